@@ -89,7 +89,7 @@ def _make(num_batches: int) -> None:
 
 def _train(kind: str, num_batches: int, num_workers: int, address: str, where: str) -> None:
     """Take batches from Ray workers, and do nothing with them."""
-    from penstock import Loader
+    from penstock import Loader, Ray
 
     ahead = num_workers * _PREFETCH_FACTOR + 2
     warm = max(num_batches // 8, ahead)
@@ -99,9 +99,7 @@ def _train(kind: str, num_batches: int, num_workers: int, address: str, where: s
         batch_size=_BATCH_SIZE,
         num_workers=num_workers,
         prefetch_factor=_PREFETCH_FACTOR,
-        backend="ray",
-        ray_options={"num_cpus": 0.01, "resources": {where: 0.01}},
-        address=address,
+        backend=Ray(address, num_cpus=0.01, resources={where: 0.01}),
         seed=1,
     )
     batches = iter(loader)

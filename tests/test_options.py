@@ -12,7 +12,7 @@ import pytest
 
 from penstock import Loader
 from penstock.engine.backends import BACKENDS, traits_of
-from penstock.options import LoaderOptions
+from penstock.options import Auto, LoaderOptions
 from penstock.torch import DataLoader
 from penstock.torch.loader import _make_plan
 
@@ -35,10 +35,10 @@ def test_options_cannot_be_changed_and_pickle():
 
 
 def test_options_hold_what_the_arguments_mean():
-    options = options_of(num_workers="auto", multiprocessing_context="spawn", memory_budget=1e9)
+    options = options_of(num_workers=Auto(memory=1e9), multiprocessing_context="spawn")
     assert options.is_auto
     assert options.context.get_start_method() == "spawn"
-    assert options.limits.memory_bytes == 10**9
+    assert options.limits == Auto(memory=10**9)
     assert options.faults.on_error == "raise"
     assert options_of(multiprocessing_context=Threads()).backend == "thread"
 
@@ -58,3 +58,32 @@ def test_traits_tell_the_backends_apart():
     assert [name for name in BACKENDS if not traits_of(name).is_local] == ["ray"]
     assert [name for name in BACKENDS if traits_of(name).has_start_method] == ["process"]
     assert traits_of("serial").is_local
+
+
+@pytest.mark.parametrize("make", [Loader, DataLoader])
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ({"cpu_budget": 2}, r"num_workers=Auto\(cpu="),
+        ({"memory_budget": 2}, r"num_workers=Auto\(memory="),
+        ({"ray_options": {}}, r"backend=Ray\(num_cpus="),
+        ({"address": "auto"}, r"backend=Ray\(address="),
+    ],
+)
+def test_an_argument_that_is_gone_says_what_to_use(make, old, new):
+    name = next(iter(old))
+    with pytest.raises(TypeError, match=rf"^{make.__name__}\(\) has no argument {name}=.*{new}"):
+        make(DATA, **old)
+
+
+def test_limits_stay_with_a_number_that_is_handed_on():
+    loader = DataLoader(DATA, num_workers=Auto(cpu=1.5))
+    assert (loader.num_workers, repr(loader.num_workers)) == ("auto", "Auto(cpu=1.5, memory=None)")
+    for number in (loader.num_workers, pickle.loads(pickle.dumps(loader.num_workers))):
+        assert DataLoader(DATA, num_workers=number)._options.limits == Auto(cpu=1.5)
+
+
+def test_after_batch_size_arguments_are_given_by_name():
+    with pytest.raises(TypeError, match="positional"):
+        Loader(DATA, 2, True)
+    assert DataLoader(DATA, 2, True).batch_size == 2  # torch's positions

@@ -21,14 +21,17 @@ if TYPE_CHECKING:
     from penstock.faults import Failure, FaultPolicy
     from penstock.labels import labels_of
     from penstock.loader import Loader
+    from penstock.options import Auto, Ray
     from penstock.randomness.everything import seed_everything, seeded
     from penstock.randomness.samples import renumbered_samples, sample_rng
     from penstock.worker_info import WorkerInfo, get_worker_info
 
 __all__ = [
+    "Auto",
     "Failure",
     "FaultPolicy",
     "Loader",
+    "Ray",
     "WorkerInfo",
     "get_worker_info",
     "labels_of",
@@ -46,6 +49,7 @@ _named, __dir__ = lazy_names(
         ".faults": ("Failure", "FaultPolicy"),
         ".labels": ("labels_of",),
         ".loader": ("Loader",),
+        ".options": ("Auto", "Ray"),
         ".randomness.everything": ("seed_everything", "seeded"),
         ".randomness.samples": ("renumbered_samples", "sample_rng"),
         ".worker_info": ("WorkerInfo", "get_worker_info"),

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from penstock.data.dataset import IterableDataset
 from penstock.data.foreign import adapted
+from penstock.deprecation import removed_arguments
 from penstock.distributed import Rank, current_rank
 from penstock.engine.fault_log import FaultLog
 from penstock.errors import ConfigError
 from penstock.indices import SeededIndices, StreamSource, check_samplers
 from penstock.insight.monitor import Monitor, Observed
-from penstock.options import LoaderOptions, plan_of
+from penstock.options import LOADERS_REMOVED, LoaderOptions, plan_of
 from penstock.randomness.kept import warn_of_kept_generators
 from penstock.randomness.keys import checked_count
 from penstock.sampling import BatchSampler, RandomSampler, SequentialSampler
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from penstock.engine.stream import BatchStream
     from penstock.faults import Failure, FaultPolicy
     from penstock.indices import IndexSource
+    from penstock.options import Auto, Ray
 
 __all__ = ["Loader"]
 
@@ -55,6 +57,7 @@ class Loader(Observed, Generic[SampleT]):
         num_workers: Worker processes, threads or actors; 0 loads in this thread. "auto" measures
             what samples cost and how fast the loop takes them, and adds and retires workers while
             it runs; the stream of batches is not disturbed. `stats()` says what it did.
+            `penstock.Auto(cpu=..., memory=...)` is "auto" with limits.
         collate_fn: Makes a batch of a list of samples; None stacks arrays and numbers
             (`penstock.collate.default_collate`). One with a method `collate_into`
             is given memory in the slot (`penstock.collate.CollateInto`).
@@ -78,11 +81,7 @@ class Loader(Observed, Generic[SampleT]):
             died, up to three times per epoch. A `penstock.FaultPolicy` says it in detail.
         backend: What workers are: "process", "thread" for datasets that release the GIL (see
             docs/guide/threads.md), or "ray" for Ray actors on any machine of a cluster (see
-            docs/guide/ray.md).
-        cpu_budget: With "auto": cores that workers may keep busy. None: all that this process may
-            use, less what the main process uses.
-        memory_budget: With "auto": bytes for batches under way and workers. None: half of what is
-            left.
+            docs/guide/ray.md). `penstock.Ray(...)` is "ray" with an address and what each asks for.
         progress: Whether to show a progress bar, with samples per second, the share of waiting and
             the count of failed samples; a text is its name, as "train". Quiet on ranks above 0,
             and where nobody looks.
@@ -91,11 +90,6 @@ class Loader(Observed, Generic[SampleT]):
             full once batches come less often than every 5 ms, and from the first call of `stats`,
             `report` or `trace` on. A progress bar, `subscribe` and `num_workers="auto"` have it
             measured in full whatever this says; so does Ray, unless this is "light".
-        ray_options: With "ray": what each worker asks of the cluster, by the names of Ray's
-            `Actor.options`: num_cpus (1 unless given), num_gpus, memory, resources,
-            scheduling_strategy, runtime_env.
-        address: With "ray": of the cluster, as "auto" or "10.0.0.1:6379". None: the one that this
-            process is connected to, or RAY_ADDRESS; where there is none, Ray starts one here.
 
     Raises:
         ConfigError: an argument is out of its range, or contradicts another.
@@ -110,33 +104,30 @@ class Loader(Observed, Generic[SampleT]):
         [[1.0, 2.0], [3.0]]
     """
 
+    @removed_arguments(**LOADERS_REMOVED)
     def __init__(
         self,
         dataset: Any,  # noqa: ANN401 - anything with __getitem__ or __iter__
         batch_size: int | None = 1,
+        *,
         shuffle: bool = False,
         sampler: Iterable[Any] | None = None,
         batch_sampler: Iterable[Any] | None = None,
-        num_workers: int | str = 0,
+        num_workers: int | str | Auto = 0,
         collate_fn: Callable[[list[SampleT]], Any] | None = None,
         drop_last: bool = False,
         timeout: float = 0,
         worker_init_fn: Callable[[int], object] | None = None,
         multiprocessing_context: str | BaseContext | None = None,
-        *,
         prefetch_factor: int | None = None,
         persistent_workers: bool = False,
         in_order: bool = True,
         seed: int = 0,
         global_rng: bool = True,
         on_error: str | FaultPolicy = "raise",
-        backend: str = "process",
-        cpu_budget: float | None = None,
-        memory_budget: int | None = None,
+        backend: str | Ray = "process",
         progress: bool | str = False,
         monitor: str = "auto",
-        ray_options: Mapping[str, Any] | None = None,
-        address: str | None = None,
     ) -> None:
         """Check the arguments; nothing is started before iteration."""
         orders = {"shuffle": shuffle, "sampler": sampler, "batch_sampler": batch_sampler}
@@ -155,21 +146,16 @@ class Loader(Observed, Generic[SampleT]):
             timeout=timeout, multiprocessing_context=multiprocessing_context, backend=backend,
             prefetch_factor=prefetch_factor, persistent_workers=persistent_workers,
             seed=self._seed, global_rng=global_rng, on_error=on_error,
-            cpu_budget=cpu_budget, memory_budget=memory_budget, progress=progress,
-            monitor=monitor, ray_options=ray_options, address=address,
+            progress=progress, monitor=monitor,
         )  # fmt: skip
         self._options = options
         self._monitor = Monitor(dataset, options)
         self.dataset = dataset
         self.batch_size = None if batch_sampler is not None else batch_size
         self.num_workers: int = self._monitor.num_workers
-        self.backend = options.backend
-        self.cpu_budget = cpu_budget
-        self.memory_budget = memory_budget
+        self.backend = options.given_backend
         self.progress = progress
         self.monitor = monitor
-        self.ray_options = ray_options
-        self.address = address
         self.collate_fn = collate_fn
         self.drop_last = drop_last
         self.timeout = timeout

@@ -13,7 +13,8 @@ from penstock.engine.plan import Plan, WorkerSpec
 from penstock.errors import ConfigError
 from penstock.faults import FaultPolicy, policy_of
 from penstock.indices import covers
-from penstock.insight.budgets import Limits
+from penstock.insight.budgets import Auto
+from penstock.insight.monitor import AutoWorkers
 from penstock.randomness.keys import checked_count
 
 if TYPE_CHECKING:
@@ -21,13 +22,81 @@ if TYPE_CHECKING:
     from multiprocessing.context import BaseContext
 
     from penstock.distributed import Rank
-    from penstock.engine.backends.ray.cluster import RayOptions
     from penstock.engine.plan import Framework
     from penstock.transport.page_lock import PageLock
 
-__all__ = ["LoaderOptions", "plan_of"]
+__all__ = ["LOADERS_REMOVED", "Auto", "LoaderOptions", "Ray", "backend_name", "plan_of"]
+
+LOADERS_REMOVED: Final = {
+    "cpu_budget": "num_workers=Auto(cpu=...)",
+    "memory_budget": "num_workers=Auto(memory=...)",
+    "ray_options": "backend=Ray(num_cpus=...)",
+    "address": 'backend=Ray(address="auto")',
+}
+"""Arguments of both loaders that are gone -> what to use instead."""
 
 _MODES: Final = ("auto", "light", "full")
+# The options of `Actor.options` that the engine decides.
+_DECIDED: Final = {
+    "name": "workers are numbered, not named",
+    "lifetime": "workers live as long as their loader",
+    "max_restarts": "dead workers are replaced as on_error says",
+    "max_task_retries": "dead workers are replaced as on_error says",
+    "max_concurrency": "a worker makes one batch at a time",
+    "max_pending_calls": "prefetch_factor says how many batches are under way",
+}
+
+
+@dataclass(frozen=True, init=False)
+class Ray:
+    """Workers that are Ray actors: a loader's `backend=`, with options.
+
+    Attributes:
+        address: Address of the cluster.
+        actor: Options of Ray's `Actor.options`, always with "num_cpus". `repr` leaves them out, as
+            `runtime_env` may hold tokens.
+
+    Example:
+        >>> Ray(address="auto", num_cpus=2, resources={"near": 1})
+        Ray(address='auto')
+    """
+
+    address: str | None
+    actor: Mapping[str, Any] = field(repr=False)
+
+    def __init__(self, address: str | None = None, **actor: Any) -> None:  # noqa: ANN401
+        """Set where the cluster is, and what each worker asks of it.
+
+        Args:
+            address: Address of the cluster, as "auto", "local" or "10.0.0.1:6379". None: the
+                cluster that this process is connected to, or RAY_ADDRESS; where there is none, Ray
+                starts one here.
+            **actor: Options of Ray's `Actor.options`: num_cpus (1 unless given), num_gpus, memory,
+                resources, scheduling_strategy, runtime_env. Ray checks them when a loader is made.
+
+        Raises:
+            ConfigError: an empty address, or an option that the loader decides.
+            TypeError: an address that is no text.
+        """
+        if not isinstance(address, str | None):
+            raise TypeError(
+                'address is a text, as "auto", "local" or "10.0.0.1:6379", got '
+                f"{type(address).__name__}"
+            )
+        if address == "":
+            raise ConfigError(
+                'address is empty; leave it out, or give "auto", "local" or "host:port"'
+            )
+        for key in _DECIDED.keys() & actor:
+            raise ConfigError(
+                f"Ray may not hold {key!r}, which the loader decides: {_DECIDED[key]}"
+            )
+        vars(self).update(address=address, actor={"num_cpus": 1, **actor})
+
+
+def backend_name(backend: Any) -> Any:  # noqa: ANN401 - what a user gave, perhaps a wrong type
+    """Return the name in `BACKENDS` of a loader's argument `backend`."""
+    return "ray" if isinstance(backend, Ray) else backend
 
 
 @dataclass(frozen=True)
@@ -36,11 +105,13 @@ class LoaderOptions:
 
     Attributes:
         is_iterable: Whether the dataset is iterable.
+        num_workers: A number, or "auto".
         backend: Name of the backend; "thread" also where the context's processes are threads.
+        given_backend: The same, or the `Ray` that was given.
+        backend_options: Options of the backend; see `penstock.engine.plan.Plan`.
         context: Context that `multiprocessing_context` means.
         faults: Policy that `on_error` means.
-        limits: Budgets of cores and memory.
-        backend_options: Options of the backend; see `penstock.engine.plan.Plan`.
+        limits: Limits of "auto"; None where the number of workers is given.
 
     Raises:
         ConfigError: an argument is out of its range, or contradicts another.
@@ -59,17 +130,14 @@ class LoaderOptions:
     seed: int | None = None
     global_rng: bool = True
     on_error: str | FaultPolicy = "raise"
-    backend: str = "process"
-    cpu_budget: float | None = None
-    memory_budget: int | None = None
+    backend: Any = "process"
     progress: bool | str = False
     monitor: str = "auto"
-    ray_options: Mapping[str, Any] | None = None
-    address: str | None = None
+    given_backend: str | Ray = field(init=False)
+    backend_options: Ray | None = field(init=False)
     context: BaseContext | None = field(init=False)
     faults: FaultPolicy = field(init=False)
-    limits: Limits = field(init=False)
-    backend_options: RayOptions | None = field(init=False)
+    limits: Auto | None = field(init=False)
 
     def __post_init__(self, dataset: object) -> None:
         """Check the arguments, and set the attributes that follow from them."""
@@ -82,12 +150,16 @@ class LoaderOptions:
             )
         found = vars(self)  # the class is frozen
         found["faults"] = policy_of(self.on_error)
+        found["given_backend"] = self.backend
+        found["backend"] = backend_name(self.backend)
         for name, names in (("backend", tuple(BACKENDS)), ("monitor", _MODES)):
             if found[name] not in names:
                 raise ConfigError(f"{name} must be one of {names}, got {found[name]!r}")
-        found["backend"] = self._meant_backend()
-        self._check_auto(dataset)
-        found["limits"] = Limits(self.cpu_budget, self.memory_budget)
+        if self._asks_for_threads():
+            found["given_backend"] = found["backend"] = "thread"
+        found["limits"] = self._checked_auto(dataset)
+        if self.limits is not None:
+            found["num_workers"] = "auto"
         if not isinstance(self.progress, bool | str):
             raise TypeError(
                 f"progress must be True, False, or the bar's name, got {self.progress!r}"
@@ -96,99 +168,90 @@ class LoaderOptions:
         found["backend_options"] = self._checked_ray()
         found["context"] = self._meant_context()
 
-    def _checked_ray(self) -> RayOptions | None:
-        if self.backend != "ray" and self.ray_options is None and self.address is None:
+    def _checked_ray(self) -> Ray | None:
+        if self.backend != "ray":
             return None
-        from penstock.engine.backends.ray.cluster import check_actor_options, checked_options
+        options = self.given_backend if isinstance(self.given_backend, Ray) else Ray()
+        if self.num_workers > 0:  # else none of Ray is needed
+            from penstock.engine.backends.ray.cluster import check_actor_options
 
-        ray = checked_options(self.backend, self.ray_options, self.address)
-        if ray is not None and self.num_workers > 0:  # else none of Ray is needed
-            check_actor_options(ray)
-        return ray
+            check_actor_options(options)
+        return options
 
     @property
     def is_auto(self) -> bool:
         """Whether the number of workers is chosen while the loader runs."""
-        return bool(self.num_workers == "auto")
+        return self.limits is not None
 
-    def _meant_backend(self) -> str:
-        """Return the backend: a context whose processes are threads asks for threads.
+    def _asks_for_threads(self) -> bool:
+        """Return whether the context's processes are threads, as those of MONAI's ThreadDataLoader.
 
-        torch's loader starts whatever `context.Process` is, and MONAI's `ThreadDataLoader` lets
-        that be a thread.
+        torch's loader starts whatever `context.Process` is.
         """
         traits, context = traits_of(self.backend), self.multiprocessing_context
         process = getattr(context, "Process", None)
         is_thread = isinstance(process, type) and issubclass(process, threading.Thread)
         if is_thread and traits.is_local:
-            return "thread"
+            return True
         if context is not None and not traits.has_start_method:
             raise ConfigError(
                 f"multiprocessing_context={context!r} says how worker processes start, got "
                 f"backend={self.backend!r}; leave one of the two out"
             )
-        return self.backend
+        return False
 
-    def _check_auto(self, dataset: object) -> None:
-        if self.is_auto and self.is_iterable:
+    def _checked_auto(self, dataset: object) -> Auto | None:
+        """Return the limits that "auto", an `Auto` or another loader's number came with."""
+        given = self.num_workers
+        limits: Auto
+        if isinstance(given, Auto):
+            limits = given
+        elif isinstance(given, AutoWorkers):
+            limits = given.limits
+        elif isinstance(given, str) and given == "auto":
+            limits = Auto()
+        else:
+            return None
+        if self.is_iterable:
             raise ConfigError(
                 'num_workers="auto" needs a map-style dataset: what each worker reads of '
                 f"{type(dataset).__name__}, an iterable one, depends on their number, so it cannot "
                 "change while training runs. Give a number; `penstock tune` finds it."
             )
-        if self.is_auto and not traits_of(self.backend).is_local:
+        if not traits_of(self.backend).is_local:
             raise ConfigError(
                 'num_workers="auto" counts the cores and the memory of this machine, and '
                 f'backend="{self.backend}" starts workers on others. Give a number: a worker takes '
-                "one core of the cluster, unless ray_options says otherwise."
+                "one core of the cluster, unless Ray(num_cpus=...) says otherwise."
             )
-        if not self.is_auto and (self.cpu_budget is not None or self.memory_budget is not None):
-            raise ConfigError(
-                'cpu_budget and memory_budget are limits of num_workers="auto", got num_workers='
-                f"{self.num_workers!r}"
-            )
+        return limits
 
     def _check_workers(self, num_workers: Any) -> None:  # noqa: ANN401 - whatever the user gave
         timeout, prefetch_factor = self.timeout, self.prefetch_factor
         if not hasattr(num_workers, "__index__"):  # numpy's integers are welcome
-            raise TypeError(f'num_workers must be an int or "auto", got {num_workers!r}')
-        if num_workers < 0:
-            raise ConfigError(
-                f"num_workers option should be non-negative, got {num_workers}; use num_workers=0 "
-                "to load in this process"
-            )
+            raise TypeError(f'num_workers must be an int, "auto" or an Auto, got {num_workers!r}')
         try:
             is_timeout = timeout >= 0
         except TypeError:
             raise TypeError(f"timeout must be a number of seconds, got {timeout!r}") from None
-        if not is_timeout:
-            raise ConfigError(
-                f"timeout option should be non-negative, got {timeout}; it is in seconds, and 0 "
-                "waits for ever"
-            )
-        if prefetch_factor is not None and num_workers == 0:
-            raise ConfigError(
-                "prefetch_factor option could only be specified in multiprocessing, got "
-                f"{prefetch_factor} with num_workers=0; let num_workers > 0, or leave "
-                "prefetch_factor None"
-            )
-        if prefetch_factor is not None and prefetch_factor < 1:
-            raise ConfigError(
-                f"prefetch_factor option should be at least 1, got {prefetch_factor}; it counts "
-                "batches per worker"
-            )
-        if num_workers > 0:
-            return
-        if self.persistent_workers:
-            raise ConfigError(
-                "persistent_workers option needs num_workers > 0, got num_workers=0; leave it "
-                "False or add workers"
-            )
-        if timeout > 0:
-            raise ConfigError(
-                f"timeout={timeout} needs workers to wait for, got num_workers=0; let num_workers "
-                "> 0, or timeout=0"
-            )
+        wrong = {
+            f"num_workers option should be non-negative, got {num_workers}; use num_workers=0 to "
+            "load in this process": num_workers < 0,
+            f"timeout option should be non-negative, got {timeout}; it is in seconds, and 0 waits "
+            "for ever": not is_timeout,
+            "prefetch_factor option could only be specified in multiprocessing, got "
+            f"{prefetch_factor} with num_workers=0; let num_workers > 0, or leave prefetch_factor "
+            "None": prefetch_factor is not None and num_workers == 0,
+            f"prefetch_factor option should be at least 1, got {prefetch_factor}; it counts "
+            "batches per worker": prefetch_factor is not None and prefetch_factor < 1,
+            "persistent_workers option needs num_workers > 0, got num_workers=0; leave it False or "
+            "add workers": self.persistent_workers and num_workers == 0,
+            f"timeout={timeout} needs workers to wait for, got num_workers=0; let num_workers > 0, "
+            "or timeout=0": timeout > 0 and num_workers == 0,
+        }
+        for message, is_wrong in wrong.items():
+            if is_wrong:
+                raise ConfigError(message)
 
     def _meant_context(self) -> BaseContext | None:
         context = self.multiprocessing_context
@@ -215,14 +278,7 @@ def plan_of(
 ) -> Plan:
     """Return the plan of an iterator, by the loader's options and its present attributes.
 
-    Args:
-        loader: Loader of the iterator.
-        base_seed: Base seed of the workers; see `Plan`.
-        collate_fn: Collate function; see `WorkerSpec`, also for those below.
-        global_rng: Whether the seed also decides what the global generators give.
-        rank: Rank of this process among those that share an iterable.
-        framework: Framework whose tensors the default collate makes.
-        page_lock: Lock of the slots; see `Plan`.
+    The arguments are fields of `Plan` and `WorkerSpec`.
     """
     options, monitor = loader._options, loader._monitor
     spec = WorkerSpec(

@@ -166,7 +166,7 @@ def test_the_lines_to_paste_make_the_loader_that_was_measured(capsys):
 LOADERS = """
 import numpy as np
 import torch.utils.data
-from penstock import Loader
+from penstock import Auto, Loader
 from penstock.sampling import BatchSampler, ClassBalancedSampler, SequentialSampler
 from penstock.torch import DataLoader
 from numbers_to_tune import Numbers, pairs
@@ -177,7 +177,7 @@ torchs = torch.utils.data.DataLoader(
 )
 ours = DataLoader(
     numbers, 4, sampler=ClassBalancedSampler(np.arange(64) % 2, seed=2), seed=3, timeout=60,
-    on_error="skip", progress="train", num_workers="auto", cpu_budget=1.0, device="cpu",
+    on_error="skip", progress="train", num_workers=Auto(cpu=1.0), device="cpu",
 )
 
 class Mine(DataLoader):

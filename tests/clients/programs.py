@@ -15,9 +15,12 @@ GUIDE = Path(__file__).parents[2] / "docs" / "guide"
 def run_page(name, folder, **environment):
     """Return what a page's program prints, and what the page says that it does."""
     blocks = re.findall(r"```python\n(.*?)```", (GUIDE / name).read_text(), re.DOTALL)
-    said = [line for block in blocks for line in re.findall(r"^ *# (.*)$", block, re.MULTILINE)]
+    whole = "\n".join(blocks)
+    said = re.findall(r"^ *# (.*)$", whole, re.MULTILINE) or re.findall(
+        r"print\(.*\)  # (.*)", whole
+    )
     program = folder / "page.py"
-    program.write_text("\n".join(blocks))
+    program.write_text(whole)
     ran = subprocess.run(
         [sys.executable, program.name],
         cwd=folder,

@@ -172,14 +172,12 @@ ARGUMENTS = {
     "on_error": {"on_error": "skip"},
     "on_error, in detail": {"on_error": penstock.FaultPolicy("replace", max_respawns=1)},
     "backend": {"backend": "thread", **WORKERS},
-    "cpu_budget": {"num_workers": "auto", "cpu_budget": 1.5},
-    "memory_budget": {"num_workers": "auto", "memory_budget": 2**30},
+    "num_workers, auto with limits": {"num_workers": penstock.Auto(cpu=1.5, memory=2**30)},
     "progress": {"progress": "train"},
     "monitor": {"monitor": "full"},
     "device": {"device": "cpu"},
     "device_transform": {"device": "cpu", "device_transform": double},
-    "ray_options": {"backend": "ray", "ray_options": {"num_cpus": 2}, **WORKERS},
-    "address": {"backend": "ray", "address": "10.0.0.1:6379", **WORKERS},
+    "backend, of Ray": {"backend": penstock.Ray("10.0.0.1:6379", num_cpus=2), **WORKERS},
 }
 
 
@@ -192,8 +190,8 @@ def test_no_argument_of_the_loader_is_left_out_below():
 @pytest.mark.parametrize("is_from_hook", [False, True], ids=["given", "from a hook"])
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_a_loader_that_is_made_anew_for_a_sampler_keeps_every_argument(name, kind, is_from_hook):
-    if "ray" in (backend := ARGUMENTS[name].get("backend", "")):
-        pytest.importorskip(backend)
+    if name == "backend, of Ray":
+        pytest.importorskip("ray")
     dataset = Noisy()
     module = {"Trainer": trainer_data, "Fabric": fabric_data}[kind]
     if is_from_hook:  # what Lightning does while it calls `train_dataloader`
@@ -278,8 +276,8 @@ OURS = inspect.signature(penstock.torch.DataLoader).parameters.keys() - (
 @pytest.mark.parametrize("module", [trainer_data, fabric_data], ids=["Trainer", "Fabric"])
 @pytest.mark.parametrize("name", [n for n in ARGUMENTS if n.partition(",")[0] in OURS])
 def test_a_subclass_that_passes_keywords_on_keeps_every_argument_of_ours(name, module):
-    if "ray" in (backend := ARGUMENTS[name].get("backend", "")):
-        pytest.importorskip(backend)
+    if name == "backend, of Ray":
+        pytest.importorskip("ray")
     loader = Passing(Noisy(), **ARGUMENTS[name])
     again = module._update_dataloader(loader, torch.utils.data.DistributedSampler(Noisy(), 2, 1))
     assert type(again) is Passing

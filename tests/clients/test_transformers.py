@@ -213,5 +213,5 @@ def test_training_arguments_decide(tmp_path):
 
 
 def test_options_that_training_arguments_decide_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"loader_options takes address, .*; got batch_size"):
+    with pytest.raises(ConfigError, match=r"loader_options takes backend, .*; got batch_size"):
         trainer(Ours, tmp_path, loader_options={"batch_size": 4})

@@ -56,11 +56,11 @@ class FakeMark:
         self.is_reached = False
         self.error = None
 
-    def is_over(self):
+    def query(self):
         self._raise()
         return self.is_reached
 
-    def wait(self):
+    def synchronize(self):
         """Run the queue up to here, as a device would while the thread waits."""
         self._accelerator.log.append((self.queue, "waited for", self))
         self._raise()

@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from tests.device.fake import COPIES, POISON, TRAINER, FakeAccelerator, HostMemory
 
 from penstock.errors import ConfigError
-from penstock.torch.device.accelerator import open_accelerator
+from penstock.torch.device.accelerator import Accelerator, open_accelerator
 from penstock.torch.device.copier import MAX_BEHIND, MAX_OUTSTANDING, DeviceCopier, Pinning
-from penstock.torch.device.direct import DirectAccelerator
 
 
 @pytest.fixture
@@ -316,17 +315,17 @@ def test_a_failure_that_shows_while_the_thread_waits_is_named_too(device):
         copier.finish(copier.begin([torch.ones(1)], step(number)))
     mark = next(mark for mark in device.marks if mark.queue == TRAINER)
     begun = copier.begin([torch.ones(1)], step(99))
-    is_over = mark.is_over
+    is_over = mark.query
 
     def is_over_once():  # it is not over, and fails while it is waited for
         mark.error = RuntimeError
         return False
 
-    mark.is_over = is_over_once
+    mark.query = is_over_once
     with pytest.raises(RuntimeError, match="bad access") as raised:
         copier.finish(begun)
     assert notes_of(raised.value).startswith("epoch 2, step 0:")
-    mark.is_over = is_over
+    mark.query = is_over
 
 
 def test_close_waits_for_copies_and_lets_go_and_twice_does_nothing(device, host):
@@ -490,7 +489,7 @@ def test_whatever_the_queues_do_the_main_process_reads_what_was_sent(actions):
 
 def test_on_the_cpu_a_batch_is_handed_over_as_it_is():
     accelerator = open_accelerator("cpu")
-    assert isinstance(accelerator, DirectAccelerator)
+    assert isinstance(accelerator, Accelerator)
     copier = DeviceCopier(accelerator)
     assert not copier.begins_ahead
     batch = {"x": torch.ones(2), "y": [torch.zeros(1)]}
@@ -512,7 +511,7 @@ def test_on_the_cpu_an_object_moves_and_waits_for_it():
 
 
 def test_a_device_without_queues_copies_by_itself():
-    class Elsewhere(DirectAccelerator):
+    class Elsewhere(Accelerator):
         """As MPS: another memory, and no queue of ours. Here it is "meta"."""
 
     copier = DeviceCopier(Elsewhere(torch.device("meta")))

@@ -523,11 +523,11 @@ def test_copies_have_a_queue_of_their_own(cuda, stall):
         assert torch.cuda.current_stream() != trainers
         stall(100)
     mark = accelerator.mark_copies()
-    assert not mark.is_over()
+    assert not mark.query()
     assert (torch.ones(2, device=cuda) + 1).tolist() == [2, 2]  # this queue goes on
-    assert not mark.is_over()
-    mark.wait()
-    assert mark.is_over()
+    assert not mark.query()
+    mark.synchronize()
+    assert mark.query()
     assert torch.cuda.current_stream() == trainers
 
 
@@ -541,10 +541,10 @@ def test_the_consumers_queue_waits_for_a_mark_of_copies_and_the_thread_does_not(
     accelerator.let_consumer_wait(mark)
     accelerator.give_to_consumer(arrived)
     behind = accelerator.mark_consumer()
-    assert not behind.is_over()
-    assert not mark.is_over()
+    assert not behind.query()
+    assert not mark.query()
     assert bool((arrived == 7).all())
-    assert mark.is_over()
+    assert mark.query()
     behind.wait()
 
 
@@ -556,7 +556,7 @@ def test_any_thread_may_copy(cuda):
         with accelerator.copying():
             arrived = accelerator.copy(torch.arange(5))
         mark = accelerator.mark_copies()
-        mark.wait()
+        mark.synchronize()
         found.append((arrived.device, arrived.tolist()))
 
     thread = threading.Thread(target=copy)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.insight.budgets import Limits, cores_allowed, cores_of_rank, local_ranks
+from penstock.insight.budgets import Auto, cores_allowed, cores_of_rank, local_ranks
 
 
 @pytest.fixture
@@ -67,25 +67,27 @@ def test_a_quota_above_the_affinity_gives_no_more_cores(machine):
 
 @pytest.mark.parametrize("value", [0, -1, math.nan, math.inf, "2", True])
 def test_a_cpu_budget_that_is_no_number_above_0_is_refused(value):
-    with pytest.raises(ConfigError, match=r"^cpu_budget must be a number of cores above 0, got "):
-        Limits(cpu_cores=value)
+    with pytest.raises(ConfigError, match=r"^Auto\(cpu=\) must be a number of cores above 0, got "):
+        Auto(cpu=value)
 
 
 @pytest.mark.parametrize("value", [0, -5, "1GB", math.nan, math.inf, True])
 def test_a_memory_budget_that_is_no_number_above_0_is_refused(value):
-    with pytest.raises(ConfigError, match=r"^memory_budget must be a number of bytes above 0, got"):
-        Limits(memory_bytes=value)
+    with pytest.raises(
+        ConfigError, match=r"^Auto\(memory=\) must be a number of bytes above 0, got"
+    ):
+        Auto(memory=value)
 
 
 def test_limits_may_be_left_out():
-    assert Limits() == Limits(cpu_cores=None, memory_bytes=None)
+    assert Auto() == Auto(cpu=None, memory=None)
 
 
 @pytest.mark.parametrize("value", [2e8, np.int64(200_000_000), np.float32(2e8), 200_000_000])
 def test_a_memory_budget_becomes_an_int(value):
-    limits = Limits(memory_bytes=value)
-    assert type(limits.memory_bytes) is int
-    assert limits.memory_bytes == 200_000_000
+    limits = Auto(memory=value)
+    assert type(limits.memory) is int
+    assert limits.memory == 200_000_000
 
 
 @pytest.mark.parametrize(

@@ -366,7 +366,7 @@ def test_settings_and_versions_are_those_of_the_run():
 
 def test_a_page_without_workers_speaks_of_none():
     texts, rows = content_of(Loader(Numbers(), 4, on_error="skip"))
-    assert not {"backend", "prefetch_factor", "persistent_workers", "cpu_budget"} & rows.keys()
+    assert not {"backend", "prefetch_factor", "persistent_workers"} & rows.keys()
     whole = " ".join(texts)
     assert "in the main process's own thread" in whole
     for wrong in (
@@ -385,7 +385,7 @@ def test_a_page_without_workers_speaks_of_none():
         ({"num_workers": 2}, {"num_workers": "2", "prefetch_factor": "not set, 2 now"}),
         ({"num_workers": 1, "prefetch_factor": 3}, {"prefetch_factor": "3"}),
         ({"num_workers": 2, "backend": "thread"}, {"backend": "thread"}),
-        ({"num_workers": "auto"}, {"num_workers": "auto, {} now", "cpu_budget": "not set"}),
+        ({"num_workers": "auto"}, {"num_workers": "auto, {} now"}),
     ],
     ids=str,
 )
@@ -398,7 +398,6 @@ def test_settings_are_what_the_text_says(arguments, expected):
     each = "1 batch each" if prefetch_factor == 1 else f"{prefetch_factor} batches each"
     assert f"{loader.backend}, {each}" in texts
     if arguments["num_workers"] != "auto":
-        assert "cpu_budget" not in rows
         assert 'Nothing was changed: num_workers="auto" was not asked for.' in texts
 
 

@@ -9,7 +9,7 @@ import pytest
 from tests.insight.training import Regime, Training, best_rate, fixed_rate
 
 from penstock.engine.timing import WorkerSettings
-from penstock.insight.budgets import Limits
+from penstock.insight.budgets import Auto
 from penstock.insight.steady_state import SteadyState
 from penstock.insight.tuner import Tuner
 
@@ -43,7 +43,7 @@ REGIMES = {
 
 def tuned(*parts, limits=None, seed=0, **options):
     """Return a training after so many batches of each regime."""
-    tuner = Tuner(limits or Limits(), cores=parts[0][0].cores, **options)
+    tuner = Tuner(limits or Auto(), cores=parts[0][0].cores, **options)
     training = Training(parts[0][0], tuner.workers, seed=seed)
     for regime, num_batches in parts:
         training.regime = regime
@@ -116,7 +116,7 @@ def test_a_pause_of_the_main_process_changes_nothing():
 def test_a_cpu_budget_is_never_exceeded(cores):
     regime = Regime(read_s=0.01, compute_s=0.01, trainer_s=0.001, cores=8)
     for seed in range(2):
-        training = tuned((regime, 300), limits=Limits(cpu_cores=cores), seed=seed)
+        training = tuned((regime, 300), limits=Auto(cpu=cores), seed=seed)
         for change in training.changes:  # half of a worker's time is on a core; 10 %: noise
             assert change.num_workers == 1 or change.num_workers / 2 <= 1.1 * cores
 
@@ -190,7 +190,7 @@ def test_costs_that_go_to_and_fro_do_not_keep_it_busy(seed):
 
 def test_a_memory_budget_bounds_batches_under_way():
     regime = replace(READS, trainer_s=0.001, batch_bytes=20_000_000)
-    training = tuned((regime, 300), limits=Limits(memory_bytes=500_000_000))
+    training = tuned((regime, 300), limits=Auto(memory=500_000_000))
     for n, factor in [(c.num_workers, c.prefetch_factor) for c in training.changes]:
         # One slot more than batches under way: the main process holds the last.
         assert n * (50_000_000 + (factor + 1) * regime.batch_bytes) <= 500_000_000
@@ -213,12 +213,12 @@ def test_memory_that_workers_take_counts(options, growth_bytes, least, most):
     regime = replace(
         READS, trainer_s=0.0005, batch_bytes=1000, rss_growth_bytes=growth_bytes, **rss
     )
-    training = tuned((regime, 1200), limits=Limits(memory_bytes=950_000_000), **options)
+    training = tuned((regime, 1200), limits=Auto(memory=950_000_000), **options)
     assert least <= training.workers.num_workers <= most
 
 
 def test_a_memory_budget_may_be_any_number():
-    training = tuned((replace(READS, batch_bytes=20_000_000), 100), limits=Limits(None, 5e8))
+    training = tuned((replace(READS, batch_bytes=20_000_000), 100), limits=Auto(None, 5e8))
     assert isinstance(training.workers.num_workers, int)
 
 
@@ -240,7 +240,7 @@ def steady_of(steady, records):
 def test_batches_that_outgrow_memory_cost_workers_at_once():
     small = replace(READS, trainer_s=0.001, batch_bytes=2_000_000)
     large = replace(small, batch_bytes=200_000_000)
-    training = tuned((small, 150), (large, 300), limits=Limits(memory_bytes=4_000_000_000))
+    training = tuned((small, 150), (large, 300), limits=Auto(memory=4_000_000_000))
     n, factor = training.workers
     assert n * factor * large.batch_bytes <= 4_000_000_000
 
@@ -256,12 +256,12 @@ def test_the_reason_gives_figures():
 @pytest.mark.parametrize(
     ("limits", "cores", "workers"),
     [
-        (Limits(), 1.0, 1),
-        (Limits(), 2.0, 1),
-        (Limits(), 4.0, 2),
-        (Limits(cpu_cores=1), 8.0, 1),
-        (Limits(cpu_cores=2), 8.0, 2),
-        (Limits(memory_bytes=1), 8.0, 1),
+        (Auto(), 1.0, 1),
+        (Auto(), 2.0, 1),
+        (Auto(), 4.0, 2),
+        (Auto(cpu=1), 8.0, 1),
+        (Auto(cpu=2), 8.0, 2),
+        (Auto(memory=1), 8.0, 1),
     ],
 )
 def test_it_begins_small(limits, cores, workers):
@@ -269,7 +269,7 @@ def test_it_begins_small(limits, cores, workers):
 
 
 def test_the_ceiling_follows_cores_and_memory():
-    assert Tuner(Limits(), cores=2).max_workers == 32
-    assert Tuner(Limits(), cores=64).max_workers == 256
-    assert Tuner(Limits(), cores=2, memory_left_bytes=1_000_000_000).max_workers == 10
-    assert Tuner(Limits(memory_bytes=100_000_000), cores=2).max_workers == 2
+    assert Tuner(Auto(), cores=2).max_workers == 32
+    assert Tuner(Auto(), cores=64).max_workers == 256
+    assert Tuner(Auto(), cores=2, memory_left_bytes=1_000_000_000).max_workers == 10
+    assert Tuner(Auto(memory=100_000_000), cores=2).max_workers == 2

@@ -17,8 +17,7 @@ import textwrap
 import pytest
 
 from penstock.engine.backends.ray.cluster import (
-    RayOptions,
-    checked_options,
+    Ray,
     connect,
     what_is_free,
 )
@@ -27,7 +26,8 @@ from penstock.errors import ConfigError
 PREAMBLE = """
     import logging, os, sys, time
     logging.disable(logging.CRITICAL)
-    from penstock.engine.backends.ray.cluster import RayOptions, connect
+    from penstock.engine.backends.ray.cluster import connect
+    from penstock.options import Ray
     from penstock.errors import ConfigError
 """
 
@@ -50,7 +50,7 @@ def said_by(code, *arguments, **variables):
 REFUSED = """
     begun = time.monotonic()
     try:
-        connect(RayOptions(sys.argv[1]))
+        connect(Ray(sys.argv[1]))
     except ConfigError as error:
         print(error)
         print(time.monotonic() - begun < 30)
@@ -59,7 +59,7 @@ REFUSED = """
 
 def test_the_connection_there_is_is_used(cluster):
     for address in (None, "auto", "local", cluster.address, _on_localhost(cluster.address)):
-        assert connect(RayOptions(address)) is cluster.ray
+        assert connect(Ray(address)) is cluster.ray
 
 
 def _on_localhost(address):
@@ -71,7 +71,7 @@ def test_threads_may_connect_at_once(cluster):
         import threading
         found = []
         threads = [
-            threading.Thread(target=lambda: found.append(connect(RayOptions(sys.argv[1]))))
+            threading.Thread(target=lambda: found.append(connect(Ray(sys.argv[1]))))
             for _ in range(4)
         ]
         [thread.start() for thread in threads]
@@ -87,19 +87,19 @@ def test_another_cluster_than_the_one_connected_to_is_refused(cluster):
         with pytest.raises(
             ConfigError, match=f"cluster at {cluster.address}, got address='{other}'"
         ):
-            connect(RayOptions(other))
+            connect(Ray(other))
 
 
 @pytest.mark.parametrize("address", ["nonsense", "host:port", ":1"])
 def test_what_is_no_address_is_refused(cluster, address):
     with pytest.raises(ConfigError, match="is no address of a Ray cluster"):
-        connect(RayOptions(address))
+        connect(Ray(address))
     assert "is no address of a Ray cluster" in said_by(REFUSED, address)
 
 
 def test_ray_client_is_refused_with_what_to_do_instead(cluster):
     with pytest.raises(ConfigError, match="Run the main process on a node of the cluster"):
-        connect(RayOptions("ray://10.0.0.1:10001"))
+        connect(Ray("ray://10.0.0.1:10001"))
     told = said_by(REFUSED, "ray://10.0.0.1:10001")
     assert "Run the main process on a node of the cluster" in told
     by_environment = said_by(REFUSED, "auto", RAY_ADDRESS="ray://10.0.0.1:10001")
@@ -107,7 +107,7 @@ def test_ray_client_is_refused_with_what_to_do_instead(cluster):
 
 
 def test_the_address_may_come_from_the_environment(cluster):
-    code = "print(connect(RayOptions()).get_runtime_context().gcs_address)"
+    code = "print(connect(Ray()).get_runtime_context().gcs_address)"
     assert said_by(code, RAY_ADDRESS=cluster.address) == f"{cluster.address}\n"
 
 
@@ -143,17 +143,17 @@ def test_after_a_refusal_this_process_may_connect(cluster):
         import ray
         right, ray.__version__ = ray.__version__, "0.0.1"
         try:
-            connect(RayOptions(sys.argv[1]))
+            connect(Ray(sys.argv[1]))
         except ConfigError:
             ray.__version__ = right
-            print(connect(RayOptions(sys.argv[1])).is_initialized())
+            print(connect(Ray(sys.argv[1])).is_initialized())
     """
     assert said_by(code, cluster.address) == "True\n"
 
 
 def _connect_in_child(answer):
     try:
-        connect(RayOptions())
+        connect(Ray())
     except ConfigError as error:
         answer.put(str(error))
     else:
@@ -177,7 +177,7 @@ def test_what_the_user_does_on_sigterm_stays(cluster):
         import signal
         mine = lambda *_: None
         signal.signal(signal.SIGTERM, mine)
-        connect(RayOptions(sys.argv[1]))
+        connect(Ray(sys.argv[1]))
         print(signal.getsignal(signal.SIGTERM) is mine)
     """
     assert said_by(code, cluster.address) == "True\n"
@@ -190,7 +190,7 @@ def test_what_is_free_tells_amounts_and_no_secrets(cluster):
         "runtime_env": {"env_vars": {"TOKEN": "hunter2"}},
         "scheduling_strategy": "SPREAD",
     }
-    told = what_is_free(cluster.ray, checked_options("ray", given, None))
+    told = what_is_free(cluster.ray, Ray(**given))
     amounts = "4 CPU, 100 far, # memory, 100 near, # object_store_memory"
     assert re.sub(r"\S+ (\w*memory)", r"# \1", told) == (
         "each asks for {'num_cpus': 3, 'resources': {'far': 1000}, 'scheduling_strategy': 'SPREAD'}"

@@ -8,7 +8,7 @@ import dataclasses
 import pytest
 
 from penstock.engine.backends.ray.backend import RayBackend
-from penstock.engine.backends.ray.cluster import RayOptions
+from penstock.options import Ray
 from penstock.testing import BackendContract
 
 
@@ -22,7 +22,7 @@ class OnNode(BackendContract):
 
     def open(self, plan):
         # Of no CPUs: the contract adds more workers than a small machine has.
-        options = RayOptions(actor={"num_cpus": 0, "resources": {self.node: 1}})
+        options = Ray(num_cpus=0, resources={self.node: 1})
         return RayBackend(dataclasses.replace(plan, backend="ray", backend_options=options))
 
     def end_worker(self, backend, worker_id):

@@ -23,7 +23,7 @@ torch = pytest.importorskip("torch")
 from tests.conftest import Holdings  # noqa: E402
 from tests.ray.conftest import InCluster  # noqa: E402
 
-from penstock import Loader  # noqa: E402
+from penstock import Loader, Ray  # noqa: E402
 from penstock.data import ArrayDataset, Subset  # noqa: E402
 from penstock.errors import CollateError, ConfigError, StateError  # noqa: E402
 from penstock.ray import from_ray_data, to_ray_data  # noqa: E402
@@ -157,7 +157,7 @@ def test_a_batch_across_blocks_is_the_rows_collated(materialized):
     [
         {},
         {"num_workers": 2, "backend": "thread"},
-        {"num_workers": 2, "backend": "ray", "ray_options": {"num_cpus": 0}},
+        {"num_workers": 2, "backend": Ray(num_cpus=0)},
     ],
 )
 def test_shuffled_and_seeded_it_equals_a_plain_dataset(materialized, options):
@@ -185,14 +185,6 @@ def test_it_goes_on_from_a_state_in_other_blocks():
     again = Loader(from_ray_data(plan(7), streaming=False), **chosen)
     again.load_state_dict(state)
     check_all_equal(begun + list(again), Loader(Dicts(), **chosen))
-
-
-def test_a_state_of_other_rows_warns():
-    first = Loader(in_order(plan()).materialize(), 10)
-    state = first.state_dict()
-    other = Loader(to_ray_data(Subset(Dicts(), list(range(NUM_ROWS))[::-1])).materialize(), 10)
-    with pytest.warns(UserWarning, match="saved with other data"):
-        other.load_state_dict(state)
 
 
 def test_materialising_keeps_the_order_of_the_plan():
@@ -251,14 +243,6 @@ def test_worker_processes_say_that_they_have_no_ray(materialized, context):
         next(iter(loader))
 
 
-def test_no_more_blocks_than_allowed_are_kept_open(materialized):
-    table = from_ray_data(materialized, cache_bytes=1)
-    check_all_equal(
-        Loader(table, 10, shuffle=True, seed=1), Loader(Dicts(), 10, shuffle=True, seed=1)
-    )
-    assert len(table._open) == 1
-
-
 def test_blocks_are_freed_with_the_table(cluster):
     def store_bytes():
         return InCluster.now(cluster).store_bytes
@@ -280,14 +264,6 @@ def test_samples_are_the_callers_own(materialized):
     table = from_ray_data(materialized)
     table[3]["image"][:] = 0
     assert table[3]["image"].any()
-
-
-def test_a_column_is_read_by_itself(materialized):
-    table = from_ray_data(materialized)
-    check_all_equal(table.column("small"), Dicts().arrays["small"])
-    assert table.column("name")[-1] == "row 102"
-    with pytest.raises(Exception, match="colour"):
-        table.column("colour")
 
 
 def test_indices_out_of_range_are_errors(materialized):
@@ -585,16 +561,16 @@ def test_columns_can_be_named_and_chosen():
         {"number": 2, "letter": "y"},
     ]
     assert to_ray_data([{"a": 1, "b": 2}], columns=["b"]).take_all() == [{"b": 2}]
-    with pytest.raises(ConfigError, match="sample 0 has 2 values, and columns= names 1"):
+    with pytest.raises(ConfigError, match=r"sample 0 has 2 values, and columns= names \['a'\]"):
         to_ray_data([(1, 2)], columns=["a"])
-    with pytest.raises(ConfigError, match="sample 0 has no"):
+    with pytest.raises(ConfigError, match=r"sample 0 has \['a'\], and columns= names \['b'\]"):
         to_ray_data([{"a": 1}], columns=["b"])
 
 
 def test_as_many_tasks_read_as_asked_for_and_the_dataset_travels_once():
     dataset = to_ray_data(Big(), override_num_blocks=4)
     assert dataset.materialize().num_blocks() == 4
-    assert sum(map(len, map(pickle_of_task, dataset_tasks(4)))) < Big.BYTES / 10
+    assert len(ray.cloudpickle.dumps(dataset)) < Big.BYTES / 10
 
 
 class Big:
@@ -608,16 +584,6 @@ class Big:
 
     def __getitem__(self, index):
         return {"value": self.array[index]}
-
-
-def dataset_tasks(count):
-    from penstock.ray.source import IndexedSource
-
-    return IndexedSource(Big(), None).get_read_tasks(count)
-
-
-def pickle_of_task(task):
-    return ray.cloudpickle.dumps(task)
 
 
 def test_a_subset_is_an_order():
@@ -651,7 +617,7 @@ def test_the_first_sample_is_looked_at_at_once():
 
 
 def test_what_cannot_be_dealt_out_is_refused():
-    with pytest.raises(TypeError, match=r"Give the loader's \.dataset"):
+    with pytest.raises(TypeError, match=r"give the \.dataset"):
         to_ray_data(Loader([1]))
     with pytest.raises(TypeError, match="has not both"):
         to_ray_data(iter([1]))

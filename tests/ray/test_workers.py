@@ -20,7 +20,7 @@ import torch
 from tests.ray.conftest import InCluster, _becomes
 from tests.ray.ray_datasets import Drawn, Stream, Suicidal, SuicidalStream, Table, WhoAmI
 
-from penstock import Loader
+from penstock import Loader, Ray
 from penstock.engine.backends.ray import backend as ray_backend
 from penstock.engine.backends.ray.backend import Call, Come
 from penstock.engine.backends.ray.worker import versions_here
@@ -46,9 +46,9 @@ def assert_same(batches, expected):
             np.testing.assert_array_equal(np.asarray(batch[key]), np.asarray(other[key]), key)
 
 
-def by_ray(dataset, loader_class=Loader, **options):
-    given = {"batch_size": 8, "seed": 5, "num_workers": 2, "ray_options": ANY, **options}
-    return loader_class(dataset, backend="ray", **given)
+def by_ray(dataset, loader_class=Loader, actor=ANY, **options):
+    given = {"batch_size": 8, "seed": 5, "num_workers": 2, **options}
+    return loader_class(dataset, backend=Ray(**actor), **given)
 
 
 def without_workers(dataset, loader_class=Loader, **options):
@@ -83,9 +83,9 @@ def close(loader):
 
 
 def test_the_stream_is_the_same_on_another_node_and_out_of_order_it_is_the_same_set():
-    got = list(by_ray(Drawn(), ray_options=FAR))
+    got = list(by_ray(Drawn(), actor=FAR))
     assert_same(got, without_workers(Drawn()))
-    shuffled = list(by_ray(Drawn(), ray_options=FAR, in_order=False))
+    shuffled = list(by_ray(Drawn(), actor=FAR, in_order=False))
     assert_same(sorted(shuffled, key=lambda batch: batch["index"][0]), got)
 
 
@@ -123,7 +123,7 @@ def test_the_stream_is_the_same_while_samples_kill_their_actors_once(kind, tmp_p
 def test_a_node_that_is_lost_is_nobody_s_fault_and_its_work_is_done_elsewhere(extra_nodes):
     nodes = [extra_nodes.add(num_cpus=1), extra_nodes.add(num_cpus=1)]
     options = {"num_cpus": 1, "resources": {"extra": 1}}
-    loader = by_ray(Drawn(400), ray_options=options, num_workers=1)  # on_error="raise"
+    loader = by_ray(Drawn(400), actor=options, num_workers=1)  # on_error="raise"
     got = []
     with closing(iter(loader)) as stream:
         for step, batch in enumerate(stream):
@@ -197,7 +197,7 @@ def test_in_a_placement_group_that_captures_actors_workers_are_outside_of_it(clu
     inside = PlacementGroupSchedulingStrategy(group, placement_group_capture_child_tasks=True)
 
     def train():
-        return len(list(by_ray(Drawn(64), ray_options={"num_cpus": 1})))
+        return len(list(by_ray(Drawn(64), actor={"num_cpus": 1})))
 
     cluster.ray.get(group.ready(), timeout=30)
     task = cluster.ray.remote(num_cpus=1, scheduling_strategy=inside)(train)
@@ -210,13 +210,13 @@ def test_in_a_placement_group_that_captures_actors_workers_are_outside_of_it(clu
 SCRIPT_OF_SHUTDOWN = """
     import sys
     import ray
-    from penstock import Loader
+    from penstock import Loader, Ray
     from penstock.errors import WorkerDied
     from tests.ray.ray_datasets import Drawn
 
     def batches():
-        return iter(Loader(Drawn(100_000), batch_size=8, num_workers=1, backend="ray",
-            address=sys.argv[1], ray_options={"num_cpus": 0}))
+        return iter(Loader(Drawn(100_000), batch_size=8, num_workers=1,
+            backend=Ray(sys.argv[1], num_cpus=0)))
 
     stream = batches()
     next(stream)
@@ -285,9 +285,7 @@ def test_unseeded_the_batches_are_those_of_process_workers():
     processes = {"num_workers": 2, "multiprocessing_context": "forkserver"}
     expected = list(DataLoader(Drawn(), batch_size=8, shuffle=True, **processes))
     torch.manual_seed(3)
-    loader = DataLoader(
-        Drawn(), batch_size=8, shuffle=True, num_workers=2, backend="ray", ray_options=ANY
-    )
+    loader = DataLoader(Drawn(), batch_size=8, shuffle=True, num_workers=2, backend=Ray(**ANY))
     got = list(loader)
     for batch, other in zip(got, expected, strict=True):
         assert batch["index"].tolist() == other["index"].tolist()
@@ -331,7 +329,7 @@ def test_a_dataset_is_put_into_the_store_once_and_its_arrays_are_views_of_it(clu
     table = Table(100_000, 10)
     size = table.rows.nbytes
     before = objects_of(size, cluster)
-    loader = by_ray(table, num_workers=3, ray_options=FAR)
+    loader = by_ray(table, num_workers=3, actor=FAR)
     with closing(iter(loader)) as stream:
         batch = next(stream)
         assert batch["is_view"].all()
@@ -400,7 +398,7 @@ def test_who_waits_for_ray_is_told_what_is_missing_and_goes_on_when_it_comes(
     monkeypatch, extra_nodes
 ):
     monkeypatch.setattr(ray_backend, "_DOUBT_S", 7.0)  # longer than the timeout
-    loader = by_ray(Drawn(), ray_options={"resources": {"extra": 1}}, timeout=6)
+    loader = by_ray(Drawn(), actor={"resources": {"extra": 1}}, timeout=6)
     told = []
 
     def tell(message, *_):
@@ -432,7 +430,7 @@ def run(text, *arguments, **options):
 SCRIPT_OF_MAIN = """
     import sys
     import numpy as np
-    from penstock import Loader
+    from penstock import Loader, Ray
 
     class Mine:
         scale = 3
@@ -449,8 +447,8 @@ SCRIPT_OF_MAIN = """
         return samples
 
     def load():
-        return Loader(Mine(), batch_size=4, num_workers=2, backend="ray", address=sys.argv[1],
-            ray_options={"num_cpus": 0}, collate_fn=collate)
+        return Loader(Mine(), batch_size=4, num_workers=2,
+            backend=Ray(sys.argv[1], num_cpus=0), collate_fn=collate)
 
     batches = list(load())
     assert all(type(sample) is Sample for batch in batches for sample in batch)
@@ -467,11 +465,11 @@ def test_classes_of_a_notebook_or_script_cross_by_value(cluster):
 
 SCRIPT_OF_ENDINGS = """
     import sys, time
-    from penstock import Loader
+    from penstock import Loader, Ray
     from tests.ray.ray_datasets import Drawn
 
-    loader = Loader(Drawn(100_000), batch_size=8, num_workers=2, backend="ray",
-        address=sys.argv[1], ray_options={"num_cpus": 0, "resources": {"far": 1}})
+    loader = Loader(Drawn(100_000), batch_size=8, num_workers=2,
+        backend=Ray(sys.argv[1], num_cpus=0, resources={"far": 1}))
     for step, batch in enumerate(loader):
         print(step, flush=True)
 """

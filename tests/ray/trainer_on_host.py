@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock import FaultPolicy, Loader, sample_rng
+from penstock import FaultPolicy, Loader, Ray, sample_rng
 from penstock.data import IterableDataset, shard
 
 if TYPE_CHECKING:
@@ -88,8 +88,8 @@ def digest_of(batch: np.ndarray) -> str:
 
 def main() -> None:
     address, kind, log, pipe = sys.argv[1:]
-    far = {"resources": {"far": 1}}
-    loader = open_loader(kind, log, backend="ray", num_workers=2, ray_options=far, address=address)
+    far = Ray(address, resources={"far": 1})
+    loader = open_loader(kind, log, backend=far, num_workers=2)
     with os.fdopen(int(pipe), "w", buffering=1) as out:  # a line is written when it ends
         for step, batch in enumerate(loader):
             out.write(f"step {step} {digest_of(batch)}\n")

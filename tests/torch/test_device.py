@@ -225,7 +225,7 @@ def _epoch_of(loader, epoch):
         ({"device": "fast"}, "device='fast' names none"),
         ({"device": object()}, "not <object"),
         ({"device": 3.5}, "not 3.5"),
-        ({"device_transform": len}, "no device"),
+        ({"device_transform": len}, "and device=None"),
         ({"device": "cpu", "device_transform": 3}, "not 3"),
     ],
 )

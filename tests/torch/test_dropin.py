@@ -126,8 +126,6 @@ def test_every_argument_of_ours_is_an_attribute_by_which_a_loader_is_made_anew()
         "on_error": "skip",
         "backend": "thread",
         "num_workers": "auto",
-        "cpu_budget": 1.5,
-        "memory_budget": 2**30,
         "progress": False,
         "device": "cpu",
         "device_transform": float,

@@ -204,27 +204,21 @@ def test_what_it_does_can_be_read():
 
 
 @pytest.mark.parametrize(
-    ("images", "told"),
-    [
-        (
-            [ALL_VALUES, 1],
-            r"not a list: .*lambda batch: \(normalize\(batch\[0\]\), \*batch\[1:\]\)",
-        ),
-        ((ALL_VALUES, 1), r"not a tuple: of a batch \(images, labels\) take the first"),
-        ({"image": ALL_VALUES}, r"not a dict: .*normalize\(batch\['image'\]\)"),
-        (np.zeros((1, 4, 4, 3), np.uint8), r"a numpy array \(uint8 of .*torch\.from_numpy"),
-        (b"jpeg", "not a bytes"),
-    ],
-    ids=["list", "tuple", "dict", "array", "bytes"],
+    "images",
+    [[ALL_VALUES, 1], {"image": ALL_VALUES}, np.zeros((1, 4, 4, 3), np.uint8), b"jpeg"],
+    ids=["list", "dict", "ndarray", "bytes"],
 )
-def test_what_is_no_tensor_is_told_what_to_do(images, told):
+def test_what_is_no_tensor_is_told_what_to_do(images):
+    told = rf"not a {type(images).__name__}\. .*torch\.from_numpy .*normalize\(batch\[0\]\)"
     with pytest.raises(TypeError, match=told):
         NormalizeImages()(images)
 
 
 @pytest.mark.parametrize("name", ["mean", "std"])
 @pytest.mark.parametrize(
-    "value", [0.5, "rgb", (0.5, 0.5), ("r", "g", "b"), (float("nan"), 1, 1), {0.5}], ids=repr
+    "value",
+    [0.5, torch.float16, "rgb", (0.5, 0.5), ("r", "g", "b"), (float("nan"), 1, 1), {0.5}],
+    ids=repr,
 )
 def test_what_is_not_three_numbers_is_refused(name, value):
     with pytest.raises(ConfigError, match=f"{name} is three numbers, or None; not "):
@@ -235,11 +229,6 @@ def test_what_is_not_three_numbers_is_refused(name, value):
 def test_a_dtype_that_is_none_is_named(dtype):
     with pytest.raises(ConfigError, match=re.escape(f"not {dtype!r}.")):
         NormalizeImages(dtype=dtype)
-
-
-def test_a_dtype_in_place_of_the_mean_is_told_where_it_belongs():
-    with pytest.raises(ConfigError, match=r"mean is .* not torch\.float16: .*dtype=torch\.float16"):
-        NormalizeImages(torch.float16)
 
 
 def test_other_images_are_refused():

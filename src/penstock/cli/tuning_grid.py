@@ -38,7 +38,7 @@ _NEAR: Final = 0.97  # of the best rate: not worth more workers
 # Those that a setting decides, and those that `_batching` derives.
 _NOT_KEPT: Final = (
     "dataset", "num_workers", "prefetch_factor", "persistent_workers", "backend", "batch_size",
-    "drop_last", "shuffle", "sampler", "batch_sampler", "cpu_budget", "memory_budget",
+    "drop_last", "shuffle", "sampler", "batch_sampler",
 )  # fmt: skip
 
 

@@ -205,7 +205,7 @@ def _cpu_of_cluster(inputs: Inputs) -> Verdict:
         f"{waits(inputs)}: a worker waits {duration(at.worker_starved_s)} of the "
         f"{duration(at.made_s)} that a batch takes for a core of its machine. More "
         "workers there would not help.",
-        'Let Ray reserve what workers use, ray_options={"num_cpus": 2} say, keep other programs '
+        "Let Ray reserve what workers use, backend=Ray(num_cpus=2) say, keep other programs "
         f"off those machines, or add some: at best {times(gain)} the throughput.",
         gain,
     )

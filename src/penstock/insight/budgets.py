@@ -20,7 +20,7 @@ from penstock.system_limits import group_folders, read_text
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["Limits", "cores_allowed", "cores_by_affinity", "cores_of_rank", "local_ranks"]
+__all__ = ["Auto", "cores_allowed", "cores_by_affinity", "cores_of_rank", "local_ranks"]
 
 _PROC: Final = Path("/proc")
 _CGROUPS: Final = Path("/sys/fs/cgroup")
@@ -134,34 +134,34 @@ def _is_bound() -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """What the user lets workers take under `num_workers="auto"`.
+class Auto:
+    """A loader's `num_workers="auto"`, with limits: what workers may take together.
 
     Attributes:
-        cpu_cores: Cores that workers may keep busy, above 0. None: what the process is allowed,
-            less what the main process uses.
-        memory_bytes: For batches under way and for workers, above 0; kept as an int. None: half of
+        cpu: Cores that workers may keep busy, above 0. None: what the process is allowed, less what
+            the main process uses.
+        memory: Bytes for batches under way and for workers, above 0; kept as an int. None: half of
             what is left.
 
     Raises:
         ConfigError: a limit is no number above 0.
 
     Example:
-        >>> Limits(cpu_cores=0)
+        >>> Auto(cpu=0)
         Traceback (most recent call last):
         ...
-        penstock.errors.ConfigError: cpu_budget must be a number of cores above 0, got 0; ...
+        penstock.errors.ConfigError: Auto(cpu=) must be a number of cores above 0, got 0; ...
     """
 
-    cpu_cores: float | None = None
-    memory_bytes: int | None = None
+    cpu: float | None = None
+    memory: int | None = None
 
     def __post_init__(self) -> None:
-        """Check them; they are named as the loader's arguments are."""
-        _check("cpu_budget", self.cpu_cores, "cores", "what the process is allowed")
-        _check("memory_budget", self.memory_bytes, "bytes", "half of the memory that is left")
-        if self.memory_bytes is not None:
-            object.__setattr__(self, "memory_bytes", int(self.memory_bytes))
+        """Check them."""
+        _check("cpu", self.cpu, "cores", "what the process is allowed")
+        _check("memory", self.memory, "bytes", "half of the memory that is left")
+        if self.memory is not None:
+            object.__setattr__(self, "memory", int(self.memory))
 
 
 def _check(name: str, value: object, unit: str, default: str) -> None:
@@ -171,5 +171,6 @@ def _check(name: str, value: object, unit: str, default: str) -> None:
     if is_number and math.isfinite(value) and value > 0:  # type: ignore[arg-type, operator]
         return
     raise ConfigError(
-        f"{name} must be a number of {unit} above 0, got {value!r}; leave it None for {default}"
+        f"Auto({name}=) must be a number of {unit} above 0, got {value!r}; leave it None for "
+        f"{default}"
     )

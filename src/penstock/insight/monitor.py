@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 from penstock.engine.backends import traits_of
 from penstock.errors import ConfigError
 from penstock.faults import FaultPolicy
-from penstock.insight.budgets import cores_of_rank, local_ranks
+from penstock.insight.budgets import Auto, cores_of_rank, local_ranks
 from penstock.summary import Summarized, kind_of
 from penstock.system_limits import memory_now
 from penstock.warn import users_level, users_place
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections import deque
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
+    from typing import Self
 
     from penstock.engine.fault_log import FaultLog
     from penstock.engine.plan import Epoch
@@ -58,11 +59,22 @@ class AutoWorkers(int):
 
     Programs that make a loader anew from the attributes of another (Lightning, Accelerate) take it
     for the integer it is, and hand it on as what it means.
+
+    Attributes:
+        limits: What it may take.
     """
+
+    limits: Auto
+
+    def __new__(cls, number: int, limits: Auto) -> Self:
+        """Begin with `number` workers."""
+        self = super().__new__(cls, number)
+        self.limits = limits
+        return self
 
     def __repr__(self) -> str:
         """Say what it means."""
-        return "'auto'"
+        return "'auto'" if self.limits == Auto() else repr(self.limits)
 
     def __str__(self) -> str:
         """Say what it means."""
@@ -78,9 +90,9 @@ class AutoWorkers(int):
 
     __hash__ = int.__hash__
 
-    def __reduce__(self) -> tuple[type[AutoWorkers], tuple[int]]:
+    def __reduce__(self) -> tuple[type[AutoWorkers], tuple[int, Auto]]:
         """Pickle as what it is."""
-        return AutoWorkers, (int(self),)
+        return AutoWorkers, (int(self), self.limits)
 
 
 class Accounts(NamedTuple):
@@ -126,7 +138,7 @@ class Monitor:
         self._cores = cores_of_rank()
         self._tuner: Tuner | None = None
         self.num_workers: Any = options.num_workers
-        if options.is_auto:
+        if options.limits is not None:
             from penstock.insight.tuner import Tuner
 
             self._tuner = Tuner(
@@ -137,7 +149,7 @@ class Monitor:
                 shares_lock=traits.shares_interpreter,
                 is_forked=_is_forked(options.context),
             )
-            self.num_workers = AutoWorkers(self._tuner.workers.num_workers)
+            self.num_workers = AutoWorkers(self._tuner.workers.num_workers, options.limits)
         self._workers = int(self.num_workers), options.prefetch_factor or _PREFETCH
         from penstock.insight.history import History  # not before there is a loader
 
@@ -377,9 +389,8 @@ class Observed(Summarized):
     _shows = ("dataset", "length", "batch_size", "num_workers", "seed", "backend")
     _shows_unless: ClassVar = {
         "pin_memory": False, "drop_last": False, "timeout": 0, "worker_init_fn": None,
-        "persistent_workers": False, "in_order": True, "on_error": "raise", "cpu_budget": None,
-        "memory_budget": None, "progress": False, "monitor": "auto", "global_rng": True,
-        "device": None,
+        "persistent_workers": False, "in_order": True, "on_error": "raise", "progress": False,
+        "monitor": "auto", "global_rng": True, "device": None,
     }  # fmt: skip
 
     def _summary(self) -> Iterator[tuple[str, object]]:
@@ -478,7 +489,7 @@ _USUAL_COLLATES: Final = ("default_collate", "default_convert")
 _SETTINGS: Final = (
     "dataset", "batch_size", "sampler", "batch_sampler", "num_workers", "backend", "collate_fn",
     "pin_memory", "drop_last", "timeout", "prefetch_factor", "persistent_workers", "in_order",
-    "seed", "global_rng", "on_error", "cpu_budget", "memory_budget", "monitor",
+    "seed", "global_rng", "on_error", "monitor",
 )  # fmt: skip
 
 

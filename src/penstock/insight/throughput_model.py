@@ -24,7 +24,7 @@ from penstock.plural import counted
 
 if TYPE_CHECKING:
     from penstock.insight.batch_costs import Costs
-    from penstock.insight.budgets import Limits
+    from penstock.insight.budgets import Auto
 
 __all__ = ["DELIVERY_S", "BatchCosts", "WorkerLimits", "WorkerTarget", "milliseconds"]
 
@@ -109,17 +109,17 @@ class WorkerLimits:
     @classmethod
     def of(
         cls,
-        limits: Limits,
+        limits: Auto,
         cores: float,
         memory_left_bytes: int | None,
         *,
         shares_lock: bool = False,
     ) -> WorkerLimits:
         """Return what the user's limits, or their defaults, come to on this machine."""
-        memory_bytes = limits.memory_bytes
+        memory_bytes = limits.memory
         if memory_bytes is None and memory_left_bytes is not None:
             memory_bytes = memory_left_bytes // 2
-        budget = limits.cpu_cores
+        budget = limits.cpu
         budget = None if budget is None else min(budget, cores)
         return cls(cores, budget, memory_bytes, shares_lock)
 
@@ -220,7 +220,7 @@ class WorkerLimits:
             cores = "1 core" if self.cores == 1 else f"{self.cores:g} cores"
             return f"{both}, {busy}: {workers} keep{verb} {cores} busy"
         if target.limit == "budget":
-            return f"{both}: {workers} fit{verb} cpu_budget={self.cpu_budget:g}"
+            return f"{both}: {workers} fit{verb} Auto(cpu={self.cpu_budget:g})"
         if target.limit == "memory":
             return f"{both}: memory is enough for {workers}"
         return f"{both}: {workers} are the most there can be"

@@ -40,7 +40,7 @@ from penstock.plural import counted
 
 if TYPE_CHECKING:
     from penstock.engine.timing import TimingRow
-    from penstock.insight.budgets import Limits
+    from penstock.insight.budgets import Auto
 
 __all__ = ["Tuner"]
 
@@ -83,14 +83,14 @@ class Tuner:
         One thread.
 
     Example:
-        >>> from penstock.insight.budgets import Limits
-        >>> Tuner(Limits(), cores=8.0).workers
+        >>> from penstock.insight.budgets import Auto
+        >>> Tuner(Auto(), cores=8.0).workers
         WorkerSettings(num_workers=2, prefetch_factor=2)
     """
 
     def __init__(
         self,
-        limits: Limits,
+        limits: Auto,
         *,
         cores: float,
         memory_left_bytes: int | None = None,

@@ -305,7 +305,7 @@ def _contention(inputs: Inputs) -> Verdict:
             "contention",
             f"{both} of its machine, which workers or other programs take.",
             "Leave it some: let Ray have fewer cores of that machine (`ray start --num-cpus`), or "
-            "place the workers on others (ray_options).",
+            "place the workers on others (Ray(resources=...)).",
         )
     workers = count_of_workers(at.num_workers)
     text = f"{both}: {workers} and the main process share {amount(at.cores)} cores."

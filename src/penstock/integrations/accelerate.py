@@ -36,8 +36,9 @@ from penstock.integrations.dealing import (
     deals_itself,
     loader_with,
     order_of_all,
+    read_state,
+    write_state,
 )
-from penstock.integrations.state_files import read_state, write_state
 from penstock.sampling import BatchSampler, DistributedSampler, IndexSampler
 from penstock.torch.device.prefetcher import DevicePrefetcher
 from penstock.torch.loader import DataLoader
@@ -397,22 +398,14 @@ def _prepared_by_accelerate(accelerator: Any, loader: DataLoader[Any]) -> Any:  
         if isinstance(batches.sampler, DistributedSampler):
             batches.sampler = batches.sampler.sampler  # Accelerate deals
         given = loader_with(loader, batch_sampler=batches)
-    if isinstance(loader.dataset, IterableDataset):
-        return _share_of_stream(accelerator, given)
-    # One process may be told to dispatch, which is nothing there but needs a device.
-    placed = bool(accelerator.dispatch_batches)
+    is_stream = isinstance(loader.dataset, IterableDataset)
+    if is_stream and (accelerator.num_processes == 1 or follows_epochs(loader.dataset)):
+        return given  # it deals itself
+    # Without placement Accelerate does not dispatch a stream from process 0. One process may be
+    # asked to dispatch, which is nothing there but needs a device.
+    placed = not is_stream and bool(accelerator.dispatch_batches)
     shard = accelerator.prepare_data_loader(given, device_placement=placed)
     accelerator._dataloaders.remove(shard)  # not the one to be used
-    return shard
-
-
-def _share_of_stream(accelerator: Any, loader: DataLoader[Any]) -> Any:  # noqa: ANN401
-    """As a shard of Accelerate's, if the stream does not deal itself."""
-    if accelerator.num_processes == 1 or follows_epochs(loader.dataset):
-        return loader
-    # Without placement Accelerate does not dispatch from process 0.
-    shard = accelerator.prepare_data_loader(loader, device_placement=False)
-    accelerator._dataloaders.remove(shard)
     return shard
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from penstock.engine.backends import traits_of
+from penstock.options import backend_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -38,7 +39,7 @@ class AheadOfLoop:
         return (
             self.transform is not None
             or getattr(self.loader, "num_workers", 0) == 0
-            or traits_of(getattr(self.loader, "backend", "thread")).shares_interpreter
+            or traits_of(backend_name(getattr(self.loader, "backend", "thread"))).shares_interpreter
         )
 
     @property

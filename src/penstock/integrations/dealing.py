@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole batches of one order dealt over processes in turns, as Accelerate does.
+"""What clients that deal batches to ranks share: dealing, worker seeding, states in checkpoints.
+
+Whole batches of one order are dealt over processes in turns, as Accelerate does:
 
     order              0 1 2 3 4 5 6 7 8
     batches of 2       process 0: [0 1] [4 5] [8 0]     process 1: [2 3] [6 7] [1 2]
@@ -11,22 +13,29 @@ can be cut off where the order ends. `penstock.sampling.DistributedSampler` deal
 from __future__ import annotations
 
 import copy
+import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from penstock.data.dataset import is_current, length_of
 from penstock.distributed import current_rank
+from penstock.engine.backends import traits_of
 from penstock.errors import ConfigError
+from penstock.opening import MAX_TREE_BYTES, read_file
+from penstock.options import backend_name
 from penstock.sampling import BatchSampler, DistributedSampler, IndexSampler
 from penstock.sampling.batches import BatchLayout, BatchOrder
 from penstock.torch.samplers import seeded_sampler
+from penstock.whole_file import write_whole
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
+    from penstock.options import Ray
     from penstock.sampling.samplers import Indices
     from penstock.torch.loader import DataLoader
 
@@ -35,8 +44,12 @@ __all__ = [
     "DealtBatches",
     "as_share",
     "deals_itself",
+    "file_of",
+    "init_for",
     "loader_with",
     "order_of_all",
+    "read_state",
+    "write_state",
 ]
 
 T_co = TypeVar("T_co", covariant=True)
@@ -256,3 +269,51 @@ def as_share(batches: Any, seed: int | None) -> Any:  # noqa: ANN401
     if seed is None or ranks.world_size == 1 or batches is None:
         return batches
     return DealtBatches(batches, ranks.rank, ranks.world_size)
+
+
+def init_for(
+    backend: str | Ray,
+    given: Callable[..., Any] | None,
+    seeder: Callable[..., Any],
+) -> Callable[..., Any] | None:
+    """Return a loader's `worker_init_fn`, or None where it would seed the main process.
+
+    A client's own seeds the global generators of a worker. Threads share them with the main
+    process, whose dropout would draw the same numbers in every epoch.
+
+    Args:
+        backend: What workers are.
+        given: As the client set it.
+        seeder: The client's own, which `given` may be a `partial` of. A user's stays.
+    """
+    function = getattr(given, "func", given)
+    return (
+        None
+        if traits_of(backend_name(backend)).shares_interpreter and function is seeder
+        else given
+    )
+
+
+def file_of(folder: str | Path, name: str, rank: int) -> Path:
+    """Return where the state of a process's loader is."""
+    return Path(folder, f"{name}_rank{rank}.json")
+
+
+def write_state(folder: str | Path, name: str, rank: int, state: Mapping[str, Any]) -> None:
+    """Write a state, as a whole or not at all."""
+    write_whole(file_of(folder, name, rank), json.dumps(state))
+
+
+def read_state(folder: str | Path, name: str, rank: int) -> dict[str, Any] | None:
+    """Return the state of `rank`, or else that of rank 0; None if there is none.
+
+    Those of seeded loaders are the same on all ranks, so a run may go on with more of them; a state
+    that is another rank's own is refused by the loader.
+    """
+    for path in (file_of(folder, name, rank), file_of(folder, name, 0)):
+        if path.exists():
+            state: dict[str, Any] = json.loads(
+                read_file(path, MAX_TREE_BYTES, remedy="it is no state of a loader")
+            )
+            return state
+    return None

@@ -28,13 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["DeviceBatches", "to_devices"]
 
 
-def to_devices(
-    loader: Any,  # noqa: ANN401 - a penstock.Loader
-    sharding: Any = None,  # noqa: ANN401 - a jax.sharding.Sharding, a device, or a tree of them
-    *,
-    prefetch: int = 2,
-    transform: Callable[[Any], Any] | None = None,
-) -> DeviceBatches:
+def to_devices(loader: Any, sharding: Any = None, **options: Any) -> DeviceBatches:  # noqa: ANN401
     """Return an iterable over a loader's batches as jax arrays, whose state goes into checkpoints.
 
     Each `iter()` is an epoch of the loader. Trees (dicts, lists, tuples) stay as they are; arrays
@@ -43,16 +37,17 @@ def to_devices(
 
     Args:
         loader: A `penstock.Loader`.
-        sharding: Where arrays go: `NamedSharding(mesh, PartitionSpec("data"))` splits the first
-            axis over the mesh's devices. A tree of shardings, a prefix of the batch's, says it for
-            each part. None, or a None in a tree: JAX's default device. With a sharding over
-            several processes each gives its own part of the batch: let its loader read its own
-            share, by `penstock.sampling.DistributedSampler(…, jax.process_count(),
+        sharding: A `jax.sharding.Sharding`, a device, or a tree of them: where arrays go.
+            `NamedSharding(mesh, PartitionSpec("data"))` splits the first axis over the mesh's
+            devices. A tree, a prefix of the batch's, says it for each part. None, or a None in a
+            tree: JAX's default device. With a sharding over several processes each gives its own
+            part of the batch: let its loader read its own share, by
+            `penstock.sampling.DistributedSampler(…, jax.process_count(),
             jax.process_index())`.
-        prefetch: Batches that are put on the devices ahead of the one that the loop has. They take
-            memory there, and do not count in `state_dict`.
-        transform: Called with each batch before it goes: to leave columns out, say, or to pad. What
-            it returns is copied, so it may fill the same buffer every time.
+        **options: `prefetch`, 2 unless given: batches that are put on the devices ahead of the one
+            that the loop has. They take memory there, and do not count in `state_dict`.
+            `transform`: called with each batch before it goes, to leave columns out, say, or to
+            pad. What it returns is copied, so it may fill the same buffer every time.
 
     Raises:
         ConfigError: `prefetch` is negative.
@@ -64,7 +59,7 @@ def to_devices(
         >>> [float(batch.sum()) for batch in to_devices(loader)]
         [6.0, 9.0]
     """
-    return DeviceBatches(loader, sharding, prefetch=prefetch, transform=transform)
+    return DeviceBatches(loader, sharding, **options)
 
 
 class _Put(NamedTuple):

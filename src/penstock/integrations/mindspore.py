@@ -32,10 +32,7 @@ __all__ = ["MindSporeBatches", "to_mindspore"]
 def to_mindspore(
     loader: Any,  # noqa: ANN401 - a penstock.Loader
     column_names: Sequence[str],
-    *,
-    pad: Mapping[str, float] | None = None,
-    pad_to: int | None = None,
-    transform: Callable[[Any], Any] | None = None,
+    **options: Any,  # noqa: ANN401
 ) -> MindSporeBatches:
     """Return a loader's batches as columns: tensors in a loop, or a `GeneratorDataset`.
 
@@ -49,17 +46,16 @@ def to_mindspore(
     Args:
         loader: A `penstock.Loader`.
         column_names: Of the columns, in the order in which the loop gets them.
-        pad: Name of a column of lists of arrays -> value that fills the rows missing in each, up to
-            the longest of the batch: `{"boxes": 0, "labels": -1}`.
-        pad_to: How many rows those columns have, always. Graphs are then compiled once, and not
-            for each new shape. None: as many as the longest of the batch.
-        transform: Called with each batch first, to make a dict or tuple of columns of it. What it
-            returns is copied, so it may fill the same buffer every time.
+        **options: `pad`: name of a column of lists of arrays -> value that fills the rows missing
+            in each, up to the longest of the batch: `{"boxes": 0, "labels": -1}`. `pad_to`: how
+            many rows those columns have, always; graphs are then compiled once, and not for each
+            new shape. `transform`: called with each batch first, to make a dict or tuple of columns
+            of it; what it returns is copied, so it may fill the same buffer every time.
 
     Raises:
         ConfigError: no columns, one twice, or `pad` of a column that there is not.
     """
-    return MindSporeBatches(loader, column_names, pad=pad, pad_to=pad_to, transform=transform)
+    return MindSporeBatches(loader, column_names, **options)
 
 
 class MindSporeBatches(AheadOfLoop):

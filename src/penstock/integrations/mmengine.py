@@ -27,7 +27,7 @@ from mmengine.runner import Runner
 
 from penstock.errors import ConfigError
 from penstock.faults import FaultPolicy
-from penstock.integrations.worker_seeding import init_for
+from penstock.integrations.dealing import init_for
 from penstock.torch.loader import DataLoader
 from penstock.torch.subclassing import added_arguments
 
@@ -184,7 +184,7 @@ class PenstockRunner(Runner):  # type: ignore[misc]  # mmengine has no types
         if ours.get("seed") == "runner":
             ours["seed"] = _common_seed(seed, diff_rank_seed)
         num_workers = theirs.get("num_workers", 0)
-        if num_workers == "auto":
+        if not isinstance(num_workers, int):  # "auto", or an Auto
             # mmengine keeps the seeds of its workers apart by it; it may be any large enough.
             theirs["num_workers"] = os.cpu_count() or 1
         return _on_our_engine(theirs, ours, num_workers, seed, diff_rank_seed)

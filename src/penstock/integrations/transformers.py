@@ -23,8 +23,7 @@ from transformers.trainer_utils import seed_worker
 from penstock.data.dataset import follows_epochs
 from penstock.errors import ConfigError, StateError
 from penstock.integrations.accelerate import PreparedLoader, prepared_as, skip_first_batches
-from penstock.integrations.state_files import read_state, write_state
-from penstock.integrations.worker_seeding import init_for
+from penstock.integrations.dealing import init_for, read_state, write_state
 from penstock.torch.loader import DataLoader
 from penstock.torch.subclassing import added_arguments
 

@@ -175,25 +175,17 @@ class _Plan:
         random.seed(self.number)
         np.random.seed(self.numpy)
         seed_fallback(seed_sequence(self.seed, Purpose.RANKS, self.rank, 1))
-        self._log()
-
-    def _log(self) -> None:
+        later = "" if "torch" in sys.modules else " (once it is imported)"
         _log.info(
-            "seed %d on rank %d of %d: random and torch%s got %d, numpy got %s, children get "
-            "PYTHONHASHSEED=%d",
-            self.seed,
-            self.rank,
-            self.world_size,
-            "" if "torch" in sys.modules else " (once it is imported)",
-            self.number,
-            self.numpy,
-            self.hash_seed,
+            f"seed {self.seed} on rank {self.rank} of {self.world_size}: random and torch{later} "
+            f"got {self.number}, numpy got {self.numpy}, children get "
+            f"PYTHONHASHSEED={self.hash_seed}"
         )
 
     def seed_torch(self) -> None:
         torch: Any = sys.modules["torch"]
         if self.deterministic:
-            _TorchFlags(True, False, True, warn_only=False).set()
+            _set_flags((True, False, True, False))
         torch.manual_seed(self.number)  # all devices; those not initialised yet get it then
 
 
@@ -229,42 +221,35 @@ def _after_import_of_torch() -> None:
         _waiting = None
 
 
-@dataclass(frozen=True)
-class _TorchFlags:
-    """torch's settings for deterministic algorithms."""
+_Flags = tuple[bool, bool, bool, bool]
+"""cuDNN's deterministic and benchmark; whether algorithms are deterministic, and warn only."""
 
-    cudnn_deterministic: bool
-    cudnn_benchmark: bool
-    deterministic: bool
-    warn_only: bool
 
-    @classmethod
-    def now(cls) -> _TorchFlags:
-        torch: Any = sys.modules["torch"]
-        return cls(
-            torch.backends.cudnn.deterministic,
-            torch.backends.cudnn.benchmark,
-            torch.are_deterministic_algorithms_enabled(),
-            torch.is_deterministic_algorithms_warn_only_enabled(),
-        )
+def _flags_now() -> _Flags:
+    torch: Any = sys.modules["torch"]
+    return (
+        torch.backends.cudnn.deterministic,
+        torch.backends.cudnn.benchmark,
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
 
-    def set(self) -> None:
-        # Only what differs: to set the mode imports torch's compiler, a second or two.
-        torch: Any = sys.modules["torch"]
-        now = self.now()
-        if now.cudnn_deterministic != self.cudnn_deterministic:
-            torch.backends.cudnn.deterministic = self.cudnn_deterministic
-        if now.cudnn_benchmark != self.cudnn_benchmark:
-            torch.backends.cudnn.benchmark = self.cudnn_benchmark
-        if (now.deterministic, now.warn_only) != (self.deterministic, self.warn_only):
-            torch.use_deterministic_algorithms(self.deterministic, warn_only=self.warn_only)
+
+def _set_flags(flags: _Flags) -> None:
+    # Only what differs: to set the mode imports torch's compiler, a second or two.
+    torch: Any = sys.modules["torch"]
+    now = _flags_now()
+    if now[:2] != flags[:2]:
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = flags[:2]
+    if now[2:] != flags[2:]:
+        torch.use_deterministic_algorithms(flags[2], warn_only=flags[3])
 
 
 @dataclass(frozen=True)
 class _TorchFound:
     """What a block found of torch, but for its generator on the CPU."""
 
-    flags: _TorchFlags
+    flags: _Flags
     devices: dict[str, list[Any]]  # states by kind of device; only those that are initialised
     mps: Any  # a state, or None
 
@@ -272,7 +257,7 @@ class _TorchFound:
     def now(cls) -> _TorchFound:
         torch: Any = sys.modules["torch"]
         return cls(
-            flags=_TorchFlags.now(),
+            flags=_flags_now(),
             devices={
                 name: getattr(torch, name).get_rng_state_all()
                 for name in _LAZY_DEVICES
@@ -315,7 +300,7 @@ class _SavedState:
     def restore(self) -> None:
         global _waiting
         if self.torch is not None:
-            self.torch.flags.set()  # first: it may import much, which may draw
+            _set_flags(self.torch.flags)  # first: it may import much, which may draw
         self.states.restore()
         restore_fallback(self.fallback)
         for name, value in self.environment.items():

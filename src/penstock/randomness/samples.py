@@ -55,6 +55,11 @@ _COLLATE: Final = 4
 _ITERATOR_RNG: Final = 5
 _ITERATOR: Final = 6
 
+# What `single_out` changes of a batch, and puts back.
+_OF_BATCH: Final = (
+    "_position", "_stride", "_count", "_which", "_attempts", "_global_stream", "_global_position",
+)  # fmt: skip
+
 
 class _ThreadStreams(threading.local):
     streams: SampleStreams | None = None  # of the batch that this thread is making
@@ -148,11 +153,12 @@ def renumbered_samples(which: NDArray[np.integer[Any]]) -> Iterator[None]:
     if streams is None:
         yield
         return
-    outer = streams.renumber(which)
+    outer = streams._which
+    streams._which = np.asarray(which) if outer is None else outer[which]
     try:
         yield
     finally:
-        streams.restore_numbers(outer)
+        streams._which = outer
 
 
 class SampleStreams:
@@ -349,40 +355,24 @@ class SampleStreams:
             )
         return k if self._which is None else int(self._which[k])
 
-    def renumber(self, which: NDArray[np.integer[Any]]) -> NDArray[np.integer[Any]] | None:
-        """Let number k mean what `which[k]` has meant so far; returns the numbers to restore."""
-        outer = self._which
-        self._which = np.asarray(which) if outer is None else outer[which]
-        return outer
-
     @property
     def is_batch(self) -> bool:
         """Whether samples are being read at once."""
         return self._count > 0
 
-    def single_out(self, k: int) -> tuple[Any, ...]:
+    def single_out(self, k: int) -> dict[str, Any]:
         """Begin sample k of a batch by itself; returns what `restore_batch` takes."""
-        outer = (
-            self._position, self._stride, self._count, self._which, self._attempts,
-            self._global_stream, self._global_position,
-        )  # fmt: skip
+        outer = {name: getattr(self, name) for name in _OF_BATCH}
         number = self._number(k)
         attempt = self._attempts.get(number, self._attempt)
         self.begin_sample(self._position + number * self._stride, attempt)
         return outer
 
-    def restore_batch(self, outer: tuple[Any, ...]) -> None:
+    def restore_batch(self, outer: dict[str, Any]) -> None:
         """End a `single_out`; generators of the batch's other samples begin anew."""
-        (
-            self._position, self._stride, self._count, self._which, self._attempts,
-            self._global_stream, self._global_position,
-        ) = outer  # fmt: skip
+        vars(self).update(outer)
         self._attempt = 0
         self._begun.clear()
-
-    def restore_numbers(self, outer: NDArray[np.integer[Any]] | None) -> None:
-        """End a `renumber`."""
-        self._which = outer
 
 
 class _Active:

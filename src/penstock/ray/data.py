@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from penstock.ray.stream import RayStream
     from penstock.ray.table import RayTable
 
-__all__ = ["from_ray_data", "to_ray_data"]
+__all__ = ["for_loader", "from_ray_data", "to_ray_data"]
 
 
 def _ray_data() -> Any:  # noqa: ANN401
@@ -35,32 +35,28 @@ def from_ray_data(
     prefetch_batches: int = 1,
     local_shuffle_buffer_size: int | None = None,
     local_shuffle_seed: int | None = None,
-    cache_bytes: int = 1 << 30,
 ) -> RayStream | RayTable:
     """Return a `ray.data.Dataset` as a dataset for Penstock's loaders.
 
-    As a stream, each epoch executes the plan anew, in Ray's workers, and nothing is kept: any size
-    of data, in Ray's order. Otherwise rows are read by index out of Ray's object store, which has
-    to hold them (or spill them to disk): then shuffling, samplers and going on from a state work as
-    with any map-style dataset.
+    As a stream, each epoch executes the plan anew, in Ray's workers, and nothing is kept. Otherwise
+    rows are read by index out of Ray's object store, which has to hold them (or spill them to
+    disk): then shuffling, samplers and going on from a state work as with any map-style dataset.
 
     Args:
         dataset: A `ray.data.Dataset`, or one consumer's part of it: what `streaming_split` and
             `ray.train.get_dataset_shard` return.
         streaming: Whether to stream. None streams, unless it is a `MaterializedDataset`
             (`dataset.materialize()`). False materialises what is not.
-        preserve_order: Whether Ray Data is to give the rows in the order of the data. It costs some
-            speed where tasks take unequal times; without it no epoch is like the one before, and
-            the stream cannot go on from a state.
+        preserve_order: Of a stream: whether Ray Data is to give the rows in the order of the data.
+            Without it no epoch is like the one before, and there is no state to go on from.
         prefetch_batches: Of a stream: batches that Ray Data fetches ahead of the loop.
         local_shuffle_buffer_size: Of a stream: rows to draw the next one from, at least; None does
             not shuffle.
         local_shuffle_seed: Decides, with the epoch, what is drawn from them.
-        cache_bytes: Otherwise: size of the blocks that are kept open at most.
 
     Returns:
-        A `RayStream`, to be iterated, or a `RayTable`, with `len` and indices. Samples are dicts of
-        the columns.
+        A stream, to be iterated, or a table, with `len` and indices. Samples are dicts of the
+        columns.
 
     Raises:
         ConfigError: arguments that contradict each other.
@@ -75,38 +71,37 @@ def from_ray_data(
             f"{type(dataset).__name__}"
         )
     is_there = isinstance(dataset, data.dataset.MaterializedDataset)
-    if streaming is None:
-        streaming = not is_there
-    shuffles: dict[str, Any] = {
-        "local_shuffle_buffer_size": local_shuffle_buffer_size,
-        "local_shuffle_seed": local_shuffle_seed,
-    }
-    if not streaming:
-        given = {name: value for name, value in shuffles.items() if value is not None}
-        if given:
-            raise ConfigError(f"rows read by index are shuffled by shuffle=True, got {given}")
-        if is_share:
-            raise ConfigError(
-                "a part of streaming_split can only be streamed, got streaming=False. "
-                "Dataset.split(n) gives parts that are materialised."
-            )
-        return _table(dataset if is_there else _ordered(dataset).materialize(), cache_bytes)
-    if local_shuffle_seed is not None and local_shuffle_buffer_size is None:
+    is_shuffled, is_seeded = local_shuffle_buffer_size is not None, local_shuffle_seed is not None
+    if is_seeded and not is_shuffled:
         raise ConfigError(
             f"local_shuffle_seed={local_shuffle_seed} needs a local_shuffle_buffer_size: rows to "
             "draw from"
         )
-    from penstock.ray.stream import RayStream
+    if not (is_there if streaming is None else not streaming):
+        from penstock.ray.stream import RayStream
 
-    is_shuffled_anyhow = local_shuffle_buffer_size is not None and local_shuffle_seed is None
-    return RayStream(
-        _ordered(dataset) if preserve_order and not is_share else dataset,
-        is_share=is_share,
-        schema=None if is_share else _schema(dataset),
-        is_ordered=preserve_order and not is_share and not is_shuffled_anyhow,
-        prefetch_batches=prefetch_batches,
-        **shuffles,
-    )
+        return RayStream(
+            _ordered(dataset) if preserve_order and not is_share else dataset,
+            is_share=is_share,
+            is_ordered=preserve_order and not is_share and is_shuffled <= is_seeded,
+            schema=None if is_share else _schema(dataset),
+            seed=local_shuffle_seed,
+            prefetch_batches=prefetch_batches,
+            local_shuffle_buffer_size=local_shuffle_buffer_size,
+        )
+    if is_shuffled:
+        raise ConfigError(
+            "rows read by index are shuffled by shuffle=True, got "
+            f"local_shuffle_buffer_size={local_shuffle_buffer_size}"
+        )
+    if is_share:
+        raise ConfigError(
+            "a part of streaming_split can only be streamed, got streaming=False. "
+            "Dataset.split(n) gives parts that are materialised."
+        )
+    from penstock.ray.table import RayTable
+
+    return RayTable(dataset if is_there else _ordered(dataset).materialize(), _schema(dataset))
 
 
 def _ordered(dataset: Any) -> Any:  # noqa: ANN401
@@ -116,27 +111,11 @@ def _ordered(dataset: Any) -> Any:  # noqa: ANN401
     return own
 
 
-def _table(dataset: Any, cache_bytes: int) -> RayTable:  # noqa: ANN401
-    from penstock.ray.table import Block, RayTable
-
-    blocks = []
-    for bundle in dataset.iter_internal_ref_bundles():
-        slices = getattr(bundle, "slices", None) or [None] * len(bundle.block_refs)
-        for ref, metadata, part in zip(bundle.block_refs, bundle.metadata, slices, strict=True):
-            start, stop = (0, metadata.num_rows) if part is None else _ends(part)
-            blocks.append(Block(ref, start, stop - start, metadata.size_bytes or 0))
-    return RayTable(blocks, schema=_schema(dataset), cache_bytes=cache_bytes)
-
-
 def _schema(dataset: Any) -> Any:  # noqa: ANN401
     """Return the Arrow schema of a dataset, if it is known without reading anything."""
     found = getattr(dataset.schema(fetch_if_missing=False), "base_schema", None)
     # That of pandas' frames is of another kind, and says nothing here.
     return found if hasattr(found, "get_field_index") else None
-
-
-def _ends(part: Any) -> tuple[int, int]:  # noqa: ANN401
-    return part.start_offset, part.end_offset
 
 
 def to_ray_data(
@@ -161,31 +140,23 @@ def to_ray_data(
             to take. None: the keys of dicts, the fields of named tuples, "0", "1", … for tuples,
             "item" for anything else.
         override_num_blocks: Read tasks; None lets Ray Data decide by the size of the data.
-        **read_options: For `ray.data.read_datasource`: num_cpus, memory, concurrency, resources, …
+        **read_options: For Ray Data's `map_batches`: num_cpus, memory, concurrency, resources, …
 
     Raises:
         ConfigError: names that do not fit the samples, or a dataset that cannot be pickled.
         TypeError: a dataset without indices, or a value that no column holds; names the sample.
         MissingExtraError: Ray Data is not installed.
     """
-    data = _ray_data()
+    _ray_data()
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
-        kind = type(dataset).__name__
-        advice = (
-            "Give the loader's .dataset; in the order of an epoch, as "
-            "Subset(loader.dataset, list(loader.sampler))."
-            if hasattr(dataset, "batch_sampler")
-            else "Write a stream to files that ray.data reads: Parquet, say."
-        )
         raise TypeError(
             "to_ray_data takes a dataset with __getitem__ and __len__, whose indices can be dealt "
-            f"out to Ray's workers; {kind} has not both. {advice}"
+            f"out to Ray's workers; {type(dataset).__name__} has not both. Of a loader give the "
+            ".dataset; write a stream to files that ray.data reads."
         )
-    from penstock.ray.source import IndexedSource
+    from penstock.ray.source import read_in_tasks
 
-    return data.read_datasource(
-        IndexedSource(dataset, columns), override_num_blocks=override_num_blocks, **read_options
-    )
+    return read_in_tasks(dataset, columns, override_num_blocks, read_options)
 
 
 def for_loader(
@@ -194,18 +165,12 @@ def for_loader(
     batch_size: int | None,
     orders: Mapping[str, object],
 ) -> tuple[Any, Any]:
-    """Return what `penstock.data.foreign.adapted` is to return.
-
-    Args:
-        dataset: Ray Data's, or a `RayStream`.
-        collate_fn: Of the loader.
-        batch_size: Of the loader.
-        orders: Its arguments that choose an order, by name.
+    """Return what `penstock.data.foreign.adapted` returns for a dataset of Ray Data's.
 
     Raises:
         ConfigError: an order is chosen for what has one of its own.
     """
-    from penstock.ray.stream import RayStream, WholeBatches
+    from penstock.ray.stream import RayStream
 
     kind = type(dataset).__name__
     if not isinstance(dataset, RayStream):
@@ -222,5 +187,5 @@ def for_loader(
             "index, if it fits into Ray's object store."
         )
     if collate_fn is None and batch_size is not None:
-        return dataset.in_batches(), WholeBatches()
+        return dataset.in_batches()
     return dataset, collate_fn

@@ -3,22 +3,24 @@
 
 Ray Data cuts the batches (`iter_batches`), so a batch that arrives is one table. The loader counts
 samples, so it is given one stand-in per row (`_Row`), and `WholeBatches`, its collate function,
-takes the table's own arrays for them: no row is looked at.
+takes the table's arrays for them: no row is looked at.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
+import hashlib
+import itertools
 import os
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from penstock.collate import Collator
+from penstock.collate import Collator, convert
 from penstock.data.dataset import IterableDataset
 from penstock.errors import ConfigError, StateError
-from penstock.randomness.keys import checked_count
-from penstock.ray.columns import Part, Rows, batch_of, with_types_of
+from penstock.ray.table import batch_of, joined, samples_of
 from penstock.worker_info import current_shard, get_worker_info
 
 if TYPE_CHECKING:
@@ -32,20 +34,17 @@ _SHUFFLED_ROWS: Final = 256  # rows that Ray Data shuffles out at once for a loa
 
 
 class _Row(NamedTuple):
-    """A row that nobody has looked at yet."""
+    """A row of a table, by its number; nothing has looked at it yet."""
 
-    rows: Rows
+    table: Any
     number: int
 
 
 class RayStream(IterableDataset[dict[str, Any]]):
-    """Rows of a `ray.data.Dataset`, or of one consumer's share of it, as Ray Data executes it.
-
-    Make one with `penstock.ray.from_ray_data`. Samples are dicts of the columns; see
-    docs/guide/ray-data.md for what values become.
+    """Rows of a `ray.data.Dataset`, or of one consumer's part; `from_ray_data` makes one.
 
     Concurrency:
-        One thread iterates at a time, in the trainer's process.
+        One thread iterates at a time, in the main process.
     """
 
     def __init__(
@@ -54,11 +53,9 @@ class RayStream(IterableDataset[dict[str, Any]]):
         *,
         is_share: bool,
         is_ordered: bool,
-        schema: Any = None,  # noqa: ANN401 - a pyarrow.Schema
-        prefetch_batches: int = 1,
-        local_shuffle_buffer_size: int | None = None,
-        local_shuffle_seed: int | None = None,
-        gives_batches: bool = False,
+        schema: Any,  # noqa: ANN401 - a pyarrow.Schema
+        seed: int | None,
+        **options: Any,  # noqa: ANN401
     ) -> None:
         """Stream a source; nothing is executed before iteration.
 
@@ -68,37 +65,27 @@ class RayStream(IterableDataset[dict[str, Any]]):
             is_ordered: Whether two executions give the same rows in the same order, as far as this
                 depends on Ray Data.
             schema: What the columns are in all blocks; None takes each table as it is.
-            prefetch_batches: Batches that Ray Data fetches ahead of the loop.
-            local_shuffle_buffer_size: Rows to draw the next one from; None does not shuffle.
-            local_shuffle_seed: Decides, with the epoch, what is drawn.
-            gives_batches: Whether the loader collates with `WholeBatches`.
+            seed: Decides, with the epoch, what Ray Data's local shuffle draws.
+            **options: Of `iter_batches`.
         """
         self._source = source
         self._is_share = is_share
         self._is_ordered = is_ordered
         self._schema = schema
-        self._prefetch_batches = checked_count("prefetch_batches", prefetch_batches)
-        self._buffer_size = local_shuffle_buffer_size
-        self._seed = local_shuffle_seed
-        self._gives_batches = gives_batches
+        self._seed = seed
+        self._options = options
+        self._gives_batches = False
         self._epoch = 0
         self._pid = os.getpid()
         self._num_given = 0
         self._last: _Row | None = None  # the row given last
         self._begin_at: tuple[int, str] | None = None  # rows to skip, and what the last of them is
 
-    def in_batches(self) -> RayStream:
-        """Return this stream for a loader that collates with `WholeBatches`."""
-        return RayStream(
-            self._source,
-            is_share=self._is_share,
-            is_ordered=self._is_ordered,
-            schema=self._schema,
-            prefetch_batches=self._prefetch_batches,
-            local_shuffle_buffer_size=self._buffer_size,
-            local_shuffle_seed=self._seed,
-            gives_batches=True,
-        )
+    def in_batches(self) -> tuple[RayStream, WholeBatches]:
+        """Return this stream for a loader that collates with the second."""
+        made = copy.copy(self)
+        made._gives_batches = True
+        return made, WholeBatches(self._schema)
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next iteration shuffle for this epoch."""
@@ -113,86 +100,80 @@ class RayStream(IterableDataset[dict[str, Any]]):
             StateError: the rows that were given before are others now.
         """
         info = current_shard()
-        self._check_consumer(info.num_workers, info.world_size)
-        begin_at, self._begin_at = self._begin_at, None
-        self._num_given, self._last = 0, None
-        return self._rows(info.batch_size, begin_at)
-
-    def _check_consumer(self, num_workers: int, world_size: int) -> None:
         is_elsewhere = get_worker_info() is not None and os.getpid() != self._pid
-        if num_workers > 1 or is_elsewhere:
+        if info.num_workers > 1 or is_elsewhere:
             raise ConfigError(
                 "a ray.data.Dataset is read by Ray's own workers, all of it for each that iterates "
-                f"it: expected num_workers=0, got {num_workers}. It is Ray Data's arguments that "
-                "say how many read (concurrency= of read_…, map_batches), and prefetch_batches of "
-                "from_ray_data how far ahead."
+                f"it: expected num_workers=0, got {info.num_workers}. It is Ray Data's arguments "
+                "that say how many read (concurrency= of read_…, map_batches), and "
+                "prefetch_batches of from_ray_data how far ahead."
             )
-        if world_size > 1 and not self._is_share:
+        if info.world_size > 1 and not self._is_share:
             raise ConfigError(
-                f"each of {world_size} ranks would get all rows of this ray.data.Dataset. Give a "
-                "rank its share: ray.train.get_dataset_shard(name) inside Ray Train, or "
-                f"shards = dataset.streaming_split({world_size}, equal=True) and shards[rank]."
+                f"each of {info.world_size} ranks would get all rows of this ray.data.Dataset. "
+                "Give a rank its share: ray.train.get_dataset_shard(name) inside Ray Train, or "
+                f"shards = dataset.streaming_split({info.world_size}, equal=True) and shards[rank]."
             )
+        begin_at, self._begin_at = self._begin_at, None
+        self._num_given, self._last = 0, None
+        return self._rows(info.batch_size, *(begin_at or (0, "")))
 
-    def _rows(self, batch_size: int | None, begin_at: tuple[int, str] | None) -> Iterator[Any]:
-        skip, expected = begin_at or (0, "")
+    def _rows(self, batch_size: int | None, skip: int, expected: str) -> Iterator[Any]:
+        seed = None
+        if self._seed is not None:
+            seed = int(np.random.SeedSequence((self._seed, self._epoch)).generate_state(1)[0])
         batches = iter(
             self._source.iter_batches(
-                prefetch_batches=self._prefetch_batches,
-                batch_size=batch_size or (None if self._buffer_size is None else _SHUFFLED_ROWS),
+                batch_size=batch_size
+                or (_SHUFFLED_ROWS if self._options["local_shuffle_buffer_size"] else None),
                 batch_format="pyarrow",
-                local_shuffle_buffer_size=self._buffer_size,
-                local_shuffle_seed=self._shuffle_seed(),
+                local_shuffle_seed=seed,
+                **self._options,
             )
         )
         # Closed at once when the loop ends early: Ray Data goes on reading until then.
         with contextlib.closing(batches):
             for table in batches:
-                first = 0
-                if self._num_given < skip:
-                    first = min(skip - self._num_given, table.num_rows)
-                    self._num_given += first
-                    if self._num_given == skip:
-                        self._check_place(_Row(self._rows_of(table), first - 1), expected)
-                    if first == table.num_rows:
-                        continue
-                rows = self._rows_of(table)
-                for number in range(first, rows.num_rows):
-                    self._last = row = _Row(rows, number)
+                # Arrow counts rows of a table without columns; Ray Data says that it has none.
+                num_rows = table.num_rows if table.num_columns else 0
+                first = min(max(skip - self._num_given, 0), num_rows)
+                self._num_given += first
+                if first and self._num_given == skip:
+                    self._last = _Row(table, first - 1)
+                    self._check_place(expected)
+                given = [_Row(table, number) for number in range(num_rows)]
+                rows = given if self._gives_batches else samples_of(table, self._schema)
+                for number in range(first, num_rows):
+                    self._last = given[number]
                     self._num_given += 1
-                    yield row if self._gives_batches else rows[number]
+                    yield rows[number]
         if self._num_given < skip:
             raise StateError(
                 f"this stream was saved after {skip} rows, and has {self._num_given} now: the data "
                 "changed. Begin the epoch without the state."
             )
 
-    def _rows_of(self, table: Any) -> Rows:  # noqa: ANN401
-        return Rows(with_types_of(self._schema, table))
+    def _digest(self) -> str:
+        """Return what tells the row given last from others."""
+        if self._last is None:
+            return ""
+        table, number = self._last
+        with np.printoptions(threshold=64, precision=17):
+            text = repr(samples_of(table.slice(number, 1), self._schema))
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
-    def _check_place(self, row: _Row, expected: str) -> None:
-        if row.rows.digest(row.number) != expected:
+    def _check_place(self, expected: str) -> None:
+        if self._digest() != expected:
             raise StateError(
                 f"row {self._num_given - 1} of this stream, the last one that was given when the "
                 "state was saved, is another one now: the data changed, or the plan draws at "
                 "random (random_shuffle() without a seed, a function that draws). Begin the epoch "
                 "without the state, or let the plan give the same rows each time."
             )
-        self._last = row
-
-    def _shuffle_seed(self) -> int | None:
-        if self._seed is None:
-            return None
-        return int(np.random.SeedSequence((self._seed, self._epoch)).generate_state(1)[0])
 
     def state_dict(self) -> dict[str, Any]:
         """Return how many rows were given, and what the last one was."""
-        if not self._is_ordered:
-            return {"rows": self._num_given, "last": None}
-        return {
-            "rows": self._num_given,
-            "last": "" if self._last is None else self._last.rows.digest(self._last.number),
-        }
+        return {"rows": self._num_given, "last": self._digest() if self._is_ordered else None}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration begin after the rows that were given when `state` was saved.
@@ -204,15 +185,10 @@ class RayStream(IterableDataset[dict[str, Any]]):
         """
         if state["last"] is None or not self._is_ordered:
             raise StateError(
-                "the rows of this stream come in no order that could be found again, so there is "
-                "nothing to go on from: "
-                + (
-                    "Ray deals out the rows of streaming_split as its consumers ask for them"
-                    if self._is_share
-                    else "it was made with preserve_order=False, or shuffled without "
-                    "local_shuffle_seed"
-                )
-                + ". Begin the epoch anew, or use dataset.materialize(), which is read by index."
+                "the rows of this stream come in no order that could be found again (parts of "
+                "streaming_split, preserve_order=False, a shuffle without local_shuffle_seed), so "
+                "there is nothing to go on from. Begin the epoch anew, or use "
+                "dataset.materialize(), which is read by index."
             )
         self._begin_at = (state["rows"], state["last"]) if state["rows"] else None
 
@@ -228,42 +204,25 @@ class WholeBatches:
         Any thread.
     """
 
+    def __init__(self, schema: Any) -> None:  # noqa: ANN401 - a pyarrow.Schema, or None
+        """Take the stream's schema."""
+        self._schema = schema
+
     def collate_into(self, samples: Sequence[_Row], out: BatchMemory) -> dict[str, Any]:
-        """Return rows as a batch: the arrays of their table as they are, where it is all of them.
+        """Return rows as a batch: arrays of their table as they are, where it is all of them.
 
         Such arrays lie in Ray's object store and cannot be written to; tensors are copied.
         """
-        first = samples[0].rows
-        if len(samples) == first.num_rows and all(
-            row.rows is first and row.number == number for number, row in enumerate(samples)
-        ):
-            batch = first.batch()
-        else:
-            batch = batch_of(_parts(samples), len(samples), out.empty)
-        return {name: _as_leaves(value, out) for name, value in batch.items()}
+        parts = []
+        for _, group in itertools.groupby(samples, lambda row: id(row.table)):
+            rows = list(group)  # neighbours
+            parts.append(rows[0].table.slice(rows[0].number, len(rows)))
+        batch = batch_of(joined(parts), self._schema)
+        found: dict[str, Any] = convert(
+            batch, lambda leaf: out.leaf(leaf) if isinstance(leaf, np.ndarray) else leaf
+        )
+        return found
 
     def __call__(self, samples: Sequence[_Row]) -> dict[str, Any]:
         """Return the same batch of arrays."""
         return self.collate_into(samples, Collator(np.empty))
-
-
-def _parts(samples: Sequence[_Row]) -> list[Part]:
-    """Return rows as parts of a batch, neighbours of one table together."""
-    parts: list[Part] = []
-    begin = 0
-    for place, row in enumerate(samples):
-        if place + 1 == len(samples) or samples[place + 1].rows is not row.rows:
-            taken = np.array([r.number for r in samples[begin : place + 1]], np.int64)
-            parts.append(Part(row.rows, taken, np.arange(begin, place + 1)))
-            begin = place + 1
-    return parts
-
-
-def _as_leaves(tree: Any, out: BatchMemory) -> Any:  # noqa: ANN401
-    if isinstance(tree, np.ndarray):
-        return out.leaf(tree)
-    if type(tree) is dict:
-        return {key: _as_leaves(value, out) for key, value in tree.items()}
-    if type(tree) is list and tree and not isinstance(tree[0], (str, bytes, type(None))):
-        return [_as_leaves(value, out) for value in tree]
-    return tree

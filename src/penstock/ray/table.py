@@ -1,59 +1,146 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ray Data's blocks as a map-style dataset: rows by index, out of Ray's object store."""
+"""Ray Data's blocks as a map-style dataset, and their rows as samples and batches.
+
+What a value of a column becomes, in a row:
+
+    numbers, booleans       a NumPy scalar of the column's type; NaN for a missing float
+    tensors                 an array of its own, that may be written to
+    lists of numbers        a one-dimensional array of the list's type, its own
+    anything else           what `iter_rows` gives: text, bytes, dates, dicts, lists of those
+    missing (but floats)    None
+"""
 
 from __future__ import annotations
 
-import hashlib
 import operator
 import os
-import threading
-from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]  # it has no annotations
 import ray
+from pyarrow.types import (  # type: ignore[import-untyped]
+    is_boolean,
+    is_dictionary,
+    is_floating,
+    is_integer,
+)
+from ray.data._internal.delegating_block_builder import DelegatingBlockBuilder
 from ray.data.block import BlockAccessor
 
+from penstock.collate import default_collate
 from penstock.data.dataset import Dataset
 from penstock.errors import CollateError, ConfigError
-from penstock.randomness.keys import checked_count
-from penstock.ray.columns import Part, Rows, batch_of, with_types_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
     from penstock.data.dataset import Allocator
 
-__all__ = ["Block", "RayTable"]
+__all__ = ["RayTable", "batch_of", "joined", "samples_of"]
 
-_ROWS_LOOKED_AT: Final = 32  # for the fingerprint
+_TEXT: Final = ("string", "large_string", "binary", "large_binary")
+_MOST_OPEN: Final = 8  # blocks that a table keeps at hand; Ray Data makes them of 128 MB at most
 
 
-class Block(NamedTuple):
-    """Where some rows are.
+def _typed(table: pa.Table, schema: pa.Schema | None) -> pa.Table:
+    """Return a table with the types that its columns have in the whole dataset.
 
-    Attributes:
-        ref: Of the object that holds them.
-        start: Of the rows in it, the first one.
-        num_rows: How many of them.
-        size_bytes: Of the object.
+    A block that was made of Python's values lacks the type of a column without any.
     """
+    for number, (name, column) in enumerate(zip(table.column_names, table.columns, strict=True)):
+        position = -1 if schema is None else schema.get_field_index(name)
+        kind = column.type if position < 0 else schema.field(position).type  # type: ignore[union-attr]
+        kind = kind.value_type if is_dictionary(kind) else kind
+        kinds = {column.type, kind}
+        if len(kinds) > 1 and not any(isinstance(k, pa.BaseExtensionType) for k in kinds):
+            table = table.set_column(number, name, column.cast(kind))
+    return table
 
-    ref: Any
-    start: int
-    num_rows: int
-    size_bytes: int
+
+def _values(column: pa.ChunkedArray) -> NDArray[Any] | list[Any]:
+    """Return the values of a column, as one array where they are of one dtype and shape."""
+    kind = column.type
+    if isinstance(kind, pa.BaseExtensionType):
+        if len(column) and not column.null_count and hasattr(column.chunk(0), "to_numpy_ndarray"):
+            arrays = [chunk.to_numpy_ndarray() for chunk in column.chunks if len(chunk)]
+            if len({(a.dtype, a.shape[1:]) for a in arrays}) == 1 and arrays[0].dtype != object:
+                return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+        return [value.as_py() for value in column]
+    if is_floating(kind) or is_integer(kind) or is_boolean(kind):
+        dtype = np.dtype(kind.to_pandas_dtype())
+        if is_floating(kind) or not column.null_count:
+            return np.asarray(column.to_numpy().astype(dtype, copy=False))
+        return [None if value is None else dtype.type(value) for value in column.to_pylist()]
+    if hasattr(kind, "value_type") and (
+        is_integer(kind.value_type) or is_floating(kind.value_type)
+    ):
+        lists = (value.values for value in column)
+        return [None if v is None else np.array(v.to_numpy(zero_copy_only=False)) for v in lists]
+    return list(column.to_pylist())
+
+
+def samples_of(table: pa.Table, schema: pa.Schema | None) -> list[dict[str, Any]]:
+    """Return the rows of a table."""
+    table = _typed(table, schema)
+    columns = {
+        name: [
+            value.copy() if isinstance(value, np.ndarray) else value for value in _values(column)
+        ]
+        for name, column in zip(table.column_names, table.columns, strict=True)
+    }
+    return [{name: column[k] for name, column in columns.items()} for k in range(table.num_rows)]
+
+
+def batch_of(table: pa.Table, schema: pa.Schema | None) -> dict[str, Any]:
+    """Return the rows of a table as one batch: what the default collate makes of them.
+
+    Text may be missing (None). Arrays may be the table's own, which cannot be written to.
+
+    Raises:
+        CollateError: a row lacks a value, or shapes differ.
+        TypeError: values that cannot be collated.
+    """
+    batch = {}
+    table = _typed(table, schema)
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        batch[name] = values = _values(column)
+        if isinstance(values, np.ndarray) or str(column.type) in _TEXT:
+            continue
+        if None in [value if value is None else 0 for value in values]:
+            place = next(k for k, value in enumerate(values) if value is None)
+            shown = repr(name).replace("{", "{{").replace("}", "}}")
+            raise CollateError(
+                f"{{first}} has no value in the column {shown} (a null), and an array has no place "
+                "for none. Fill it in Ray Data (map_batches), leave out the row (filter) or the "
+                "column (drop_columns), or give a collate_fn.",
+                (place, place),
+            )
+        try:
+            batch[name] = default_collate(values)
+        except (CollateError, TypeError) as error:
+            error.add_note(f"in the column {name!r}")
+            raise
+    return batch
+
+
+def joined(parts: Sequence[pa.Table]) -> pa.Table:
+    """Return tables as one, of the types that suit all of them."""
+    if len(parts) == 1:
+        return parts[0]
+    builder: Any = DelegatingBlockBuilder()  # type: ignore[no-untyped-call]
+    for part in parts:
+        builder.add_block(part)
+    return builder.build()
 
 
 class RayTable(Dataset[dict[str, Any]]):
-    """Rows of a `ray.data.Dataset` whose blocks are in Ray's object store, by index.
+    """Rows of a materialised `ray.data.Dataset`, by index; `from_ray_data` makes one.
 
-    Make one with `penstock.ray.from_ray_data`. Samples are dicts of the columns; see
-    docs/guide/ray-data.md for what values become. Blocks are read in place where the node has them,
-    and fetched by Ray where it has not; those read last are kept open. Copies and pickles hold
-    references, no rows, and are good for as long as the process that made the blocks lives.
+    Blocks are read in place where the node has them, and fetched by Ray where it has not. A pickle
+    holds references, no rows, and is good for as long as the process that made the blocks lives.
 
     Concurrency:
         Any thread, and Ray's workers. Not worker processes: they have no connection to Ray.
@@ -61,126 +148,62 @@ class RayTable(Dataset[dict[str, Any]]):
 
     is_drawless = True  # reading draws no random number
 
-    def __init__(
-        self,
-        blocks: Sequence[Block],
-        *,
-        schema: Any = None,  # noqa: ANN401 - a pyarrow.Schema
-        cache_bytes: int = 1 << 30,
-    ) -> None:
-        """Read blocks in their order.
-
-        Args:
-            blocks: With the rows, in order.
-            schema: What the columns are in all blocks; None takes each block as it is.
-            cache_bytes: Size of the blocks that are kept open at most, and pinned in the object
-                store by that; the one being read is in any case.
-        """
-        self._blocks = [block for block in blocks if block.num_rows]
-        self._stops = np.cumsum([block.num_rows for block in self._blocks], dtype=np.int64)
+    def __init__(self, dataset: Any, schema: pa.Schema | None) -> None:  # noqa: ANN401
+        """Take references to the blocks."""
+        self._blocks = []  # reference, and first row in it
+        lengths = []
+        for bundle in dataset.iter_internal_ref_bundles():
+            slices = getattr(bundle, "slices", None) or [None] * len(bundle.block_refs)
+            for ref, of, part in zip(bundle.block_refs, bundle.metadata, slices, strict=True):
+                start, stop = (part.start_offset, part.end_offset) if part else (0, of.num_rows)
+                self._blocks.append((ref, start))
+                lengths.append(stop - start)
+        self._ends = np.cumsum([0, *lengths], dtype=np.int64)
         self._schema = schema
-        self._cache_bytes = checked_count("cache_bytes", cache_bytes)
-        self._fingerprint: str | None = None
-        self._begin()
-
-    def _begin(self) -> None:
-        self._pid = os.getpid()
-        self._lock = threading.Lock()
-        self._open: OrderedDict[int, Rows] = OrderedDict()
+        self.__setstate__({})
 
     def __getstate__(self) -> dict[str, Any]:
         """Return all but the open blocks."""
-        own = ("_pid", "_lock", "_open")
-        return {name: value for name, value in self.__dict__.items() if name not in own}
+        return {name: value for name, value in vars(self).items() if name not in ("_pid", "_open")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Begin with no open block."""
-        self.__dict__.update(state)
-        self._begin()
+        vars(self).update(state)
+        self._pid = os.getpid()
+        self._open: dict[int, Any] = {}  # by the number of the block, the oldest first
 
     def __len__(self) -> int:
         """Return the number of rows."""
-        return int(self._stops[-1]) if len(self._blocks) else 0
+        return int(self._ends[-1])
 
     def __getitem__(self, index: Any) -> dict[str, Any]:  # noqa: ANN401 - any integer
-        """Return a row.
-
-        Raises:
-            IndexError: there is none with that number.
-            ConfigError: this process has no connection to Ray.
-        """
+        """Return a row; raises as `__getitems__` does."""
         (row,) = self.__getitems__([operator.index(index)])
         return row
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """Return rows; each block is fetched once.
+        """Return rows.
 
         Raises:
             IndexError: there is none with one of the numbers.
             ConfigError: this process has no connection to Ray.
         """
-        samples: list[Any] = [None] * len(indices)
-        for part in self._parts(np.asarray(indices, np.int64)):
-            for row, place in zip(part.taken.tolist(), part.places.tolist(), strict=True):
-                samples[place] = part.rows[row]
-        return samples
+        return samples_of(self._rows(np.asarray(indices, np.int64)), self._schema)
 
     def get_batch(self, indices: NDArray[np.int64], alloc: Allocator) -> dict[str, Any]:
-        """Return rows as one batch: arrays in memory from `alloc`, and lists of text.
-
-        Raises:
-            IndexError: there is no row with one of the numbers.
-            CollateError: rows of different shapes, or without a value where a number is to be.
-            ConfigError: this process has no connection to Ray.
-        """
-        if len(indices) == 0:
-            raise IndexError("a batch of no rows has no columns")
+        """Return rows as one batch; see `batch_of`. Raises as `__getitems__` does besides."""
         try:
-            return batch_of(self._parts(indices), len(indices), alloc)
+            batch = batch_of(self._rows(indices), self._schema)
         except CollateError as error:
             error.name_samples(indices.tolist())
             raise
+        for name, value in batch.items():
+            if isinstance(value, np.ndarray) and not value.flags.writeable:
+                batch[name] = alloc(value.shape, value.dtype)
+                batch[name][...] = value
+        return batch
 
-    def column(self, name: str) -> list[Any]:
-        """Return the values of one column, as they are in rows: labels for a sampler, say.
-
-        Only that column is sent here.
-
-        Raises:
-            KeyError: there is no such column.
-        """
-        self._check_connected()
-        read: Any = ray.remote(num_cpus=0)(_values_of_column)
-        schema = self._schema
-        asked = [read.remote(ref, schema, name, start, n) for ref, start, n, _ in self._blocks]
-        return [value for values in ray.get(asked) for value in values]
-
-    @property
-    def fingerprint(self) -> str:
-        """A text that is another one where rows are others, or in another order, most likely.
-
-        It is made of the number of rows and of 32 rows, and lets a loader's state say that the data
-        changed.
-        """
-        if self._fingerprint is None:
-            self._check_connected()
-            count = len(self)
-            chosen = np.unique(np.linspace(0, count - 1, min(count, _ROWS_LOOKED_AT), dtype=int))
-            numbers, rows = self._places(chosen.astype(np.int64))
-            look = ray.remote(num_cpus=0)(_digests)
-            asked = [
-                look.remote(
-                    self._blocks[number].ref, self._schema, rows[numbers == number].tolist()
-                )
-                for number in np.unique(numbers).tolist()
-            ]
-            found = [digest for digests in ray.get(asked) for digest in digests]
-            self._fingerprint = hashlib.blake2b(
-                f"{count}{found}".encode(), digest_size=16
-            ).hexdigest()
-        return self._fingerprint
-
-    def _check_connected(self) -> None:
+    def _rows(self, indices: NDArray[np.int64]) -> pa.Table:
         # A forked worker has its parent's module, which believes itself connected.
         if os.getpid() != self._pid or not ray.is_initialized():
             raise ConfigError(
@@ -188,55 +211,29 @@ class RayTable(Dataset[dict[str, Any]]):
                 "Load with num_workers=0, backend='thread' or backend='ray'; worker processes "
                 "cannot read them."
             )
-
-    def _places(self, indices: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the block that each row is in, and its number in the block's object."""
         count = len(self)
         wrong = indices[(indices < -count) | (indices >= count)]
-        if len(wrong):
-            raise IndexError(f"index {wrong[0]} is out of range: there are {count} rows")
+        if len(wrong) or not len(indices):
+            raise IndexError(f"index {[*wrong, None][0]} is out of range: there are {count} rows")
         indices = np.where(indices < 0, indices + count, indices)
-        numbers = np.searchsorted(self._stops, indices, side="right")
-        offsets = np.array([block.start for block in self._blocks], np.int64)
-        offsets[1:] -= self._stops[:-1]
-        return numbers, indices + offsets[numbers]
-
-    def _parts(self, indices: NDArray[np.int64]) -> Iterator[Part]:
-        self._check_connected()
-        numbers, rows = self._places(indices)
+        numbers = np.searchsorted(self._ends, indices, side="right") - 1
+        order = np.argsort(numbers, kind="stable")
+        parts = []
         for number in np.unique(numbers).tolist():
-            places = np.flatnonzero(numbers == number)
-            yield Part(self._rows_of(number), rows[places], places)
+            _, start = self._blocks[number]
+            rows = indices[numbers == number] - self._ends[number] + start
+            parts.append(BlockAccessor.for_block(self._block(number)).take(rows.tolist()))
+        table = joined(parts)
+        if len(parts) > 1:  # they are in the order of blocks
+            table = BlockAccessor.for_block(table).take(np.argsort(order).tolist())
+        return table
 
-    def _rows_of(self, number: int) -> Rows:
-        with self._lock:
-            found = self._open.get(number)
-            if found is not None:
-                self._open.move_to_end(number)
-                return found
-        opened = Rows(_table(ray.get(self._blocks[number].ref), self._schema))
-        with self._lock:
-            self._open[number] = opened
-            kept = sum(self._blocks[k].size_bytes for k in self._open)
-            while len(self._open) > 1 and kept > self._cache_bytes:
-                oldest, _ = self._open.popitem(last=False)
-                kept -= self._blocks[oldest].size_bytes
-        return opened
-
-
-def _table(block: Any, schema: Any) -> Any:  # noqa: ANN401
-    """Return a block as an Arrow table; Ray Data has some as pandas' frames."""
-    return with_types_of(schema, BlockAccessor.for_block(block).to_arrow())
-
-
-# Both run in Ray's workers, where a reference that was handed over has become the block.
-
-
-def _values_of_column(block: Any, schema: Any, name: str, start: int, count: int) -> list[Any]:  # noqa: ANN401
-    column = Rows(_table(block, schema).select([name])).columns[name]
-    return [column[row] for row in range(start, start + count)]
-
-
-def _digests(block: Any, schema: Any, chosen: list[int]) -> list[str]:  # noqa: ANN401
-    rows = Rows(_table(block, schema))
-    return [rows.digest(row) for row in chosen]
+    def _block(self, number: int) -> pa.Table:
+        block = self._open.get(number)
+        if block is None:
+            # Ray Data has some as pandas' frames.
+            block = BlockAccessor.for_block(ray.get(self._blocks[number][0])).to_arrow()
+            self._open[number] = block
+            for oldest in list(self._open)[:-_MOST_OPEN]:
+                self._open.pop(oldest, None)  # another thread may have
+        return block

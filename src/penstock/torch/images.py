@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from penstock.errors import ConfigError
@@ -62,7 +61,7 @@ class NormalizeImages(torch.nn.Module):
         self._std = (1.0, 1.0, 1.0) if std is None else _three_numbers("std", std)
         if min(self._std) <= 0:
             raise ConfigError(f"std is three numbers above 0, not {std!r}.")
-        if not _is_floating(dtype):
+        if not getattr(dtype, "is_floating_point", False):
             raise ConfigError(f"dtype is a floating torch.dtype, as torch.float16; not {dtype!r}.")
         self.dtype = dtype
         self._register(None)
@@ -101,7 +100,11 @@ class NormalizeImages(torch.nn.Module):
             ValueError: another shape.
         """
         if not isinstance(images, torch.Tensor):
-            raise TypeError(f"images are a tensor, not {_instead(images)}")
+            raise TypeError(
+                f"images are a tensor, not a {type(images).__name__}. torch.from_numpy makes one "
+                "of an array; of a batch (images, labels) take the first: device_transform="
+                "lambda batch: (normalize(batch[0]), *batch[1:])"
+            )
         if images.dtype != torch.uint8:
             raise TypeError(f"images are uint8 (output='uint8_hwc'), not {images.dtype}")
         if images.ndim < 3 or images.shape[-1] != 3:
@@ -113,39 +116,12 @@ class NormalizeImages(torch.nn.Module):
         return result.movedim(-1, -3)
 
 
-def _is_floating(dtype: object) -> bool:
-    return isinstance(dtype, torch.dtype) and dtype.is_floating_point
-
-
 def _three_numbers(name: str, given: object) -> tuple[float, float, float]:
-    if isinstance(given, torch.dtype):
-        raise ConfigError(f"{name} is three numbers, not {given}: name it, dtype={given}.")
     try:
         numbers = torch.as_tensor(given, dtype=torch.float64, device="cpu")
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ConfigError(f"{name} is three numbers, or None; not {given!r}.") from error
-    if numbers.shape != (3,) or not bool(torch.isfinite(numbers).all()):
-        raise ConfigError(f"{name} is three numbers, or None; not {given!r}.")
-    red, green, blue = numbers.tolist()
-    return red, green, blue
-
-
-def _instead(given: object) -> str:
-    """Return what was given in place of a tensor, and what to do."""
-    if isinstance(given, np.ndarray):
-        return (
-            f"a numpy array ({given.dtype} of shape {given.shape}): "
-            "torch.from_numpy(images) makes it one, .to(device) moves it"
-        )
-    kind = type(given).__name__
-    if isinstance(given, dict):
-        return (
-            f"a {kind}: of a batch with an item 'image' take that: device_transform=lambda batch: "
-            "{**batch, 'image': normalize(batch['image'])}"
-        )
-    if isinstance(given, (list, tuple)):
-        return (
-            f"a {kind}: of a batch (images, labels) take the first: "
-            "device_transform=lambda batch: (normalize(batch[0]), *batch[1:])"
-        )
-    return f"a {kind}"
+        if numbers.shape == (3,) and bool(torch.isfinite(numbers).all()):
+            red, green, blue = numbers.tolist()
+            return red, green, blue
+    except (TypeError, ValueError, RuntimeError):
+        pass
+    raise ConfigError(f"{name} is three numbers, or None; not {given!r}.")

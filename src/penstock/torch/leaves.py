@@ -33,14 +33,8 @@ _DTYPES: Final[dict[str, torch.dtype]] = {
 }
 
 _SPARSE: Final = {
-    str(layout): layout
-    for layout in (
-        torch.sparse_coo,
-        torch.sparse_csr,
-        torch.sparse_csc,
-        torch.sparse_bsr,
-        torch.sparse_bsc,
-    )
+    f"torch.sparse_{kind}": getattr(torch, f"sparse_{kind}")
+    for kind in ("coo", "csr", "csc", "bsr", "bsc")
 }
 
 
@@ -159,43 +153,31 @@ def _rebuild(
 
 
 def _reduce_sparse(tensor: torch.Tensor) -> _Reduced:
-    needs_grad, shape = tensor.requires_grad, tuple(tensor.shape)
+    needs_grad, shape, is_coalesced = tensor.requires_grad, tuple(tensor.shape), None
     tensor = tensor.detach()
+    parts: tuple[torch.Tensor, ...]
     if tensor.layout is torch.sparse_coo:
         # The public accessors want it coalesced first, which would make another tensor of it.
-        parts = (tensor._indices(), tensor._values())
-        return _rebuild_coo, (*parts, shape, tensor.is_coalesced(), needs_grad)
-    by_row = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
-    compressed = tensor.crow_indices() if by_row else tensor.ccol_indices()
-    plain = tensor.col_indices() if by_row else tensor.row_indices()
-    layout = str(tensor.layout)
-    return _rebuild_compressed, (compressed, plain, tensor.values(), shape, layout, needs_grad)
+        parts, is_coalesced = (tensor._indices(), tensor._values()), tensor.is_coalesced()
+    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        parts = tensor.crow_indices(), tensor.col_indices(), tensor.values()
+    else:
+        parts = tensor.ccol_indices(), tensor.row_indices(), tensor.values()
+    return _rebuild_sparse, (parts, shape, str(tensor.layout), is_coalesced, needs_grad)
 
 
-def _rebuild_coo(
-    indices: torch.Tensor,
-    values: torch.Tensor,
-    shape: tuple[int, ...],
-    is_coalesced: bool,
-    needs_grad: bool,
-) -> torch.Tensor:
-    tensor = torch.sparse_coo_tensor(
-        indices, values, shape, check_invariants=False, is_coalesced=is_coalesced
-    )
-    return tensor.requires_grad_() if needs_grad else tensor
-
-
-def _rebuild_compressed(
-    compressed: torch.Tensor,
-    plain: torch.Tensor,
-    values: torch.Tensor,
+def _rebuild_sparse(
+    parts: tuple[torch.Tensor, ...],
     shape: tuple[int, ...],
     layout: str,
+    is_coalesced: bool | None,
     needs_grad: bool,
 ) -> torch.Tensor:
-    tensor = torch.sparse_compressed_tensor(
-        compressed, plain, values, shape, layout=_SPARSE[layout], check_invariants=False
-    )
+    make: Any = torch.sparse_compressed_tensor
+    options: dict[str, Any] = {"layout": _SPARSE[layout]}
+    if is_coalesced is not None:
+        make, options = torch.sparse_coo_tensor, {"is_coalesced": is_coalesced}
+    tensor: torch.Tensor = make(*parts, shape, check_invariants=False, **options)
     return tensor.requires_grad_() if needs_grad else tensor
 
 

@@ -13,6 +13,7 @@ from torch.utils.data import default_collate, default_convert
 
 from penstock.data.dataset import follows_epochs
 from penstock.data.foreign import adapted
+from penstock.deprecation import removed_arguments
 from penstock.distributed import Rank, current_rank
 from penstock.engine.fault_log import FaultLog
 from penstock.engine.plan import Framework
@@ -25,7 +26,7 @@ from penstock.indices import (
     tell_epoch,
 )
 from penstock.insight.monitor import AutoWorkers, Monitor, Observed
-from penstock.options import LoaderOptions, plan_of
+from penstock.options import LOADERS_REMOVED, LoaderOptions, plan_of
 from penstock.randomness.kept import warn_of_kept_generators
 from penstock.sampling import BatchSampler, IndexSampler
 from penstock.schedule import EpochIterator, Schedule, worker_base_seed
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from penstock.engine.stream import BatchStream, DeliveryHook
     from penstock.faults import Failure, FaultPolicy
     from penstock.indices import IndexSource
+    from penstock.options import Auto, Ray
     from penstock.torch.streams import AsTorch
     from penstock.transport.page_lock import PageLock
 
@@ -84,9 +86,7 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
         sampler: Yields indices, instead of `shuffle`.
         batch_sampler: Yields lists of indices, instead of `batch_size`, `shuffle`, `sampler`,
             `drop_last`.
-        num_workers: Worker processes, threads or actors; 0 loads in this thread. "auto" measures
-            what samples cost and how fast the loop takes them, and adds and retires workers while
-            it runs; the order of batches is not disturbed. `stats()` says what it did.
+        num_workers: As for `penstock.Loader`: a number, "auto" or a `penstock.Auto`.
         collate_fn: Makes a batch of a list of samples. One with a method `collate_into`
             is given memory in the slot (`penstock.collate.CollateInto`).
         pin_memory: Give batches in page-locked memory where there is an accelerator. With CUDA it
@@ -105,34 +105,11 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
         seed: Decides every epoch's order and all random numbers of its samples, whatever the number
             of workers; see `penstock.sample_rng`. Samplers with a seed of their own keep it. Every
             `iter()` begins the next epoch, or that of `set_epoch`. None: torch's own semantics.
-        global_rng: With `seed=`: whether `random`, numpy's and torch's global generators are seeded
-            for each sample too, 10 to 30 us. False seeds `penstock.sample_rng()` alone, for
-            transforms that draw from nothing else; one that does is named once in a warning, but
-            not with Ray.
-        on_error: What becomes of a sample that cannot be made, and of a worker that dies. "raise"
-            raises the sample's exception, and `WorkerDied` at the first death. "skip" leaves the
-            sample out, "replace" puts another in its place; both start a new worker for one that
-            died, up to three times per epoch. A `penstock.FaultPolicy` says it in detail.
-        backend: What workers are: "process", "thread" for datasets that release the GIL (see
-            docs/guide/threads.md), or "ray" for Ray actors on any machine of a cluster (see
-            docs/guide/ray.md).
-        cpu_budget: With "auto": cores that workers may keep busy. None: all that this process may
-            use, less what the main process uses.
-        memory_budget: With "auto": bytes for batches under way and workers. None: half of what is
-            left.
-        progress: Whether to show a progress bar, with samples per second, the share of waiting and
-            the count of failed samples; a text is its name, as "train". Quiet on ranks above 0,
-            and where nobody looks.
-        monitor: What is measured of each batch. "light": when it was asked for and given, 2 us.
-            "full": also where the time of worker and loop goes, up to 50 us. "auto" measures in
-            full once batches come less often than every 5 ms, and from the first call of `stats`,
-            `report` or `trace` on. A progress bar, `subscribe` and `num_workers="auto"` have it
-            measured in full whatever this says; so does Ray, unless this is "light".
-        ray_options: With "ray": what each worker asks of the cluster, by the names of Ray's
-            `Actor.options`: num_cpus (1 unless given), num_gpus, memory, resources,
-            scheduling_strategy, runtime_env.
-        address: With "ray": of the cluster, as "auto" or "10.0.0.1:6379". None: the one that this
-            process is connected to, or RAY_ADDRESS; where there is none, Ray starts one here.
+        global_rng: As for `penstock.Loader`, with `seed=` alone.
+        on_error: As for `penstock.Loader`.
+        backend: As for `penstock.Loader`: "process", "thread", "ray" or a `penstock.Ray`.
+        progress: As for `penstock.Loader`.
+        monitor: As for `penstock.Loader`.
         device: Where batches arrive: "cuda", a `torch.device`, or "auto" for the accelerator there
             is, if any. The next batch is copied while the loop computes. None: in main memory.
             This path has not yet run on a GPU; `make gpu` runs its tests on one.
@@ -161,16 +138,13 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
     seed: int | None
     global_rng: bool
     on_error: str | FaultPolicy
-    backend: str
-    cpu_budget: float | None
-    memory_budget: int | None
+    backend: str | Ray
     progress: bool | str
     monitor: str
     device: torch.device | None  # with its index; None is main memory
     device_transform: Callable[[Any], Any] | None
-    ray_options: Mapping[str, Any] | None
-    address: str | None
 
+    @removed_arguments(**LOADERS_REMOVED)
     def __init__(
         self,
         dataset: Dataset[T_co] | NumpyDataset[T_co],
@@ -178,7 +152,7 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
         shuffle: bool | None = None,
         sampler: Sampler[Any] | Iterable[Any] | None = None,
         batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
-        num_workers: int | str = 0,
+        num_workers: int | str | Auto = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         pin_memory: bool = False,
         drop_last: bool = False,
@@ -194,15 +168,11 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
         seed: int | None = None,
         global_rng: bool = True,
         on_error: str | FaultPolicy = "raise",
-        backend: str = "process",
-        cpu_budget: float | None = None,
-        memory_budget: int | None = None,
+        backend: str | Ray = "process",
         progress: bool | str = False,
         monitor: str = "auto",
         device: str | int | torch.device | None = None,
         device_transform: Callable[[Any], Any] | None = None,
-        ray_options: Mapping[str, Any] | None = None,
-        address: str | None = None,
     ) -> None:
         """Check the arguments; nothing is started before iteration."""
         orders = {"shuffle": shuffle, "sampler": sampler, "batch_sampler": batch_sampler}
@@ -224,8 +194,7 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
             multiprocessing_context=multiprocessing_context,
             prefetch_factor=prefetch_factor, persistent_workers=persistent_workers,
             seed=seed, global_rng=global_rng, on_error=on_error,
-            cpu_budget=cpu_budget, memory_budget=memory_budget, progress=progress,
-            monitor=monitor, ray_options=ray_options, address=address,
+            progress=progress, monitor=monitor,
         )  # fmt: skip
         self._options = options
         self._schedule = Schedule(seed)
@@ -234,7 +203,11 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
         self._device_transform = device_transform
         self._faults = FaultLog(options.faults, dataset)
         self._monitor = Monitor(dataset, options)
-        self._keep({**vars(options), "device": chosen, "device_transform": device_transform})
+        self._keep(
+            vars(options)
+            | {"backend": options.given_backend, "device": chosen}
+            | {"device_transform": device_transform}
+        )
         workers: int = self._monitor.num_workers
         check_samplers(dataset, sampler, batch_sampler, batch_size)
         super().__init__(
@@ -525,14 +498,13 @@ def _checked_device(
     device: str | int | torch.device | None,
     transform: Callable[[Any], Any] | None,
 ) -> torch.device | None:
+    if transform is not None and (device is None or not callable(transform)):
+        raise ConfigError(
+            "device_transform is a function of the batch on a device, got "
+            f"device_transform={transform!r} and device={device!r}"
+        )
     if device is None:
-        if transform is not None:
-            raise ConfigError(
-                f"device_transform is for batches on a device, got {transform!r} and no device"
-            )
         return None
-    if transform is not None and not callable(transform):
-        raise ConfigError(f"device_transform is a function of the batch, not {transform!r}")
     if isinstance(dataset, _DATAPIPES):
         raise ConfigError(
             "DataPipes run on torch's own engine, which copies to no device: got "
@@ -567,9 +539,8 @@ def _rank_of_shard(loader: DataLoader[Any]) -> Rank:
 
 def _should_pin(loader: DataLoader[Any]) -> str | None:
     """Return the device type to page-lock for, or None; warns as torch does."""
-    if (
-        not loader.pin_memory or loader._target_device is not None
-    ):  # what is copied from is pinned anyway
+    # With a device, what is copied from is pinned anyway.
+    if not loader.pin_memory or loader._target_device is not None:
         return None
     if loader.pin_memory_device:
         warnings.warn(
@@ -580,20 +551,12 @@ def _should_pin(loader: DataLoader[Any]) -> str | None:
     accelerator = (
         torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     )
-    if accelerator is None:
-        warnings.warn(
-            "'pin_memory' argument is set as true but no accelerator is found, then device pinned "
-            "memory "
-            "won't be used.",
-            stacklevel=4,
-        )
-        return None
-    if accelerator.type == "mps":
-        warnings.warn(
-            "'pin_memory' argument is set as true but not supported on MPS now, device pinned "
-            "memory won't "
-            "be used.",
-            stacklevel=4,
-        )
-        return None
-    return accelerator.type
+    if accelerator is not None and accelerator.type != "mps":
+        return accelerator.type
+    why = "no accelerator is found" if accelerator is None else "not supported on MPS now"
+    warnings.warn(
+        f"'pin_memory' argument is set as true but {why}, "
+        f"{'then ' if accelerator is None else ''}device pinned memory won't be used.",
+        stacklevel=4,
+    )
+    return None

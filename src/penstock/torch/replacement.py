@@ -14,6 +14,7 @@ import torch.utils.data
 from torch.utils.data import IterableDataset
 
 from penstock.engine.backends import traits_of
+from penstock.options import backend_name
 from penstock.torch.loader import DataLoader
 from penstock.warn import users_level
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.faults import FaultPolicy
+    from penstock.options import Auto, Ray
 
 __all__ = ["Defaults", "install", "uninstall"]
 
@@ -41,8 +43,8 @@ class Defaults:
         progress: Whether to show a progress bar.
     """
 
-    num_workers: int | str | None = None
-    backend: str | None = None
+    num_workers: int | str | Auto | None = None
+    backend: str | Ray | None = None
     seed: int | None = None
     on_error: str | FaultPolicy | None = None
     progress: bool | str | None = None
@@ -72,9 +74,10 @@ class Defaults:
             found.pop("seed", None)
         if given.get("multiprocessing_context") is not None:
             found.pop("backend", None)
-        is_local = traits_of((found | given).get("backend", "process")).is_local
+        is_local = traits_of(backend_name((found | given).get("backend", "process"))).is_local
         is_stream = isinstance(dataset, IterableDataset)
-        if found.get("num_workers") == "auto" and (is_stream or not is_local):
+        is_auto = not isinstance(found.get("num_workers", 0), int)
+        if is_auto and (is_stream or not is_local):
             del found["num_workers"]  # "auto" needs workers on this machine, and no stream
         return found
 
@@ -82,14 +85,7 @@ class Defaults:
 _ON_TORCHS_ENGINE: Final = (torch.utils.data.IterDataPipe, torch.utils.data.MapDataPipe)
 
 
-def install(
-    *,
-    num_workers: int | str | None = None,
-    backend: str | None = None,
-    seed: int | None = None,
-    on_error: str | FaultPolicy | None = None,
-    progress: bool | str | None = None,
-) -> None:
+def install(**defaults: Any) -> None:  # noqa: ANN401
     """Replace `torch.utils.data.DataLoader` by `penstock.torch.DataLoader` in this process.
 
     Modules imported afterwards find Penstock's class under torch's names. A module that has
@@ -100,11 +96,9 @@ def install(
     runs under `penstock run`. A second call changes the arguments below, nothing else.
 
     Args:
-        num_workers: For loaders that are made without this argument: a number, or "auto".
-        backend: The same: "process", "thread" or "ray".
-        seed: The same. Batches then differ from those that torch draws after `torch.manual_seed`.
-        on_error: The same.
-        progress: The same.
+        **defaults: For loaders that are made without the argument: `num_workers`, `backend`,
+            `seed`, `on_error`, `progress`. With a seed, batches differ from those that torch draws
+            after `torch.manual_seed`.
 
     Raises:
         ConfigError: a setting is out of its range.
@@ -122,14 +116,11 @@ def install(
         >>> torch.utils.data.DataLoader.__module__
         'torch.utils.data.dataloader'
     """
-    defaults = Defaults(
-        num_workers=num_workers, backend=backend, seed=seed, on_error=on_error, progress=progress
-    )
+    settings = Defaults(**defaults)
     _warn_of_earlier_imports()
     for place in _PLACES:
         vars(place)["DataLoader"] = DataLoader
-    is_any = defaults != Defaults()
-    DataLoader.__init__ = _with(defaults) if is_any else _INIT  # type: ignore[method-assign]
+    DataLoader.__init__ = _with(settings) if defaults else _INIT  # type: ignore[method-assign]
 
 
 def uninstall() -> None:

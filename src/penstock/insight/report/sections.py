@@ -51,9 +51,8 @@ _KINDS: Final = {
     "gil": "The interpreter's lock",
     "unknown": "The cause is not known",
 }
-# Arguments that say nothing of a loader without workers, or without "auto".
+# Arguments that say nothing of a loader without workers.
 _OF_WORKERS: Final = ("backend", "prefetch_factor", "persistent_workers", "in_order")
-_OF_AUTO: Final = ("cpu_budget", "memory_budget")
 _TONES: Final = {"trainer": "good", "nothing yet": "open", "unknown": "open"}
 
 
@@ -316,7 +315,7 @@ def settings(recording: Recording) -> Element:
     """Return the arguments of the loader, but for those that change nothing of it."""
     given, stats = recording.settings, recording.stats
     num_workers = given.get("num_workers")
-    idle = () if num_workers == "auto" else _OF_AUTO if num_workers else _OF_WORKERS + _OF_AUTO
+    idle = () if num_workers else _OF_WORKERS
     now = {"prefetch_factor": stats.prefetch_factor, "num_workers": stats.num_workers}
     rows = [
         (

@@ -1,86 +1,155 @@
 # SPDX-License-Identifier: Apache-2.0
 """A device as delivery sees it: a queue for copies beside the one in which the consumer's work is.
 
-    copies      │ batch 1 │ batch 2 │            │ batch 3 │
-    consumer's  │         │ step 1  │  step 2    │  step 3 ...
+    copies' stream    ──▶ copy 1 ─ event ──▶ copy 2 ─ event ──▶
+    current stream    ──────────── wait ──▶ step 1 ── wait ──▶ step 2
 
 "The consumer's queue" is the stream that is current in the consumer's thread when a method is
-called.
+called. The copies' memory belongs to the copies' stream; `record_stream` tells torch's allocator
+that the consumer's reads it, so that it is used again only when what was queued there by the time
+it is dropped is done.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final
 
 import torch
 
 from penstock.errors import ConfigError
-from penstock.torch.device.direct import DirectAccelerator
-from penstock.torch.device.streams import StreamAccelerator
 
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
-__all__ = ["Accelerator", "Mark", "open_accelerator", "with_index"]
+__all__ = ["Accelerator", "StreamAccelerator", "open_accelerator", "with_index"]
 
 _HAS_STREAMS: Final = ("Stream", "Event", "stream", "current_stream")
 _INSTEAD: Final = "device='auto' takes the accelerator there is, or else the CPU."
 
 
-class Mark(Protocol):
-    """A place in a queue of a device."""
+class _Over:
+    """An event that is over, as torch's are asked."""
 
-    def is_over(self) -> bool:
-        """Return whether all before it is done. Does not wait.
+    def query(self) -> bool:
+        return True
 
-        Raises:
-            RuntimeError: something before it failed. It is not known what is done then.
-        """
-
-    def wait(self) -> None:
-        """Block this thread until all before it is done; raises as `is_over` does."""
+    def synchronize(self) -> None:
+        pass
 
 
-class Accelerator(Protocol):
-    """One device.
+class Accelerator:
+    """A device without queues that we could use: the CPU, and MPS.
 
-    Concurrency:
-        One thread.
+    A batch in main memory is on the CPU already, and handed over as it is. MPS has one queue, which
+    torch orders itself, and a copy into it returns when the host memory has been read.
+
+    Attributes:
+        device: Which one it is, with its index.
+        has_queues: Whether anything goes on beside the calling thread.
     """
 
-    @property
-    def device(self) -> torch.device:
-        """Which one it is, with its index."""
+    has_queues = False
 
-    @property
-    def has_queues(self) -> bool:
-        """Whether anything goes on beside the calling thread; False for the CPU."""
+    def __init__(self, device: torch.device) -> None:
+        """Take the device; it is put to use with the first copy."""
+        self.device = device
 
-    def copying(self) -> AbstractContextManager[object]:
+    def copying(self) -> contextlib.AbstractContextManager[object]:
         """Let what is begun inside go into the queue of copies."""
+        return contextlib.nullcontext()
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
         """Begin to copy a host tensor into the current queue; returns what is going to hold it.
 
         The host memory is the copy's until a mark behind it is over.
         """
+        return tensor.to(self.device)
 
-    def mark_copies(self) -> Mark:
-        """Return a mark behind all that is in the queue of copies."""
+    def mark_copies(self) -> Any:  # noqa: ANN401 - torch's event of that device
+        """Return an event behind all that is in the queue of copies."""
+        return _Over()
 
-    def mark_consumer(self) -> Mark:
-        """Return a mark behind all that is in the consumer's queue."""
+    def mark_consumer(self) -> Any:  # noqa: ANN401
+        """Return an event behind all that is in the consumer's queue."""
+        return _Over()
 
-    def let_consumer_wait(self, mark: Mark) -> None:
-        """Let the consumer's queue go on from here when `mark` is over; no thread waits.
-
-        Args:
-            mark: Of `mark_copies`.
-        """
+    def let_consumer_wait(self, mark: Any) -> None:  # noqa: ANN401
+        """Let the consumer's queue go on when an event of `mark_copies` is over."""
 
     def give_to_consumer(self, tensor: torch.Tensor) -> None:
         """Let the memory of a copy be used again only when the consumer's queue is done with it."""
+
+
+class StreamAccelerator(Accelerator):
+    """A device with streams and events, as CUDA and XPU: copies have a stream of their own.
+
+    Concurrency:
+        Any thread; the consumer's queue is the calling thread's current stream of this device, also
+        where another device is the thread's current one.
+    """
+
+    has_queues = True
+
+    def __init__(self, device: torch.device) -> None:
+        """Take the device; it is put to use with the first copy."""
+        super().__init__(device)
+        self._module: Any = torch.get_device_module(device)
+
+    def copying(self) -> contextlib.AbstractContextManager[object]:
+        """Make the copies' stream the current one, and this device with it."""
+        context: contextlib.AbstractContextManager[object] = self._module.stream(self._copies)
+        return context
+
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Begin to copy a tensor."""
+        if not tensor.is_pinned():
+            # CUDA would stage it by itself, and keep the caller until the copies before it are
+            # done. torch's pinned memory is used again once the copy from it is over. Of an
+            # expanded tensor each element is copied, as `to` does; pinning would refuse it.
+            tensor = (tensor.contiguous() if 0 in tensor.stride() else tensor).pin_memory()
+        return tensor.to(self.device, non_blocking=True)
+
+    def mark_copies(self) -> Any:  # noqa: ANN401
+        """Return an event behind the copies."""
+        return self._mark(self._copies)
+
+    def mark_consumer(self) -> Any:  # noqa: ANN401
+        """Return an event behind what is in the current stream."""
+        return self._mark(self._consumer)
+
+    def _mark(self, stream: Any) -> Any:  # noqa: ANN401
+        # Who waits sleeps: CUDA would otherwise spin, on a core that workers may need.
+        is_cuda = self.device.type == "cuda"
+        event = self._module.Event(blocking=True) if is_cuda else self._module.Event()
+        event.record(stream)
+        return event
+
+    def let_consumer_wait(self, mark: Any) -> None:  # noqa: ANN401
+        """Let the current stream wait."""
+        self._consumer.wait_event(mark)
+
+    def give_to_consumer(self, tensor: torch.Tensor) -> None:
+        """Tell torch's allocator that the current stream uses a tensor."""
+        tensor.record_stream(self._consumer)
+
+    @property
+    def _copies(self) -> Any:  # noqa: ANN401
+        return _copies_stream(self.device)
+
+    @property
+    def _consumer(self) -> Any:  # noqa: ANN401 - each device module has its own class
+        return self._module.current_stream(self.device)
+
+
+@functools.cache
+def _copies_stream(device: torch.device) -> Any:  # noqa: ANN401
+    """Return the stream for all copies to a device.
+
+    One for all loaders and epochs: the allocator keeps freed memory apart for each stream, so a new
+    stream per epoch would leave the last one's batches lying about.
+    """
+    module: Any = torch.get_device_module(device)
+    return module.Stream(device=device)
 
 
 def open_accelerator(device: str | int | torch.device) -> Accelerator:
@@ -97,7 +166,7 @@ def open_accelerator(device: str | int | torch.device) -> Accelerator:
     """
     wanted = _parsed(device)
     if wanted.type == "cpu":
-        return DirectAccelerator(torch.device("cpu"))
+        return Accelerator(torch.device("cpu"))
     try:
         module: Any = torch.get_device_module(wanted)
     except RuntimeError as error:
@@ -110,7 +179,7 @@ def open_accelerator(device: str | int | torch.device) -> Accelerator:
         chosen = with_index(wanted)
         if all(hasattr(module, name) for name in _HAS_STREAMS):
             return StreamAccelerator(chosen)
-        return DirectAccelerator(chosen)
+        return Accelerator(chosen)
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(
             f"device={device!r} cannot be used in this process: {error}. A process that was forked "
@@ -150,40 +219,30 @@ def _current_accelerator() -> torch.device | None:
 
 
 def _check_available(device: object, wanted: torch.device, module: Any) -> None:  # noqa: ANN401
+    kind, visible = wanted.type, os.environ.get("CUDA_VISIBLE_DEVICES")
+    hidden = "" if kind != "cuda" or visible is None else f" (CUDA_VISIBLE_DEVICES={visible!r})"
     if not module.is_available():
-        raise ConfigError(f"device={device!r} cannot be used: {_reason(wanted.type)} {_INSTEAD}")
+        versions = any(getattr(torch.version, name, None) for name in ("cuda", "hip"))
+        if kind == "cuda" and not versions:
+            reason = "was built without CUDA; install a build that has it."
+        elif kind == "cuda":
+            reason = (
+                f"finds no GPU{hidden}. Known causes: no driver, or one too old for this build of "
+                "torch (see nvidia-smi); a container without access to the GPU; "
+                "CUDA_VISIBLE_DEVICES hides it."
+            )
+        else:
+            reason = "finds none. Known causes: a build of torch without it, no driver."
+        raise ConfigError(
+            f"device={device!r} cannot be used: torch {torch.__version__} {reason} {_INSTEAD}"
+        )
     count = int(module.device_count()) if hasattr(module, "device_count") else 1
-    index = _index_of(wanted)
+    index: int | None = wanted.index  # torch's stub knows no None
     if index is not None and not 0 <= index < count:
         raise ConfigError(
             f"device={device!r} does not exist: this process sees {count} device"
-            f"{'' if count == 1 else 's'} of type {wanted.type!r}, numbered from 0"
-            f"{_visible(wanted.type)}."
+            f"{'' if count == 1 else 's'} of type {kind!r}, numbered from 0{hidden}."
         )
-
-
-def _reason(kind: str) -> str:
-    if kind == "cuda":
-        if not any(getattr(torch.version, name, None) for name in ("cuda", "hip")):
-            return f"torch {torch.__version__} was built without CUDA; install a build that has it."
-        return (
-            f"torch {torch.__version__} finds no GPU{_visible(kind)}. Known causes: no driver, or "
-            "one too old for this build of torch (see nvidia-smi); a container without access to "
-            "the GPU; CUDA_VISIBLE_DEVICES hides it."
-        )
-    return (
-        f"torch {torch.__version__} finds none. Known causes: a build of torch without it, no "
-        "driver."
-    )
-
-
-def _visible(kind: str) -> str:
-    value = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return "" if kind != "cuda" or value is None else f" (CUDA_VISIBLE_DEVICES={value!r})"
-
-
-def _index_of(device: torch.device) -> int | None:
-    return device.index  # torch's stub knows no None
 
 
 def with_index(device: torch.device) -> torch.device:
@@ -192,13 +251,12 @@ def with_index(device: torch.device) -> torch.device:
     It is not put to use: that would be before the loader forks its workers, who would inherit the
     driver's state.
     """
-    index = _index_of(device)
-    return torch.device(device.type, _current_index(device.type) if index is None else index)
-
-
-def _current_index(kind: str) -> int:
-    current = _current_accelerator()
-    if current is not None and current.type == kind:
-        return torch.accelerator.current_device_index()
-    module = torch.get_device_module(kind)
-    return int(module.current_device()) if hasattr(module, "current_device") else 0
+    index: int | None = device.index
+    if index is None:
+        current = _current_accelerator()
+        if current is not None and current.type == device.type:
+            index = torch.accelerator.current_device_index()
+        else:
+            module: Any = torch.get_device_module(device.type)
+            index = int(module.current_device()) if hasattr(module, "current_device") else 0
+    return torch.device(device.type, index)

@@ -19,6 +19,7 @@ import contextlib
 import functools
 import inspect
 import os
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -31,7 +32,7 @@ from penstock.torch.device.containers import map_leaves
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from penstock.torch.device.accelerator import Accelerator, Mark
+    from penstock.torch.device.accelerator import Accelerator
 
 __all__ = ["MAX_BEHIND", "MAX_OUTSTANDING", "DeviceCopier", "Pinning"]
 
@@ -79,7 +80,6 @@ class DeviceCopier:
         self._accelerator = accelerator
         self._device = accelerator.device
         self._transform = transform
-        self._takes_non_blocking: dict[type, bool] = {}
 
     @property
     def begins_ahead(self) -> bool:
@@ -185,9 +185,10 @@ class DeviceCopier:
         if is_tensor and (leaf.device == self._device or _goes_ahead(leaf)):
             return leaf  # it is there, or `begin` has copied it
         held.memory.append(leaf)
+        kind: Any = type(leaf)
         try:
             # Into main memory too only what waits is safe: nobody else would wait for it.
-            if self._accelerator.has_queues and (is_tensor or self._lets_go_on(leaf)):
+            if self._accelerator.has_queues and (is_tensor or _takes_non_blocking(kind)):
                 moved = leaf.to(self._device, non_blocking=True)
             else:
                 moved = leaf.to(self._device)
@@ -198,7 +199,6 @@ class DeviceCopier:
                 )
             return moved
         except Exception as error:
-            kind = type(leaf)
             annotate(
                 error,
                 f"{name}, while moving a {kind.__module__}.{kind.__qualname__} of the batch to "
@@ -206,13 +206,6 @@ class DeviceCopier:
             )
             _advise(error)
             raise
-
-    def _lets_go_on(self, leaf: Any) -> bool:  # noqa: ANN401
-        """Return whether an object's method `to` has an argument `non_blocking`."""
-        kind = type(leaf)
-        if kind not in self._takes_non_blocking:
-            self._takes_non_blocking[kind] = _has_non_blocking(leaf.to)
-        return self._takes_non_blocking[kind]
 
     def close(self) -> None:
         """Wait until no host memory is read any more, and let go of it; twice does nothing.
@@ -271,6 +264,7 @@ class Pinning:
         """Do nothing: nothing is under way."""
 
 
+@dataclass(slots=True)
 class _Begun:
     """A batch between `begin` and `finish`.
 
@@ -282,41 +276,36 @@ class _Begun:
         has_objects: Whether something in it is moved later, by its method `to`.
     """
 
-    __slots__ = ("batch", "copies", "has_objects", "mark", "name")
-
-    def __init__(self, batch: Any, name: str) -> None:  # noqa: ANN401
-        self.batch = batch
-        self.name = name
-        self.copies: list[torch.Tensor] = []
-        self.mark: Mark | None = None
-        self.has_objects = False
+    batch: Any
+    name: str
+    copies: list[torch.Tensor] = field(default_factory=list)
+    mark: Any = None
+    has_objects: bool = False
 
     def drop(self) -> None:
         self.batch = None
         self.copies.clear()
 
 
+@dataclass(slots=True, eq=False)
 class _Held:
-    """Host memory that a queue of the device reads.
+    """Host memory of a batch that a queue of the device reads.
 
     Attributes:
-        name: The batch that it is of.
+        name: The batch.
         memory: What keeps it: tensors, and objects with tensors in them.
         mark: Behind all that reads it; None if there is none yet, or it has failed.
     """
 
-    __slots__ = ("mark", "memory", "name")
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.memory: list[Any] = []
-        self.mark: Mark | None = None
+    name: str
+    memory: list[Any] = field(default_factory=list)
+    mark: Any = None
 
 
 class _Outstanding:
     """What a queue of the device was given and has not done yet, the oldest first."""
 
-    def __init__(self, make_mark: Callable[[], Mark], device: torch.device) -> None:
+    def __init__(self, make_mark: Callable[[], Any], device: torch.device) -> None:
         self._make_mark = make_mark
         self._device = device
         self._held: collections.deque[_Held] = collections.deque()
@@ -327,12 +316,12 @@ class _Outstanding:
         self._held.append(held)
         return held
 
-    def mark(self, held: _Held) -> Mark:
+    def mark(self, held: _Held) -> Any:  # noqa: ANN401 - an event
         """Return a mark behind what the queue was given of a batch; raises as `let_go` does."""
         with self._naming(held):
             return self._mark_of(held)
 
-    def _mark_of(self, held: _Held) -> Mark:
+    def _mark_of(self, held: _Held) -> Any:  # noqa: ANN401
         if held.mark is None:
             held.mark = self._make_mark()
         return held.mark
@@ -345,7 +334,7 @@ class _Outstanding:
         """
         while self._held:
             with self._naming(self._held[0]):
-                if not self._mark_of(self._held[0]).is_over():
+                if not self._mark_of(self._held[0]).query():
                     return
             self._held.popleft()
 
@@ -353,7 +342,7 @@ class _Outstanding:
         """Wait for the oldest until at most `number` batches are left; raises as `let_go` does."""
         while len(self._held) > number:
             with self._naming(self._held[0]):
-                self._mark_of(self._held[0]).wait()
+                self._mark_of(self._held[0]).synchronize()
             self._held.popleft()
 
     @contextlib.contextmanager
@@ -376,7 +365,7 @@ class _Outstanding:
             if held.memory:
                 # An interrupt leaves the rest held, for another call.
                 with contextlib.suppress(Exception):
-                    self._mark_of(held).wait()
+                    self._mark_of(held).synchronize()
             self._held.popleft()
 
 
@@ -420,9 +409,11 @@ def _goes_ahead(leaf: object) -> bool:
     )
 
 
-def _has_non_blocking(to: Callable[..., Any]) -> bool:
+@functools.cache
+def _takes_non_blocking(kind: Any) -> bool:  # noqa: ANN401
+    """Return whether the method `to` of a class has an argument `non_blocking`."""
     try:
-        parameters = inspect.signature(to).parameters
+        parameters = inspect.signature(kind.to).parameters
     except (TypeError, ValueError):  # a built-in may have no signature
         return False
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())

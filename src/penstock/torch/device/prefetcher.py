@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from penstock.errors import ConfigError
@@ -117,7 +118,9 @@ class _Batches:
     def __init__(self, loader: Iterable[Any], copier: DeviceCopier) -> None:
         self._copier = copier
         self._kind = type(loader).__name__
-        self._length = _length_of(loader)
+        self._length: int | None = None
+        with contextlib.suppress(TypeError, NotImplementedError):
+            self._length = len(loader)  # type: ignore[arg-type]
         self._num_taken = 0
         # What was begun, or the error that came instead.
         self._ahead: tuple[Any, Exception | None] | None = None
@@ -129,35 +132,26 @@ class _Batches:
     def __next__(self) -> Any:  # noqa: ANN401 - any batch tree
         if self._source is None:
             raise StopIteration
+        ahead, self._ahead = self._ahead, None
         try:
-            begun = self._next_begun(self._source)
+            begun, error = ahead or (self._begin(self._source), None)
+            if error is not None:
+                raise error
         except StopIteration:
             self.close()
             raise
+        finally:
+            ahead = error = None  # with its own traceback it would be a cycle
         batch = self._copier.finish(begun)
         # Not before: the loader may take its time, and the transform is at work meanwhile.
-        self._look_ahead(self._source)
+        if self._num_taken != self._length and self._copier.begins_ahead:
+            self._look_ahead(self._source)
         return batch
 
-    def _next_begun(self, source: Iterator[Any]) -> Any:  # noqa: ANN401
-        ahead, self._ahead = self._ahead, None
-        if ahead is None:
-            return _begin(source, self._copier, self._name())
-        begun, error = ahead
-        if error is None:
-            return begun
-        try:
-            raise error
-        finally:
-            del ahead, error  # with its own traceback it would be a cycle
-
     def _look_ahead(self, source: Iterator[Any]) -> None:
-        is_last = self._length is not None and self._num_taken >= self._length
-        if is_last or not self._copier.begins_ahead:
-            return
         try:
             with self._copier.without_autograd():
-                self._ahead = _begin(source, self._copier, self._name()), None
+                self._ahead = self._begin(source), None
         except StopIteration as error:
             self._ahead = None, error.with_traceback(None)
         except Exception as error:
@@ -166,23 +160,12 @@ class _Batches:
             # traceback are worth it.
             self._ahead = None, error
 
-    def _name(self) -> str:
+    def _begin(self, source: Iterator[Any]) -> Any:  # noqa: ANN401
         name = f"batch {self._num_taken} of {self._kind}"
         self._num_taken += 1
-        return name
+        return self._copier.begin(next(source), lambda: name)
 
     def close(self) -> None:
         """Drop the loader's iterator, wait for copies that are under way; twice does nothing."""
         self._source = self._ahead = None
         self._copier.close()
-
-
-def _begin(source: Iterator[Any], copier: DeviceCopier, name: str) -> Any:  # noqa: ANN401
-    return copier.begin(next(source), lambda: name)
-
-
-def _length_of(loader: Iterable[Any]) -> int | None:
-    try:
-        return len(loader)  # type: ignore[arg-type]
-    except (TypeError, NotImplementedError):
-        return None

@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.engine.backends import LONGEST_WAIT_S
-from penstock.engine.backends.ray.cluster import RayOptions, connect, what_is_free
+from penstock.engine.backends.ray.cluster import connect, what_is_free
 from penstock.engine.backends.ray.worker import Answer, RayWorker, serialize_tree, versions_here
 from penstock.engine.pickling import unpicklable_error
 from penstock.engine.plan import dataset_keys
@@ -92,7 +92,7 @@ _ADVICE_ON_NODE: Final = "Its work is done elsewhere as soon as the cluster has 
 _ADVICE_ON_INSTALL: Final = (
     "Every machine of the cluster needs penstock, and what the dataset imports, of the versions "
     "that the main process has. Install the same on every machine, or let Ray: "
-    'ray_options={"runtime_env": {"pip": [...], "working_dir": "."}}.'
+    'Ray(runtime_env={"pip": [...], "working_dir": "."}).'
 )
 _ADVICE_ON_PICKLING: Final = (
     "Ray's workers are other processes, perhaps on other machines. Leave out of __getstate__ what "
@@ -113,7 +113,7 @@ class RayBackend:
         """Prepare workers for `plan`."""
         self.measures = True
         self._plan = plan
-        self._options = plan.backend_options or RayOptions()
+        self._options = plan.backend_options
         self._ray: Any = None
         self._actor_class: Any = None
         self._spec: object = None  # a reference to the spec
@@ -246,7 +246,7 @@ class RayBackend:
             warnings.warn(
                 f"{len(missing)} of {len(workers)} workers wait for Ray to start them: "
                 f"{what_is_free(self._ray, self._options)} Fewer workers (num_workers), or such "
-                "that ask for less (ray_options), would start at once.",
+                "that ask for less (Ray(num_cpus=...)), would start at once.",
                 RuntimeWarning,
                 stacklevel=users_level(),
             )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A loader's options for Ray, the connection to the cluster, and the cluster's resources.
+"""The connection to a Ray cluster, its resources, and what Ray says of a loader's options.
 
 There is one connection per process, made at first need, or the user's own.
 
@@ -19,89 +19,26 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from penstock.errors import ConfigError, MissingExtraError
 from penstock.optional import install_command
 from penstock.redact import without_password
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from types import ModuleType
 
-__all__ = ["RayOptions", "check_actor_options", "checked_options", "connect", "what_is_free"]
+    from penstock.options import Ray
 
-# The options of `Actor.options` that the engine decides.
-_OURS: Final = {
-    "name": "workers are numbered, not named",
-    "lifetime": "workers live as long as their loader",
-    "max_restarts": "dead workers are replaced as on_error says",
-    "max_task_retries": "dead workers are replaced as on_error says",
-    "max_concurrency": "a worker makes one batch at a time",
-    "max_pending_calls": "prefetch_factor says how many batches are under way",
-}
+__all__ = ["check_actor_options", "connect", "what_is_free"]
+
 _ANY: Final = (None, "auto", "local")  # addresses that any connection satisfies
 # To connect to the cluster's port. Ray by itself tries for up to a minute.
 _PATIENCE_S: Final = 10.0
 
 _lock = threading.Lock()
 _forked_while_connected = False
-
-
-@dataclass(frozen=True, slots=True)
-class RayOptions:
-    """Where the cluster is, and what each worker asks of it.
-
-    Attributes:
-        address: Of the cluster; None leaves it to Ray.
-        actor: Options of Ray's `Actor.options`, always with "num_cpus". Their `runtime_env` may
-            hold tokens, so no text shows it.
-    """
-
-    address: str | None = None
-    actor: Mapping[str, Any] = field(default_factory=dict, repr=False)
-
-
-def checked_options(
-    backend: str, ray_options: Mapping[str, Any] | None, address: str | None
-) -> RayOptions | None:
-    """Return what the arguments of a loader mean; None for another backend than "ray".
-
-    Args:
-        backend: As given.
-        ray_options: As given: options of Ray's `Actor.options`, which `check_actor_options` checks.
-        address: As given.
-
-    Raises:
-        ConfigError: an argument without `backend="ray"`, an option that is Penstock's to decide, or
-            an empty address.
-        TypeError: what is no mapping, or no text.
-    """
-    if backend != "ray":
-        name = "address" if ray_options is None else "ray_options"
-        raise ConfigError(
-            f'{name} is for workers that are Ray actors, backend="ray", got '
-            f"backend={backend!r}; leave one of the two out"
-        )
-    if not isinstance(address, str | None):
-        raise TypeError(
-            'address is a text, as "auto", "local" or "10.0.0.1:6379", got '
-            f"{type(address).__name__}"
-        )
-    if address == "":
-        raise ConfigError('address is empty; leave it out, or give "auto", "local" or "host:port"')
-    if not isinstance(ray_options, Mapping | None):
-        raise TypeError(
-            "ray_options is a mapping of option names to values, as {'num_cpus': 2}, got "
-            f"{type(ray_options).__name__}"
-        )
-    given = dict(ray_options or {})
-    for key in _OURS.keys() & given:
-        raise ConfigError(
-            f"ray_options may not hold {key!r}, which the loader decides: {_OURS[key]}"
-        )
-    return RayOptions(address, {"num_cpus": 1, **given})
 
 
 def _load_ray() -> ModuleType:
@@ -119,7 +56,7 @@ def _load_ray() -> ModuleType:
         ) from error
 
 
-def check_actor_options(options: RayOptions) -> None:
+def check_actor_options(options: Ray) -> None:
     """Raise if Ray does not take the options for an actor; needs no connection.
 
     Raises:
@@ -138,11 +75,11 @@ def check_actor_options(options: RayOptions) -> None:
             # `runtime_env` may hold tokens, and what Ray says of it may quote them.
             said = "" if key == "runtime_env" else f": {type(error).__name__}: {error}"
             raise ConfigError(
-                f"Ray {ray.__version__} does not take ray_options[{key!r}] for an actor{said}"
+                f"Ray {ray.__version__} does not take Ray({key}=) for an actor{said}"
             ) from None
 
 
-def connect(options: RayOptions) -> ModuleType:
+def connect(options: Ray) -> ModuleType:
     """Return `ray`, connected: by the connection there is, else by one to `options.address`.
 
     With address None, Ray honours RAY_ADDRESS, then takes a cluster that `ray start` started on
@@ -259,7 +196,7 @@ def _init(ray: ModuleType, address: str | None) -> None:
             signal.signal(signal.SIGTERM, on_sigterm)
 
 
-def what_is_free(ray: ModuleType, options: RayOptions) -> str:
+def what_is_free(ray: ModuleType, options: Ray) -> str:
     """Return in a sentence what a worker asks for, what the cluster has of it, and what is free.
 
     Args:

@@ -14,7 +14,6 @@ from penstock.insight.report import write_report
 from penstock.insight.trace import read_trace, write_trace
 
 pytest.importorskip("typer")
-pytest.importorskip("plotly")
 
 DATASET = """
 import numpy as np
@@ -62,7 +61,7 @@ def test_the_page_of_a_trace_lies_beside_it(trace, capsys):
 def test_the_page_of_a_trace_goes_where_it_is_told(trace, tmp_path):
     page = tmp_path / "elsewhere.html"
     assert main(["report", str(trace), "-o", str(page)]) == 0
-    assert page.stat().st_size > 1e6
+    assert page.stat().st_size > 1e4
     assert not trace.with_suffix(".html").exists()
 
 
@@ -79,7 +78,7 @@ def test_a_dataset_is_loaded_for_the_page(dataset, tmp_path, capsys):
     assert recording.stats.run.batches == 12
     assert len(recording.epochs) == 2
     assert [failed.index for failed in recording.failures][:1] == [13]
-    assert (tmp_path / "penstock-report.html").stat().st_size > 1e6
+    assert (tmp_path / "penstock-report.html").stat().st_size > 1e4
     failed = recording.stats.run.failed
     assert failed >= 1
     assert f"penstock-report.html: 12 batches, bad samples: {failed}" in capsys.readouterr().out
@@ -153,7 +152,7 @@ def test_an_iterable_is_loaded_as_well(dataset, tmp_path):
 
 def test_a_damaged_trace_is_told_as_such(trace, capsys):
     content = json.loads(trace.read_text())
-    content["otherData"]["recording"]["classes"]["dataset"].pop()
+    content["otherData"]["recording"]["batches"]["step"].pop()
     trace.write_text(json.dumps(content))
     assert main(["report", str(trace)]) == 1
     assert "is damaged" in capsys.readouterr().err

@@ -90,7 +90,6 @@ def report(
     output = output or Path(_DEFAULT_NAME)
     for option, path in (("--output", output), ("--trace", trace)):
         check_output(option, path)
-    _import_plotly()
     with contextlib.ExitStack() as stack:
         loader = _loader(source, split, collate, stack, batch_size, workers, backend, size)
         status = _load(loader, batches, trainer_ms / 1000, source)
@@ -164,13 +163,6 @@ def _refuse_options(ctx: typer.Context, why: str, but: str = "") -> None:
             f"{', '.join(given)}: {why}, so there is nothing to set. Leave it out, or name a "
             "dataset."
         )
-
-
-def _import_plotly() -> None:
-    """Rather miss it now than after minutes of work."""
-    from penstock.insight.report.page import plotly_script
-
-    plotly_script()
 
 
 def _loader(

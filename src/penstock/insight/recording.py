@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 
-from penstock.data.labels.known import class_names_of, known_labels
-from penstock.data.ragged import RaggedArray
 from penstock.errors import ConfigError
 from penstock.faults import Failure, text_of
 from penstock.insight.plain import JSON, key_of_sample, plain, plain_text, read_versioned
@@ -25,7 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "JSON",
-    "ClassBalance",
     "EpochSpan",
     "FailedSample",
     "Machine",
@@ -35,7 +32,6 @@ __all__ = [
 
 _FORMAT: Final = "penstock recording"
 _VERSION: Final = 1
-_MOST_CLASSES: Final = 10_000
 _COLUMNS: Final = {  # names in the record: names here
     "epoch": "epoch",
     "step": "step",
@@ -93,21 +89,6 @@ class FailedSample:
 
 
 @dataclass(frozen=True, slots=True)
-class ClassBalance:
-    """How many samples of each class the dataset has, and how many were shown.
-
-    Attributes:
-        names: Of the classes.
-        dataset: Samples of each class in the dataset. One of several classes counts for each.
-        shown: How often samples of each class were asked for since the loader was made.
-    """
-
-    names: list[str]
-    dataset: list[int]
-    shown: list[int]
-
-
-@dataclass(frozen=True, slots=True)
 class EpochSpan:
     """The sums of one epoch.
 
@@ -158,7 +139,6 @@ class Recording:
             the system does not say.
         epochs: Sums of each epoch, in the order in which they began; the last 1,000 at most.
         failures: Samples that failed.
-        classes: None where the dataset does not tell its classes.
         machine: Where it ran.
 
     Example:
@@ -175,7 +155,6 @@ class Recording:
     )
     epochs: tuple[EpochSpan, ...] = ()
     failures: tuple[FailedSample, ...] = ()
-    classes: ClassBalance | None = None
     machine: Machine = field(default_factory=Machine)
 
     def to_json(self) -> dict[str, JSON]:
@@ -195,7 +174,8 @@ class Recording:
                 f'This is no recording of a loader: {kind} without "format": "{_FORMAT}". '
                 "`loader.report` and `loader.trace` write them."
             )
-        found = read_versioned(cls, data, _VERSION, "recording")
+        known = {key: value for key, value in data.items() if key != "classes"}  # of older ones
+        found = read_versioned(cls, known, _VERSION, "recording")
         _check_columns(found.batches)
         return typing.cast("Self", found)
 
@@ -222,12 +202,9 @@ def make_recording(
     settings: Mapping[str, Any],
     failures: Sequence[Failure],
     stats: Stats,
-    *,
     rows: Rows,
     epochs: Mapping[int, Span],
-    shown: np.typing.NDArray[np.uint32] | None,
-    dataset: object,
-    started: str = "",
+    started: str,
 ) -> Recording:
     """Return the recording of a run; `History.recording` calls it.
 
@@ -237,8 +214,6 @@ def make_recording(
         stats: Sums and verdict.
         rows: Of the batches that were kept.
         epochs: Sums by the number of the epoch.
-        shown: How often each sample was asked for, shape (len(dataset),); None if not counted.
-        dataset: Asked for its classes.
         started: When the run began, ISO 8601.
     """
     found = plain(settings)
@@ -249,7 +224,6 @@ def make_recording(
         batches=_batches(rows),
         epochs=tuple(EpochSpan(number, span) for number, span in epochs.items()),
         failures=tuple(_failed(failure) for failure in failures),
-        classes=_balance(dataset, shown),
         machine=_machine(stats.cores, started),
     )
 
@@ -284,38 +258,6 @@ def _failed(failure: Failure) -> FailedSample:
         epoch=failure.epoch,
         step=failure.step,
         partner_of=key_of_sample(failure.partner_of),
-    )
-
-
-def _balance(dataset: object, shown: np.typing.NDArray[np.uint32] | None) -> ClassBalance | None:
-    if dataset is None or shown is None:
-        return None
-    try:
-        return _counted(dataset, shown)
-    except Exception:  # a dataset may answer anything; then its classes are not known
-        return None
-
-
-def _counted(dataset: object, shown: np.typing.NDArray[np.uint32]) -> ClassBalance | None:
-    labels = known_labels(dataset)
-    if labels is None or len(labels) != len(shown):
-        return None
-    if isinstance(labels, RaggedArray):
-        values, weights = labels.values, np.repeat(shown, np.diff(labels.offsets))
-    else:
-        values, weights = np.asarray(labels), shown
-    classes, numbers_ = np.unique(values, return_inverse=True)
-    if not 0 < len(classes) <= _MOST_CLASSES:
-        return None
-    known = class_names_of(dataset)
-    if known is not None and classes.dtype.kind in "iub":
-        numbers_, size, names = values.astype(np.int64), len(known), list(known)
-    else:
-        size, names = len(classes), [str(name) for name in classes.tolist()]
-    return ClassBalance(
-        names=[plain_text(name) for name in names],
-        dataset=np.bincount(numbers_, minlength=size).tolist(),
-        shown=np.bincount(numbers_, weights, size).astype(np.int64).tolist(),
     )
 
 

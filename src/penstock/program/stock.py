@@ -41,7 +41,7 @@ from penstock.warn import users_place
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.insight.stats import Span
+    from penstock.insight.verdict import Inputs
 
 __all__ = ["StockMonitor", "watch"]
 
@@ -240,7 +240,8 @@ def _length(batch: Any) -> int:  # noqa: ANN401
     return len(batch) if batch.ndim else 0
 
 
-def _judge(span: Span, *, run: Span, **_: Any) -> Verdict:  # noqa: ANN401
+def _judge(inputs: Inputs) -> Verdict:
+    run = inputs.run or inputs.span
     return Verdict(
         "unknown",
         f"The main process waits {percent(run.wait_share)} of the time. A run without --engine "

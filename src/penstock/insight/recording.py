@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 
+from penstock.engine.timing import TimingRow
 from penstock.errors import ConfigError
 from penstock.faults import Failure, text_of
 from penstock.insight.plain import JSON, key_of_sample, plain, plain_text, read_versioned
@@ -32,34 +33,16 @@ __all__ = [
 
 _FORMAT: Final = "penstock recording"
 _VERSION: Final = 1
-_COLUMNS: Final = {  # names in the record: names here
-    "epoch": "epoch",
-    "step": "step",
+_RENAMED: Final = {
     "worker_id": "worker",
-    "pid": "pid",
-    "asked_ns": "asked_ns",
-    "given_ns": "given_ns",
-    "consumer_ns": "consumer_ns",
-    "trainer_cpu_ns": "trainer_cpu_ns",
-    "trainer_starved_ns": "trainer_starved_ns",
     "num_samples": "samples",
     "num_failed": "failed",
     "num_ready": "ready",
-    "num_workers": "num_workers",
-    "lookahead": "lookahead",
-    "begun_ns": "begun_ns",
-    "ended_ns": "ended_ns",
-    "idle_ns": "idle_ns",
-    "fetch_ns": "fetch_ns",
-    "read_ns": "read_ns",
-    "collate_ns": "collate_ns",
-    "send_ns": "send_ns",
-    "slot_ns": "slot_ns",
-    "cpu_ns": "cpu_ns",
-    "starved_ns": "starved_ns",
     "num_bytes": "bytes",
-    "pool_bytes": "pool_bytes",
-    "rss_bytes": "rss_bytes",
+}
+# By the name in the rows. A field that a row gets later is no column of this version.
+_COLUMNS: Final = {
+    name: _RENAMED.get(name, name) for name in (*TimingRow._fields, "read_ns") if name != "seed_ns"
 }
 _MOMENTS: Final = ("asked_ns", "given_ns", "begun_ns", "ended_ns")
 _MAY_BE_UNKNOWN: Final = ("trainer_starved_ns", "starved_ns")
@@ -238,15 +221,11 @@ def _batches(rows: Rows) -> dict[str, list[int | None]]:
     columns = {name: rows[name].tolist() for name in _COLUMNS}
     # A batch of which nothing is known, as no worker told, has moments of 0.
     start = min((moment for name in _MOMENTS for moment in columns[name] if moment), default=0)
-    batches: dict[str, list[int | None]] = {}
-    for told, name in _COLUMNS.items():
-        column: list[int | None] = list(columns[told])
-        if told in _MOMENTS:
-            column = [max(moment - start, 0) for moment in columns[told]]
-        elif told in _MAY_BE_UNKNOWN:
-            column = [None if took < 0 else took for took in columns[told]]
-        batches[name] = column
-    return batches
+    for name in _MOMENTS:
+        columns[name] = [max(moment - start, 0) for moment in columns[name]]
+    for name in _MAY_BE_UNKNOWN:
+        columns[name] = [None if took < 0 else took for took in columns[name]]
+    return {told: columns[name] for name, told in _COLUMNS.items()}
 
 
 def _failed(failure: Failure) -> FailedSample:

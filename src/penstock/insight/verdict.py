@@ -102,6 +102,10 @@ class Inputs:
             at = replace(at, lock_share=max(held, min(at.cores_taken, 1.0)))
         return at
 
+    def share(self, what: str) -> float:
+        """Return what share of a worker's time for a batch something takes, as "read", 0 to 1."""
+        return self.at.share(getattr(self.at, f"{what}_s"))
+
     @cached_property
     def is_local(self) -> bool:
         """Whether workers are on this machine."""
@@ -116,15 +120,20 @@ class Inputs:
     @cached_property
     def is_uneven(self) -> bool:
         """Whether some batches take so long that the others wait behind them."""
-        at = self.at
         # Workers that lack cores are late, too, and working ahead does not give them cores.
-        lacks_cores = at.share(at.worker_starved_s) >= _LACKS_CORES
-        return (
-            bool(at.num_workers)
-            and not at.is_cheap
-            and not lacks_cores
-            and (at.shortfall >= _WORTH)
-        )
+        if not self.num_workers or self.at.is_cheap or self.share("worker_starved") >= _LACKS_CORES:
+            return False
+        return self.at.shortfall >= _WORTH
+
+    @property
+    def are_too_few(self) -> bool:
+        """Whether there are workers, and fewer than are enough."""
+        return 0 < self.num_workers < self.at.enough_workers
+
+    @property
+    def excess(self) -> float:
+        """Share of samples' time that a part, or slow samples, take beyond their due."""
+        return max(self.excess_of_part, self.excess_of_samples)
 
     @cached_property
     def excess_of_part(self) -> float:
@@ -156,7 +165,7 @@ class Inputs:
         """What a batch costs, and what most of that is, as a part of a sentence."""
         at = self.at
         most = f"{duration(at.worker_cpu_s)} of it CPU"
-        if at.share(at.read_s) >= _READS:
+        if self.share("read") >= _READS:
             most = f"{duration(at.read_s)} of it waiting for reads"
         return f"{duration(at.made_s)}, {most}"
 
@@ -266,11 +275,13 @@ def _too_few(inputs: Inputs) -> Advice:
     return Advice(f"Too few batches to tell: {num}{besides}, and {_FEWEST} are needed.")
 
 
-def _unknown(inputs: Inputs) -> Advice:
+def _unmeasured(inputs: Inputs) -> Advice:
+    share = inputs.span.wait_share
     when = 'Why is not measured under monitor="light".'
     if inputs.is_measured_now:
         when = 'Why is measured from this question on, or from the start with monitor="full".'
-    return Advice(f"The main process waits {percent(inputs.span.wait_share)} of the time. {when}")
+    when = f" {when}" if share >= _WAITS else ""
+    return Advice(f"The main process waits {percent(share)} of the time.{when}")
 
 
 def _loses_to_threads(inputs: Inputs) -> bool:
@@ -379,8 +390,7 @@ def _seeding(inputs: Inputs) -> Advice:
 
 
 def _lacks_cores_alone(inputs: Inputs) -> bool:
-    at = inputs.at
-    return not at.num_workers and at.share(at.worker_starved_s) >= _OTHERS_HOLD
+    return not inputs.num_workers and inputs.share("worker_starved") >= _OTHERS_HOLD
 
 
 def _serial(inputs: Inputs) -> Advice:
@@ -416,8 +426,8 @@ def _delivery(inputs: Inputs) -> Advice:
 
 def _slow_source(inputs: Inputs) -> Advice:
     at, span = inputs.at, inputs.span
-    excess = max(inputs.excess_of_part, inputs.excess_of_samples)
-    gain = at.gain(at.num_workers, saved_s=min(excess, 1.0) * at.fetch_s) * at.shortfall
+    saved_s = min(inputs.excess, 1.0) * at.fetch_s
+    gain = at.gain(at.num_workers, saved_s=saved_s) * at.shortfall
     if inputs.excess_of_part >= inputs.excess_of_samples:
         worst = inputs.sources[0]
         blamed = (
@@ -479,10 +489,14 @@ def _transport(inputs: Inputs) -> Advice:
     )
 
 
+def _mostly_collates(inputs: Inputs) -> bool:
+    is_most = inputs.share("collate") >= _MOSTLY and inputs.at.collate_s >= inputs.at.send_s
+    return inputs.num_workers > 0 and is_most
+
+
 def _lack_cores(inputs: Inputs) -> bool:
-    at = inputs.at
-    is_starved = at.share(at.worker_starved_s) >= _WORKERS_STARVED
-    return bool(at.num_workers) and (at.fills_cores or is_starved)
+    is_starved = inputs.share("worker_starved") >= _WORKERS_STARVED
+    return inputs.num_workers > 0 and (inputs.at.fills_cores or is_starved)
 
 
 def _cpu(inputs: Inputs) -> Advice:
@@ -557,20 +571,18 @@ def _no_setting(inputs: Inputs) -> Advice:
 
 
 def _no_more_cores(inputs: Inputs) -> Advice:
-    at = inputs.at
+    busy = f"{amount(inputs.at.cores_taken)} of {amount(inputs.at.cores)} cores are busy"
     return Advice(
-        f"{inputs.waits}: making a batch takes {inputs.made}, and {amount(at.cores_taken)} of "
-        f"{amount(at.cores)} cores are busy.",
+        f"{inputs.waits}: making a batch takes {inputs.made}, and {busy}.",
         f"More workers would not help: {_CHEAPER}, or use more cores.",
     )
 
 
 def _handing_over(inputs: Inputs) -> Advice:
     return Advice(
-        f"{inputs.waits}: making a batch takes {inputs.made}, and a worker would take about as "
-        "long to hand it over.",
-        "Workers would not help: make larger batches, or whole ones (`get_batch(indices, empty)` "
-        "in the dataset).",
+        f"{inputs.waits}: making a batch takes {inputs.made}, and handing it over about as long.",
+        "Workers would not help: make larger batches, or whole ones "
+        "(`get_batch(indices, alloc)` in the dataset).",
     )
 
 
@@ -590,12 +602,8 @@ RULES: Final = (
     # First batches of epochs, while nothing lies ready.
     Rule("start", _starts_late, _start, least_gain=1.0),
     Rule("nothing yet", lambda i: i.at.batches < _FEWEST, _too_few),
-    Rule(
-        "trainer",
-        lambda i: not i.is_measured and i.span.wait_share < _WAITS,
-        lambda i: Advice(f"The main process waits {percent(i.span.wait_share)} of the time."),
-    ),
-    Rule("unknown", lambda i: not i.is_measured, _unknown),
+    Rule("trainer", lambda i: not i.is_measured and i.span.wait_share < _WAITS, _unmeasured),
+    Rule("unknown", lambda i: not i.is_measured, _unmeasured),
     # Worker threads, or the main process, wait for the interpreter's lock.
     Rule("gil", lambda i: _loses_to_threads(i) and (i.lock_share or 0.0) >= _HELD, _locked),
     Rule("gil", _may_be_locked, _maybe_locked),
@@ -603,54 +611,22 @@ RULES: Final = (
     Rule("contention", lambda i: i.at.wait_share < _WAITS and i.lacks_cores, _contention),
     Rule("trainer", lambda i: i.at.wait_share < _WAITS, _nothing_to_do),
     # Samples cost less than seeding the global generators before each of them.
-    Rule(
-        "seeding",
-        lambda i: i.at.share(i.at.seed_s) >= _MOSTLY and i.at.num_samples > 1,
-        _seeding,
-    ),
+    Rule("seeding", lambda i: i.share("seed") >= _MOSTLY and i.at.num_samples > 1, _seeding),
     # Without workers.
-    Rule(
-        "cpu",
-        lambda i: _lacks_cores_alone(i) and _serial(i).gain is None,
-        _serial,
-    ),
-    Rule(
-        "storage",
-        lambda i: not i.at.num_workers and i.at.share(i.at.read_s) >= _READS,
-        _serial,
-    ),
-    Rule("workers", lambda i: not i.at.num_workers, _serial),
+    Rule("cpu", lambda i: _lacks_cores_alone(i) and _serial(i).gain is None, _serial),
+    Rule("storage", lambda i: not i.num_workers and i.share("read") >= _READS, _serial),
+    Rule("workers", lambda i: not i.num_workers, _serial),
     # Batches are made sooner than one comes over from a worker.
-    Rule("transport", lambda i: bool(i.at.num_workers) and i.is_local, _delivery),
-    Rule(
-        "slow source",
-        lambda i: bool(i.at.num_workers) and max(i.excess_of_part, i.excess_of_samples) >= _EXCESS,
-        _slow_source,
-    ),
+    Rule("transport", lambda i: i.num_workers > 0 and i.is_local, _delivery),
+    Rule("slow source", lambda i: i.num_workers > 0 and i.excess >= _EXCESS, _slow_source),
     Rule("bursts", lambda i: i.is_uneven and i.at.idle_share >= _IDLE, _bursts),
-    Rule(
-        "collate",
-        lambda i: (
-            bool(i.at.num_workers)
-            and i.at.share(i.at.collate_s) >= _MOSTLY
-            and i.at.collate_s >= i.at.send_s
-        ),
-        _collate,
-    ),
-    Rule(
-        "transport",
-        lambda i: bool(i.at.num_workers) and i.at.share(i.at.send_s) >= _MOSTLY,
-        _transport,
-    ),
+    Rule("collate", _mostly_collates, _collate),
+    Rule("transport", lambda i: i.num_workers > 0 and i.share("send") >= _MOSTLY, _transport),
     Rule("cpu", lambda i: _lack_cores(i) and not i.is_local, _cpu_of_cluster),
     Rule("cpu", lambda i: _lack_cores(i) and i.is_local, _cpu),
-    Rule(
-        "storage",
-        lambda i: 0 < i.at.num_workers < i.at.enough_workers and i.at.share(i.at.read_s) >= _READS,
-        _storage,
-    ),
-    Rule("workers", lambda i: 0 < i.at.num_workers < i.at.enough_workers, _too_few_workers),
-    Rule("bursts", lambda i: i.is_uneven and i.at.enough_workers <= i.at.num_workers, _bursts),
+    Rule("storage", lambda i: i.are_too_few and i.share("read") >= _READS, _storage),
+    Rule("workers", lambda i: i.are_too_few, _too_few_workers),
+    Rule("bursts", lambda i: i.is_uneven and not i.are_too_few, _bursts),
     # No setting is known that would bring clearly more.
     Rule("contention", lambda i: _waits_little(i) and i.lacks_cores, _contention),
     Rule("trainer", _waits_little, _no_setting),

@@ -136,12 +136,7 @@ class History:
                 self._lock.release()
 
     def epoch_ended(self, epoch: int, end: EpochEnd | None = None) -> None:
-        """Take note that an epoch is over; its sums stay those of the epoch until the next.
-
-        Args:
-            epoch: Its number.
-            end: What came after its last batch; None if that is not known.
-        """
+        """Take note that an epoch is over; its sums stay those of the epoch until the next."""
         with self._lock:
             self._fold()
             if epoch not in self._epochs:
@@ -224,15 +219,7 @@ class History:
     ) -> Stats:
         """Return sums, and a verdict on the window.
 
-        Args:
-            num_workers: Workers now; 0 if the main process's thread makes the batches.
-            prefetch_factor: Batches under way per worker.
-            cores: Cores that this process may use: affinity and quota.
-            is_auto: Whether the tuner chooses the other two.
-            is_measured_now: Whether batches to come are measured, where the last ones were not.
-
-        Concurrency:
-            Any thread. Takes some milliseconds, in which `add` goes on.
+        Takes some milliseconds, in which `add` goes on in the main process's thread.
         """
         with self._lock:
             self._fold()
@@ -264,7 +251,7 @@ class History:
                 replaced_workers=self._num_replaced,
                 first_batch_s=(self._first_wait_ns or 0) / 1e9,
             )
-        from penstock.insight import verdict as verdicts  # not before somebody asks
+        from penstock.insight import verdict as verdicts  # not before stats are asked for
 
         steady = Sums.of(without_pauses(rows)).span() if is_measured else window
         slowest = tuple(replace(sample, name=self._name(sample.index)) for sample in slowest)
@@ -320,18 +307,7 @@ class History:
         *,
         started: str = "",
     ) -> Recording:
-        """Return all that reports and traces show.
-
-        Args:
-            settings: Of the loader, by name. Numbers, texts, lists and dicts of such are kept; of
-                anything else only the name of its class.
-            failures: The samples that failed.
-            stats: What `stats` returned.
-            started: When the run began, ISO 8601.
-
-        Concurrency:
-            Any thread.
-        """
+        """Return all that reports and traces show; `started` is when the run began, ISO 8601."""
         from penstock.insight.recording import make_recording
 
         with self._lock:

@@ -83,14 +83,7 @@ class AutoWorkers(int):
 
 
 class Accounts(NamedTuple):
-    """What is known of a loader, also once it is gone.
-
-    Attributes:
-        settings: What it was made with, by name.
-        stats: Returns the sums and a verdict.
-        recording: Returns all that a report and a trace show.
-        failures: Returns the samples that failed.
-    """
+    """Settings and figures of a loader, also once it is gone."""
 
     settings: dict[str, Any]
     stats: Callable[[], Stats]
@@ -269,7 +262,7 @@ class Monitor:
                 stacklevel=users_level(),
             )
 
-    def subscribe(self, callback: Callable[[Stats], object], every_s: float) -> Callable[[], None]:
+    def subscribe(self, callback: Callable[[Stats], object], every_s: Any) -> Callable[[], None]:  # noqa: ANN401
         """See `Observed.subscribe`."""
         if not callable(callback):
             raise TypeError(f"a subscriber is called with Stats, got {callback!r}")
@@ -293,9 +286,9 @@ class Monitor:
         return self._history.recording(settings, failures, self.stats(), started=self._started)
 
     def accounts(self, loader: Observed) -> Accounts:
-        """Return what tells of the loader later, and keeps neither it nor this monitor alive.
+        """Return settings and figures of the loader, which hold no reference to it or to this.
 
-        It keeps the dataset.
+        They keep the dataset.
         """
         settings, faults, started = loader._settings(), loader._faults, self._started
         history = self._history
@@ -326,7 +319,7 @@ def _stats(
 
 
 def _is_forked(context: Any) -> bool:  # noqa: ANN401 - any context; None is the default one
-    # Asking for the default decides it, unless somebody has done so already.
+    # Asking for the default decides it, unless it is decided.
     default = multiprocessing.get_start_method(allow_none=True)
     name = default if context is None else context.get_start_method()
     return (name or multiprocessing.get_all_start_methods()[0]) == "fork"

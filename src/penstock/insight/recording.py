@@ -189,16 +189,7 @@ def make_recording(
     epochs: Mapping[int, Span],
     started: str,
 ) -> Recording:
-    """Return the recording of a run; `History.recording` calls it.
-
-    Args:
-        settings: Of the loader, by name.
-        failures: Samples that failed.
-        stats: Sums and verdict.
-        rows: Of the batches that were kept.
-        epochs: Sums by the number of the epoch.
-        started: When the run began, ISO 8601.
-    """
+    """Return the recording of a run; `History.recording` calls it."""
     found = plain(settings)
     assert isinstance(found, dict)
     return Recording(
@@ -219,7 +210,7 @@ def _with_plain_keys(stats: Stats) -> Stats:
 
 def _batches(rows: Rows) -> dict[str, list[int | None]]:
     columns = {name: rows[name].tolist() for name in _COLUMNS}
-    # A batch of which nothing is known, as no worker told, has moments of 0.
+    # A batch that was not measured has moments of 0.
     start = min((moment for name in _MOMENTS for moment in columns[name] if moment), default=0)
     for name in _MOMENTS:
         columns[name] = [max(moment - start, 0) for moment in columns[name]]

@@ -28,13 +28,13 @@ ROW: Final = np.dtype(
     [
         (name, np.int64)
         for name in (
-            *TimingRow._fields,  # as told; what follows is made of them
+            *TimingRow._fields,  # as measured; what follows is made of them
             *("wait_ns", "first_wait_ns", "is_first"),
             "read_ns",  # in the dataset without CPU: storage, a network, a lock, a sleep
             "since_ns",  # when the first batch of the iterator was asked for
             "spare_ns",  # the worker had nothing to do since then
             "tail_ns",  # the main process's own code after an epoch's last batch
-            "is_measured",  # a worker told what it took
+            "is_measured",  # its making was
             *("is_workers_first", "timed", "timed_us", "slow", "slow_us"),  # of its samples
         )
     ]
@@ -162,7 +162,7 @@ def rows_of(told: Sequence[tuple[int, ...]], since_ns: int = _LONG_AGO) -> Rows:
     rows["is_first"] = rows["consumer_ns"] == 0
     begins = np.where(rows["is_first"], rows["asked_ns"], since_ns)
     rows["since_ns"] = np.maximum.accumulate(begins)
-    # Between two epochs nobody has anything to do.
+    # Between two epochs workers have nothing to do.
     since_begun = np.maximum(rows["begun_ns"] - rows["since_ns"], 0)
     rows["is_measured"] = rows["ended_ns"] > 0
     rows["spare_ns"] = np.minimum(rows["idle_ns"], since_begun)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cost of single samples, and of the parts of a dataset that is made of several.
 
-All of it is told by the indices of a batch and the times of its samples. No sample is read, and
+All of it follows from the indices of a batch and the times of its samples. No sample is read, and
 nothing that a dataset answers or refuses to answer reaches the training.
 """
 
@@ -182,7 +182,7 @@ def _sums(of_samples: NDArray[Any], sizes: NDArray[np.int64]) -> NDArray[np.int6
 
 
 def _index_at(indices: object, place: int, size: int) -> object:
-    """Return the key of one sample of a batch; None if it cannot be told."""
+    """Return the key of one sample of a batch; None if it is not known."""
     if indices is None:
         return None
     try:

@@ -44,7 +44,7 @@ class Span(Summarized):
         compute_s: Workers decoded and transformed.
         collate_s: Workers made batches of samples.
         send_s: Workers packed and sent batches.
-        slot_s: Workers made new slots; nobody ever waits for a free one.
+        slot_s: Workers made new slots, as none was free.
         starved_s: Workers could have run, and no core was free; part of the other stages.
         worker_cpu_s: CPU time of the workers.
         timed: Samples that were timed one by one; not those of a worker's first batch, and of

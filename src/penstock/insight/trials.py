@@ -2,7 +2,7 @@
 """What batches cost under each number of workers that the tuner tried, and what workers take.
 
 Memory of a worker: under fork its resident memory is the main process's to begin with, and what of
-it the worker has written to since, and so has for itself, is not told cheaply. It counts as 50 MB,
+it the worker has written to since, and so has for itself, is not known cheaply. It counts as 50 MB,
 plus what the worker has grown by since its first batch. Under spawn and forkserver all that is
 resident counts, at least 50 MB. Threads have no memory of their own.
 """
@@ -64,7 +64,7 @@ class Costs:
         """Count what a batch was to its worker."""
         cpu_ns, starved_ns = row.cpu_ns, max(row.starved_ns, 0)
         wall_ns = row.ended_ns - row.begun_ns
-        # Time without a core says how many run, not what a batch takes. It is told by another
+        # Time without a core says how many run, not what a batch takes. It is measured by another
         # clock than the rest: what is left cannot be less than the CPU time of one thread.
         busy_ns = max(wall_ns - starved_ns, min(cpu_ns, wall_ns))
         if wall_ns < cpu_ns <= _CLOCK_ERROR * wall_ns:
@@ -224,7 +224,7 @@ class DriftDetector:
     """Detects when batch costs have changed for good.
 
     Attributes:
-        usual: What batches cost; None until a window has told.
+        usual: What batches cost; None before the first window.
         is_look_due: Whether so much more is known of it that the settings are to be judged once
             more.
     """

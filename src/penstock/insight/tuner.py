@@ -51,13 +51,12 @@ _LONGEST_WINDOW: Final = 96  # ... but no more than that
 _VERY_UNEVEN: Final = 1.0  # standard deviation from batch to batch, as a share of the mean
 _SMALLEST_GAIN: Final = 0.04  # what brings less is given back
 _GAIN_OF_THREADS: Final = 0.15  # from twice as many
-_HARM: Final = 0.1
 _NOISE: Final = 0.3  # on a machine that others use too
 _CAPACITY_GAIN: Final = 0.2  # more of it is more than noise of the workers' own times
 _A_WAIT_NS: Final = 150_000  # a batch that lies ready is there in some 50 us
 _DOUBT: Final = 1.5
 _STEP: Final = 1.25  # settings that differ by less are not worth a try
-_SHORT_WAIT: Final = 0.03  # share of the time; below it nobody needs more workers
+_SHORT_WAIT: Final = 0.03  # share of the time; below it no more workers are needed
 _LONG_WAIT: Final = 0.05
 _TOO_LONG_WAIT: Final = 0.1  # more workers than the model says are worth a try
 _SLACK: Final = 1.15  # workers for each that is at work all the time
@@ -100,8 +99,7 @@ class Tuner:
         Args:
             limits: The user's.
             cores: What the process is allowed, as `cores_of_rank` says.
-            memory_left_bytes: What the machine and the control group leave, or this process's part
-                of it; None if not known.
+            memory_left_bytes: This process's part of what is left; None if not known.
             prefetch_factor: The user's, which is kept; None chooses it.
             shares_lock: Workers are threads.
             is_forked: Workers are processes that share the main process's memory.
@@ -129,7 +127,6 @@ class Tuner:
         self._too_many = self.max_workers + 1
         self._too_few = 0
         self._prefetches = {self.workers.prefetch_factor}
-        self._has_halved = False
         self._is_second_look = False
         self._most_before = 0  # batches that may be left out before the window begins
 
@@ -233,10 +230,9 @@ class Tuner:
         return self._limits.target(self._trials.basis, per_worker).num_workers
 
     def _give_back(self, before: WorkerSettings, costs: Costs) -> None:
-        """Return to the settings before, or to some between."""
+        """Return to the settings before."""
         trials, tried = self._trials, self.workers
         trials.pool += costs
-        gain = trials.gain(before, tried)
         found = (
             f"{_named(tried)} gave {amount(costs.rate)} batches/s, {_named(before)} "
             f"{amount(trials.under[before].rate)}"
@@ -246,15 +242,6 @@ class Tuner:
             self._too_few = before.num_workers - 1
         elif tried.num_workers > before.num_workers:
             self._too_many = before.num_workers + 1
-            half = math.isqrt(before.num_workers * tried.num_workers)
-            if gain < -_HARM and not self._has_halved:
-                self._has_halved = True
-                if half >= _STEP * before.num_workers:
-                    self._before = before
-                    self._change(
-                        WorkerSettings(half, tried.prefetch_factor), f"{found}: tries between"
-                    )
-                    return
         self._change(before, f"{found}: back to the latter")
         self._settle(costs=None)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is told of loaders to those who collect metrics, and under which names.
+"""Metrics of loaders: names, units and values, as exporters publish them.
 
 Counters are the sums since the loader was made (`Stats.run`), so they only grow.
 """
@@ -23,7 +23,7 @@ __all__ = ["MEASURES", "Measure", "WatchedLoaders", "stage_seconds"]
 
 
 class Measure(NamedTuple):
-    """One thing that is told.
+    """One metric.
 
     Attributes:
         name: In words, joined by underscores, without its unit.
@@ -43,7 +43,7 @@ class Measure(NamedTuple):
 
 
 class WatchedLoaders:
-    """Loaders whose stats are told; they are not kept alive."""
+    """Loaders whose stats are published; they are not kept alive."""
 
     def __init__(self) -> None:
         """Watch none yet."""

@@ -39,11 +39,11 @@ def observe(
 ) -> None:
     """Have a meter read the stats of a loader whenever it collects.
 
-    The loader is referred to weakly. Once it is gone, nothing is told of it, and another may have
-    its attributes. Observing a loader again with the same meter gives it other attributes.
+    The loader is referred to weakly. Once it is gone it has no metrics, and another may have its
+    attributes. Observing a loader again with the same meter gives it other attributes.
 
     Args:
-        loader: Whose stats are told.
+        loader: The loader.
         meter: Whose instruments; None is that of "penstock" with the global provider.
         attributes: What tells the loader from others of the meter, as `{"loader": "train"}`.
 

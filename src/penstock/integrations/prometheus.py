@@ -39,7 +39,7 @@ _UNITS: Final = {"s": "_seconds", "By": "_bytes"}
 class StatsCollector(Collector):
     """Reads the stats of loaders whenever Prometheus asks; nothing is done between.
 
-    Loaders are referred to weakly. One that is gone is no longer told of.
+    Loaders are referred to weakly. One that is gone has no metrics any more.
 
     Concurrency:
         Any thread; `prometheus_client` scrapes in one of its own.
@@ -73,7 +73,7 @@ class StatsCollector(Collector):
         """Watch a loader.
 
         Args:
-            loader: Whose stats are told.
+            loader: The loader.
             labels: What tells it from other loaders, as `{"loader": "train"}`; None for no labels.
             registry: Where the collector registers itself; None leaves that to the caller.
 
@@ -97,7 +97,7 @@ class StatsCollector(Collector):
         """Watch one more loader.
 
         Args:
-            loader: Whose stats are told.
+            loader: The loader.
             labels: With the same names as those of the first, and another value.
 
         Raises:

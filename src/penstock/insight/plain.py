@@ -115,7 +115,7 @@ def read_as(kind: Any, value: Any, where: str) -> Any:  # noqa: ANN401 - a type,
         return origin(read_as(args[0], item, f"{where}[{n}]") for n, item in enumerate(value))
     if origin is dict:
         _expect(isinstance(value, dict), "an object", value, where)
-        are_numbers = all(re.fullmatch("-?[0-9]{1,18}", key) for key in value)
+        are_numbers = all(re.fullmatch("-?[0-9]{1,18}", str(key)) for key in value)
         _expect(args[0] is str or are_numbers, "an object with numbers for keys", value, where)
         return {args[0](key): read_as(args[1], v, f"{where}.{key}") for key, v in value.items()}
     if args:  # a union: the first kind that fits

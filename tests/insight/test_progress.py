@@ -261,3 +261,14 @@ def test_in_a_notebook_the_bar_ends_with_its_cell():
     *bar, last = done.stderr.replace("\r", "\n").splitlines()
     assert last == "the cell has ended"
     assert without_bar(bar[-1]).startswith("epoch 0: 7/10, ")
+
+
+def test_a_bar_leaves_the_start_method_of_multiprocessing_open():
+    got = run(
+        EPOCH
+        + """
+    import multiprocessing
+    print(multiprocessing.get_start_method(allow_none=True))
+    """.replace("\n    ", "\n")
+    )
+    assert got.lines[-1] == "None"

@@ -343,7 +343,16 @@ def test_one_thread_that_holds_the_lock_all_the_time_is_not_given_others():
     assert verdict.expected_gain == pytest.approx(2 * 8 * MS / (9 * MS + 2 * HANDED))
 
 
-def test_a_consumer_that_waits_for_the_lock_in_its_own_code_is_not_told_to_do_nothing():
+def test_threads_that_may_wait_for_reads_or_for_the_lock_are_told_both():
+    verdict = training(**LOCKED, trainer=1 * MS)
+    assert verdict.bottleneck == "gil"
+    assert "Either that is what reads and the device take" in verdict.text
+    assert "which tells" in verdict.remedy
+    assert verdict.expected_gain is None
+
+
+@pytest.mark.parametrize("lock_share", [None, 0.8])
+def test_a_consumer_that_waits_for_the_lock_in_its_own_code_is_not_told_to_do_nothing(lock_share):
     verdict = training(
         compute=8 * MS,
         read=8 * MS,
@@ -351,12 +360,13 @@ def test_a_consumer_that_waits_for_the_lock_in_its_own_code_is_not_told_to_do_no
         trainer_cpu=1 * MS,
         idle=0.0,
         backend="thread",
-        lock_share=0.8,
+        lock_share=lock_share,
         num_ready=1.0,
     )
     assert verdict.bottleneck == "gil"
-    # 8 of its 9 ms were the lock's, and it takes a batch in the one that is left.
-    assert verdict.expected_gain == pytest.approx(9 * MS / (1 * MS + HANDED))
+    if lock_share:
+        # 8 of its 9 ms were the lock's, and it takes a batch in the one that is left.
+        assert verdict.expected_gain == pytest.approx(9 * MS / (1 * MS + HANDED))
 
 
 def test_more_threads_bring_no_more_than_the_lock_allows():

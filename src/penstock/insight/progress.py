@@ -11,6 +11,7 @@ import contextlib
 import importlib
 import os
 import sys
+import threading
 import warnings
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
@@ -26,6 +27,7 @@ __all__ = ["ProgressBar", "open_progress"]
 
 _INTERVAL_NS: Final = 100_000_000
 _WINDOW_NS: Final = 10_000_000_000  # rates are of the last 5 to 10 s
+_LOCK: Final = threading.RLock()
 _MOST_HELD_BACK: Final = 20  # drawings
 _FORMAT: Final = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 _FORMAT_OF_UNKNOWN: Final = "{desc}: {n_fmt} [{elapsed}{postfix}]"
@@ -60,8 +62,10 @@ def open_progress(name: str = "") -> ProgressBar | None:
             "progress=True needs tqdm, which is not installed. Install it with: "
             f"{install_command('progress')}, or leave progress out."
         ) from error
-    # Without tqdm's thread, as workers are forked.
-    return ProgressBar(name, type("Bar", (tqdm,), {"monitor_interval": 0}), shell)
+    # Without tqdm's thread, as workers are forked, and with a lock of threads: making its own, of
+    # processes as well, decides the start method of multiprocessing.
+    bar = type("Bar", (tqdm,), {"monitor_interval": 0, "_lock": _LOCK})
+    return ProgressBar(name, bar, shell)
 
 
 class ProgressBar:
@@ -236,7 +240,7 @@ class _Screen:
             # In a forked process, and once the bars have gone, it only hands on.
             if not text or not self._bars or os.getpid() != self._pid:
                 return write(text)
-            with self._bars[0].get_lock():
+            with _LOCK:
                 if not self._is_mid_line:
                     for bar in self._bars:
                         bar.clear(nolock=True)

@@ -10,7 +10,7 @@ See docs/design/insight.md.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -32,8 +32,11 @@ _WAITS: Final = 0.05  # share of the time below which a remedy would not be noti
 _WORTH: Final = 1.15  # a gain below it may be an error of the model
 _STARVED: Final = 0.10  # share of the main process's steps without a core that is worth a word
 _OTHERS_HOLD: Final = 0.3  # share of making a batch without a core, so that a gain is "up to"
-_ONE_CORE: Final = 1.2  # with no more cores the lock costs nothing
+_ONE_CORE: Final = (0.8, 1.2)  # cores that threads take together if one lock holds them
+_BLOCKED: Final = 0.3  # share of a batch's cost without CPU that may be the lock's
+_TRAINER_HOLDS: Final = 0.3  # cores of the main process's own
 _HELD: Final = 0.5  # share of looks that found the lock held: then it is the bottleneck
+_FREE: Final = 0.1
 _READS: Final = 0.5  # share of a batch's cost
 _MOSTLY: Final = 0.4  # share of a batch's cost that makes a stage the bottleneck
 _IDLE: Final = 0.25  # share of workers' time: beyond it what they make is enough on average
@@ -92,7 +95,12 @@ class Inputs:
         traits = traits_of(self.backend)
         cores = self.cores if traits.is_local else math.inf  # on others as many as there are
         held = (self.lock_share or 0.0) if traits.shares_interpreter else 0.0
-        return Means.of(self.span, self.num_workers, cores, pause_s=self.pause_s, lock_share=held)
+        at = Means.of(self.span, self.num_workers, cores, pause_s=self.pause_s, lock_share=held)
+        is_seen = self.lock_share is not None and self.lock_share <= _FREE
+        if traits.shares_interpreter and not is_seen and at.cores_taken <= _ONE_CORE[1]:
+            # All of their CPU may be in Python.
+            at = replace(at, lock_share=max(held, min(at.cores_taken, 1.0)))
+        return at
 
     def share(self, what: str) -> float:
         """Return what share of a worker's time for a batch something takes, as "read", 0 to 1."""
@@ -276,29 +284,65 @@ def _unmeasured(inputs: Inputs) -> Advice:
     return Advice(f"The main process waits {percent(share)} of the time.{when}")
 
 
-def _is_locked(inputs: Inputs) -> bool:
-    """Whether threads as workers were seen to cost the main process time by Python's lock."""
+def _loses_to_threads(inputs: Inputs) -> bool:
+    """Whether threads as workers may cost the main process time by Python's lock."""
     at = inputs.at
-    if at.lock_share < _HELD or not at.num_workers or at.cores <= _ONE_CORE:
+    if not (traits_of(inputs.backend).shares_interpreter and at.num_workers):
         return False
-    has_lost = at.trainer_blocked_s * at.rate >= _STARVED and at.idle_share < _IDLE
-    return at.wait_share >= _WAITS or has_lost
+    return at.cores > _ONE_CORE[1] and (at.wait_share >= _WAITS or _has_lost(at))
+
+
+def _has_lost(at: Means) -> bool:
+    return at.trainer_blocked_s * at.rate >= _STARVED and at.idle_share < _IDLE
+
+
+def _may_be_locked(inputs: Inputs) -> bool:
+    at, share = inputs.at, inputs.lock_share
+    trainer_holds = at.trainer_cpu_s * at.rate >= _TRAINER_HOLDS
+    is_blocked = at.share(at.read_s + at.worker_starved_s) >= _BLOCKED
+    return (
+        _loses_to_threads(inputs)
+        and (share is None or share > _FREE or trainer_holds)
+        and _ONE_CORE[0] <= at.cores_taken <= _ONE_CORE[1]
+        and (_has_lost(at) or is_blocked)
+        and _as_processes(at)[1] >= _WORTH
+    )
+
+
+def _as_processes(at: Means) -> tuple[int, float]:
+    """Return how many processes to take instead of threads, and what they would bring."""
+    freed = at.without_lock()
+    workers = freed.enough_workers
+    return workers, at.gain_to(freed, workers)
+
+
+def _threads(at: Means) -> str:
+    return (
+        f"{counted(at.num_workers, 'thread')} and the main process take {amount(at.cores_taken)} "
+        f"of {amount(at.cores)} cores, and pass {duration(at.read_s + at.worker_starved_s)} of a "
+        f"batch's {duration(at.made_s)} and "
+        f"{duration(max(at.trainer_s - at.trainer_cpu_s, 0.0))} of a step's "
+        f"{duration(at.consumer_s)} without CPU"
+    )
 
 
 def _locked(inputs: Inputs) -> Advice:
-    at = inputs.at
-    freed = at.without_lock()
-    workers = freed.enough_workers
-    gain = at.gain_to(freed, workers)
+    workers, gain = _as_processes(inputs.at)
     return Advice(
-        f"{inputs.waits}, and {percent(at.lock_share)} of the times that it looked, another thread "
-        f"held Python's lock, which one has at a time: {counted(at.num_workers, 'thread')} and the "
-        f"main process take {amount(at.cores_taken)} of {amount(at.cores)} cores, and pass "
-        f"{duration(at.read_s + at.worker_starved_s)} of a batch's {duration(at.made_s)} without "
-        "CPU.",
+        f"{inputs.waits}, and {percent(inputs.lock_share or 0.0)} of the times that it looked, "
+        f"another thread held Python's lock, which one has at a time: {_threads(inputs.at)}.",
         f'Use processes: backend="process", num_workers={workers} would give up to '
         f"{_times(gain)} the throughput.",
         gain,
+    )
+
+
+def _maybe_locked(inputs: Inputs) -> Advice:
+    return Advice(
+        f"{inputs.waits}: {_threads(inputs.at)}. Either that is what reads and the device take, or "
+        "they wait for Python's lock, which one thread has at a time.",
+        'Try backend="process", which tells: if it is faster, it was the lock; if not, take more '
+        "threads.",
     )
 
 
@@ -561,7 +605,8 @@ RULES: Final = (
     Rule("trainer", lambda i: not i.is_measured and i.span.wait_share < _WAITS, _unmeasured),
     Rule("unknown", lambda i: not i.is_measured, _unmeasured),
     # Worker threads, or the main process, wait for the interpreter's lock.
-    Rule("gil", _is_locked, _locked),
+    Rule("gil", lambda i: _loses_to_threads(i) and (i.lock_share or 0.0) >= _HELD, _locked),
+    Rule("gil", _may_be_locked, _maybe_locked),
     # Below 5 % of waiting a remedy would not be noticed.
     Rule("contention", lambda i: i.at.wait_share < _WAITS and i.lacks_cores, _contention),
     Rule("trainer", lambda i: i.at.wait_share < _WAITS, _nothing_to_do),

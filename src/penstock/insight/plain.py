@@ -128,7 +128,8 @@ def read_as(kind: Any, value: Any, where: str) -> Any:  # noqa: ANN401 - a type,
         return read_as(last, value, where)
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if kind is float:  # an integer may have 400 digits
-        _expect(is_number and abs(value) <= sys.float_info.max, "a number", value, where)
+        is_too_large = isinstance(value, int) and abs(value) > sys.float_info.max
+        _expect(is_number and not is_too_large, "a number", value, where)
         return float(value)
     if kind is int:
         _expect(is_number and isinstance(value, int), "an integer", value, where)

@@ -28,6 +28,7 @@ __all__ = ["ProgressBar", "open_progress"]
 _INTERVAL_NS: Final = 100_000_000
 _WINDOW_NS: Final = 10_000_000_000  # rates are of the last 5 to 10 s
 _LOCK: Final = threading.RLock()
+_USUAL_COLUMNS: Final = 80
 _MOST_HELD_BACK: Final = 20  # drawings
 _FORMAT: Final = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 _FORMAT_OF_UNKNOWN: Final = "{desc}: {n_fmt} [{elapsed}{postfix}]"
@@ -100,13 +101,16 @@ class ProgressBar:
         """
         self.end()
         self._screen = None if self._shell else _Screen.of(sys.stderr)
+        # tqdm draws nothing in a terminal that does not say how wide it is.
+        has_size = self._screen is None or _columns(sys.stderr) > 0
         self._bar = self._tqdm(
             desc=f"{self._name}epoch {epoch}",
             total=total_batches,
             initial=done,
             file=self._screen or sys.stderr,
             mininterval=0,
-            dynamic_ncols=True,
+            dynamic_ncols=has_size,
+            ncols=None if has_size else _USUAL_COLUMNS,
             leave=True,
             bar_format=_FORMAT if total_batches else _FORMAT_OF_UNKNOWN,
         )
@@ -255,6 +259,13 @@ class _Screen:
 
         vars(stream)["write"] = write_above
         return write_above
+
+
+def _columns(stream: TextIO) -> int:
+    try:
+        return os.get_terminal_size(stream.fileno()).columns
+    except (OSError, ValueError):
+        return 0
 
 
 def _notebook() -> Any:  # noqa: ANN401

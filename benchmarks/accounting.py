@@ -415,10 +415,10 @@ def add(size: Size, records: MadeUpRecords) -> _Part:
 
 
 def observe(size: Size, records: MadeUpRecords) -> _Part:
-    from penstock.insight.budgets import Limits
+    from penstock.insight.budgets import Auto
     from penstock.insight.tuner import Tuner
 
-    tuner = Tuner(Limits(), cores=8.0)
+    tuner = Tuner(Auto(), cores=8.0)
     records.workers = tuner.workers
 
     def call(row: Any, *_: object) -> None:  # noqa: ANN401
@@ -430,24 +430,13 @@ def observe(size: Size, records: MadeUpRecords) -> _Part:
 
 
 def advance(size: Size, records: MadeUpRecords) -> _Part:
-    import io
+    import functools
 
-    from rich.console import Console
+    from tqdm import tqdm
 
     from penstock.insight.progress import ProgressBar
 
-    class Wall:
-        """Where nothing is drawn after the first time."""
-
-        console = Console(file=io.StringIO(), width=100)
-        interval_ns = 10**18
-        width = 100
-
-        def show(self, bar: ProgressBar) -> None: ...
-
-        def finish(self, bar: ProgressBar) -> None: ...
-
-    bar = ProgressBar("train", Wall())
+    bar = ProgressBar("train", functools.partial(tqdm, disable=True))
     bar.begin(0, size.num_calls)
     return lambda row, *_: bar.advance(row), size.num_calls
 

@@ -131,8 +131,6 @@ def test_convert_refuses_it(special, photos, form):
     ],
 )
 def test_commands_refuse_it_at_once(special, photos, capsys, command):
-    if "report" in command:
-        pytest.importorskip("plotly")
     with open("data.py", "w") as file:
         file.write("raise SystemExit('never imported')\n")
     assert main(command.format(special).split()) == 1

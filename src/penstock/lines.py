@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is written for people to read: a name stays in its line, and commands no terminal.
 
-All that the commands say goes through `say`; `insight.terminal` draws the bar with cursor codes of
+All that the commands say goes through `say`; `insight.progress` draws the bar with cursor codes of
 its own. Names of files and what errors repeat come from strangers' data.
 """
 

@@ -23,7 +23,6 @@ __all__ = ["install_command", "missing_extra", "when_imported"]
 _EXTRA_OF: Final = {
     "typer": "cli",
     "rich": "cli",
-    "plotly": "report",
     "torch": "torch",
     "cv2": "vision",
     "simplejpeg": "vision",

@@ -106,7 +106,6 @@ class Page:
         self.command("Emulation.setEmulatedMedia", features=[_feature(scheme)], media="")
         self.resize(*size)
         self.driver.get(path.as_uri())
-        self.wait_until_drawn()
         return self
 
     def command(self, name, **arguments):
@@ -119,11 +118,6 @@ class Page:
             height=height,
             deviceScaleFactor=1,
             mobile=width < 600,
-        )
-
-    def wait_until_drawn(self):
-        self.wait_until(
-            lambda: self.js("return document.documentElement.dataset.drawn") is not None
         )
 
     def wait_until(self, holds):

@@ -10,7 +10,6 @@ import pytest
 from tests.insight.recordings import Photos, Run, change, failure, recording_of
 
 from penstock.insight.report import write_report
-from penstock.insight.report.page import charts_of
 
 from .conftest import PHONE
 
@@ -27,19 +26,7 @@ def recording():
 
 @pytest.fixture(scope="module")
 def path(recording, tmp_path_factory):
-    pytest.importorskip("plotly")
     return write_report(recording, tmp_path_factory.mktemp("report") / "run.html")
-
-
-def marks_in_browser(page, key):
-    """Count what Plotly has drawn of each of a chart's traces: points, bars or lines."""
-    plot = f"#plot-{key}"
-    return {
-        "lines": page.count(f"{plot} .scatterlayer path.js-line"),
-        "areas": page.count(f"{plot} .scatterlayer path.js-fill"),
-        "points": page.count(f"{plot} .scatterlayer path.point"),
-        "bars": page.count(f"{plot} .barlayer .point path"),
-    }
 
 
 def test_nothing_is_wrong_in_the_console_and_nothing_is_asked_of_a_network(page, path):
@@ -58,7 +45,6 @@ def test_figures_are_those_of_the_stats(page, path, recording):
     assert {name: float(value) for name, (value, _) in shown.items()} == {
         "samples_per_s": run.samples_per_s,
         "wait_share": run.wait_share,
-        "epochs": 3,
         "batches": run.batches,
         "failed": run.failed,
         "num_workers": stats.num_workers,
@@ -76,7 +62,7 @@ def test_the_verdict_stands_on_top_with_remedy_and_gain(page, path, recording):
     verdict = recording.stats.verdict
     assert page.find("#verdict .answer").text == verdict.text
     assert page.find("#verdict .remedy").text == verdict.remedy
-    assert page.find("#verdict .gain strong").text.startswith(f"{verdict.expected_gain:.2f}")
+    assert f" {verdict.expected_gain:.2f} x" in page.find("#verdict .gain").text
     tops = page.js("return [...document.querySelectorAll('main > *')].map(e => e.id)")
     assert tops[0] == "verdict"
 
@@ -100,46 +86,31 @@ def test_tables_have_a_row_for_each_entry(page, path, recording):
     assert recording.stats.slowest[0].name in first
 
 
-def test_every_chart_has_the_marks_of_its_data(page, path, recording):
+def test_bands_are_as_high_as_the_seconds_of_the_workers(page, path, recording):
     page.open(path)
-    for chart in charts_of(recording):
-        drawn = marks_in_browser(page, chart.key)
-        kinds = [trace["type"] for trace in chart.traces]
-        modes = [trace.get("mode") for trace in chart.traces]
-        fills = [t for t in chart.traces if t.get("fill") == "tozeroy" or "stackgroup" in t]
-        expected = {
-            "lines": modes.count("lines"),
-            "areas": len(fills),
-            "points": sum(len(t["x"]) for t in chart.traces if t.get("mode") == "markers"),
-            "bars": sum(len(t["x"]) for t in chart.traces if t["type"] == "bar"),
-        }
-        assert drawn == expected, chart.key
-        assert kinds
-        assert sum(drawn.values()) > 0
+    areas = page.js("""
+      return [...document.querySelectorAll("#chart-workers polygon")].map(e => {
+        const points = e.getAttribute("points").split(" ").map(p => p.split(",").map(Number));
+        const sum = (total, [x, y], n) => {
+          const [nextX, nextY] = points[(n + 1) % points.length];
+          return total + x * nextY - nextX * y;
+        };
+        return [e.dataset.band, Math.abs(points.reduce(sum, 0)) / 2];
+      });
+    """)
+    areas, run = dict(areas), recording.stats.run
+    for name in ("read", "collate", "send"):
+        expected = getattr(run, f"{name}_s") / run.compute_s
+        assert areas[name] / areas["compute"] == pytest.approx(expected, rel=0.03), name
 
 
-def test_bars_are_as_long_as_the_counts_of_their_classes(page, path, recording):
+def test_every_chart_has_a_text_that_says_the_same(page, path):
     page.open(path)
-    widths = page.js(
-        "return [...document.querySelectorAll('#plot-classes .barlayer .point path')]"
-        ".map(e => e.getBBox().width)"
-    )
-    counts = sorted(recording.classes.dataset, reverse=True)
-    assert widths[1] / widths[0] == pytest.approx(counts[1] / counts[0], rel=0.02)
-
-
-def test_every_chart_has_a_text_that_says_the_same_and_its_data(page, path, recording):
-    page.open(path)
-    for chart in charts_of(recording):
-        plot = page.find(f"#plot-{chart.key}")
-        assert plot.get_attribute("role") == "img"
-        assert plot.get_attribute("aria-label") == f"{chart.title}. {chart.summary}"
-        rows = page.js(
-            "return document.getElementById(arguments[0]).parentElement"
-            ".querySelectorAll('details tbody tr').length",
-            f"plot-{chart.key}",
-        )
-        assert rows == len(chart.table.rows) > 0
+    pictures = page.all("figure svg")
+    assert len(pictures) == 3
+    for picture in pictures:
+        assert picture.get_attribute("role") == "img"
+        assert ". " in picture.get_attribute("aria-label")
 
 
 def rgb(colour):
@@ -167,9 +138,9 @@ def pairs_of_text_and_ground(page):
       while (walker.nextNode()) {
         const node = walker.currentNode.parentElement;
         const isBlank = !walker.currentNode.textContent.trim();
-        if (isBlank || node.closest("script, style, noscript")) continue;
+        if (isBlank || node.closest("script, style, svg")) continue;
         const style = getComputedStyle(node);
-        const text = node instanceof SVGElement ? style.fill : style.color;
+        const text = style.color;
         let ground = node;
         while (ground) {
           const colour = getComputedStyle(ground).backgroundColor;
@@ -201,74 +172,37 @@ def test_marks_stand_out_from_their_ground(page, path, scheme):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_bands_that_lie_on_each_other_have_a_line_between(page, path, scheme):
+def test_bands_that_lie_on_each_other_have_a_line_between_in_the_systems_colours(
+    page, path, scheme
+):
     page.open(path, scheme=scheme)
-    band = "#plot-stages .js-line"
-    assert page.style(band, "stroke") == page.style(".card", "backgroundColor")
-    assert float(page.style(band, "strokeWidth").removesuffix("px")) >= 1.5
+    ground = page.style(".card", "backgroundColor")
+    assert (luminance(ground) > 0.5) == (scheme == "light")
+    assert page.style("polygon", "stroke") == ground
     assert page.style(".strip", "columnGap") == "2px"
-
-
-def test_the_theme_is_that_of_the_system_until_the_button_is_pressed(page, path):
-    def look():
-        line = "#plot-throughput .js-line"
-        return page.style("body", "backgroundColor"), page.style(line, "stroke")
-
-    page.open(path, scheme="dark")
-    button = page.find("#theme")
-    dark = look()
-    assert luminance(dark[0]) < 0.05
-    assert button.get_attribute("aria-pressed") == "true"
-    button.click()
-    page.wait_until(lambda: look()[1] != dark[1])
-    light = look()
-    assert luminance(light[0]) > 0.8
-    assert button.get_attribute("aria-pressed") == "false"
-    button.click()
-    page.wait_until(lambda: look() == dark)
 
 
 def test_a_phone_scrolls_in_one_direction_only(page, path):
     page.open(path, size=PHONE)
-    for details in page.all("details"):
-        page.js("arguments[0].open = true", details)
     assert page.js("return document.documentElement.scrollWidth") <= PHONE[0]
     sticking_out = page.js("""
       return [...document.querySelectorAll("main *")]
-        .filter(e => !e.closest(".scroll, svg, .plot"))
+        .filter(e => !e.closest(".scroll, svg"))
         .filter(e => e.getBoundingClientRect().right > innerWidth)
         .map(e => e.outerHTML.slice(0, 80));
     """)
     assert sticking_out == []
-    assert (
-        page.js("return document.querySelector('.plot svg').getBoundingClientRect().width") <= 340
-    )
 
 
-def test_the_keyboard_reaches_the_button_and_opens_the_tables(page, path):
+def test_the_keyboard_reaches_the_tables(page, path):
     from selenium.webdriver.common.action_chains import ActionChains
     from selenium.webdriver.common.keys import Keys
 
     page.open(path)
-    keys = ActionChains(page.driver)
-    visited = []
-    for _ in range(14):
-        keys.send_keys(Keys.TAB).perform()
-        focused = page.driver.switch_to.active_element
-        visited.append(focused.get_attribute("id") or focused.tag_name)
-        outline = page.js("return getComputedStyle(document.activeElement).outlineStyle")
-        assert outline != "none", visited
-        if focused.tag_name == "summary":
-            break
-    assert visited[:2] == ["a", "theme"]
-    assert visited[-1] == "summary"
-    is_open = "return document.activeElement.parentElement.open"
-    assert not page.js(is_open)
-    keys.send_keys(Keys.ENTER).perform()
-    assert page.js(is_open)
-    page.js("document.getElementById('theme').focus()")
-    keys.send_keys(Keys.SPACE).perform()
-    assert page.find("#theme").get_attribute("aria-pressed") == "true"
+    ActionChains(page.driver).send_keys(Keys.TAB).perform()
+    assert page.driver.switch_to.active_element.get_attribute("aria-label") == "Epochs"
+    outline = page.js("return getComputedStyle(document.activeElement).outlineStyle")
+    assert outline != "none"
 
 
 def test_headings_and_landmarks_are_in_order(page, path):
@@ -279,10 +213,8 @@ def test_headings_and_landmarks_are_in_order(page, path):
     assert levels[0] == 1
     assert levels.count(1) == 1
     assert all(b - a <= 1 for a, b in itertools.pairwise(levels))
-    assert [page.count(name) for name in ("header", "nav", "main", "footer")] == [1, 1, 1, 1]
+    assert [page.count(name) for name in ("header", "main", "footer")] == [1, 1, 1]
     assert page.js("return document.documentElement.lang") == "en"
-    links = page.js("return [...document.querySelectorAll('a')].map(e => e.getAttribute('href'))")
-    assert all(page.count(link) == 1 for link in links)
 
 
 def test_names_that_are_markup_do_nothing(page, tmp_path):
@@ -301,14 +233,9 @@ def test_names_that_are_markup_do_nothing(page, tmp_path):
     assert page.count("main a") == 0
     assert page.count("svg a") == 0
     assert HOSTILE in page.find("#table-failures").text
-    ticks = page.js(
-        "return [...document.querySelectorAll('#plot-classes .ytick text')].map(e => e.textContent)"
-    )
-    assert ticks[1:] == names[1:]
-    assert ticks[0].startswith("</script><i")
 
 
-def test_scripts_that_were_not_written_with_the_page_do_not_run(page, path):
+def test_scripts_do_not_run(page, path):
     page.open(path)
     page.js(
         "const s = document.createElement('script'); s.textContent = 'window.ran = true';"
@@ -319,35 +246,22 @@ def test_scripts_that_were_not_written_with_the_page_do_not_run(page, path):
 
 
 def test_an_empty_run_has_a_page(page, tmp_path):
-    recording = recording_of(Run(batches=0), dataset=[])
-    page.open(write_report(recording, tmp_path / "run.html"))
+    page.open(write_report(recording_of(Run(batches=0), dataset=[]), tmp_path / "run.html"))
     assert page.console() == []
-    assert page.count(".plot") == 0
+    assert page.count("svg") == 0
     assert page.find("#figures [data-figure=batches]").text == "0"
-    assert page.find("#over-time").text.endswith("No batch was given yet.")
-    page.find("#theme").click()
-    assert page.find("#theme").get_attribute("aria-pressed") == "true"
 
 
 def test_a_run_of_10000_batches_has_a_page_of_bounded_size(page, tmp_path):
-    classes = Photos([f"class {n}" for n in range(300)], range(2, 302))
-    recording = recording_of(Run(batches=10_000, workers=8, lookahead=16), dataset=classes)
-    path = write_report(recording, tmp_path / "run.html")
-    page.open(path)
+    path = write_report(recording_of(Run(batches=10_000, workers=8, lookahead=16)), tmp_path / "a")
+    page.open(path.rename(tmp_path / "run.html"))
     assert page.console() == []
     assert page.find("#figures [data-figure=batches]").text == "10,000"
-    assert page.count("*") < 40_000
-    assert page.count("#plot-classes .ytick") == 50
+    assert page.count("*") < 6_000
 
 
-def test_on_paper_the_page_is_light_and_charts_fit(page, path):
+def test_on_paper_the_page_is_light(page, path):
     page.open(path, scheme="dark")
-    page.js("dispatchEvent(new Event('beforeprint'))")
     page.command("Emulation.setEmulatedMedia", media="print", features=[])
-    width = "return document.querySelector('.plot svg').getBoundingClientRect().width"
-    page.wait_until(lambda: page.js(width) == 660)
     assert luminance(page.style(".card", "backgroundColor")) > 0.9
-    assert page.style("nav", "display") == "none"
-    page.js("dispatchEvent(new Event('afterprint'))")
     page.command("Emulation.setEmulatedMedia", media="", features=[])
-    page.wait_until(lambda: page.js(width) > 660)

@@ -14,7 +14,6 @@ from penstock.insight.report import write_report
 from penstock.insight.trace import read_trace, write_trace
 
 pytest.importorskip("typer")
-pytest.importorskip("plotly")
 
 DATASET = """
 import numpy as np
@@ -62,7 +61,7 @@ def test_the_page_of_a_trace_lies_beside_it_and_is_the_one_of_its_loader(trace, 
 def test_the_page_of_a_trace_goes_where_it_is_told(trace, tmp_path):
     page = tmp_path / "elsewhere.html"
     assert main(["report", str(trace), "-o", str(page)]) == 0
-    assert page.stat().st_size > 1e6
+    assert page.stat().st_size > 1e4
     assert not trace.with_suffix(".html").exists()
 
 
@@ -77,7 +76,7 @@ def test_a_dataset_is_loaded_for_the_page(workers, dataset, tmp_path, capsys):
     assert (recording.stats.num_workers, recording.stats.run.batches) == (workers, 12)
     assert len(recording.epochs) == 2
     assert [failed.index for failed in recording.failures][:1] == [13]
-    assert (tmp_path / "penstock-report.html").stat().st_size > 1e6
+    assert (tmp_path / "penstock-report.html").stat().st_size > 1e4
     failed = recording.stats.run.failed
     assert failed >= 1
     assert f"penstock-report.html: 12 batches, bad samples: {failed}" in capsys.readouterr().out
@@ -128,8 +127,8 @@ def test_an_iterable_is_loaded_as_well(dataset, tmp_path):
     assert main(["report", stream, "--workers", "00", "--batches", "5"]) == 0
 
 
-def drop_a_class(content):
-    content["otherData"]["recording"]["classes"]["dataset"].pop()
+def drop_a_step(content):
+    content["otherData"]["recording"]["batches"]["step"].pop()
 
 
 @pytest.mark.parametrize(
@@ -137,7 +136,7 @@ def drop_a_class(content):
     [
         (["--workers", "3", "--batch-size", "9"], None, "--workers, --batch-size: "),
         ([], dict.clear, "no trace of a loader"),
-        ([], drop_a_class, "is damaged"),
+        ([], drop_a_step, "is damaged"),
     ],
 )
 def test_what_is_wrong_with_a_trace_is_told(options, spoil, said, trace, capsys):

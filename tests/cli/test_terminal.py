@@ -59,7 +59,7 @@ def test_rich_is_for_bars_alone_which_show_numbers():
         for path in sorted(PACKAGE.rglob("*.py"))
         if re.search(r"^\s*(from|import) rich\b", path.read_text(), re.MULTILINE)
     ]
-    assert modules == ["cli/progress.py", "insight/progress.py"]
+    assert modules == ["cli/progress.py"]
 
 
 # Names
@@ -157,7 +157,7 @@ def assert_harmless(text):
 
 
 def test_a_bar_and_its_line_show_a_loaders_name_escaped():
-    bar = ProgressBar(HOSTILE, surface=None)
+    bar = ProgressBar(HOSTILE, tqdm=None)
     assert bar._name.isprintable()
 
 

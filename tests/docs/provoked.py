@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import os
 import random
 import resource
@@ -265,17 +266,17 @@ def start_workers_with_few_files():
         load(range(8), num_workers=4)
 
 
-def report_without_plotly():
-    loader = Loader(range(8))
-    list(loader)
-    names = ("plotly", "plotly.offline")
+def export_without_prometheus():
+    own = "penstock.integrations.prometheus"
+    names = (own, "prometheus_client", "prometheus_client.core")
     before = {name: sys.modules.get(name) for name in names}
     sys.modules.update(dict.fromkeys(names))
+    del sys.modules[own]
     try:
-        loader.report("run.html")
+        importlib.import_module(own)
     finally:
         for name, module in before.items():
-            del sys.modules[name]
+            sys.modules.pop(name, None)
             if module is not None:
                 sys.modules[name] = module
 
@@ -416,7 +417,7 @@ PROGRAMS = {
     "StoreError": [open_what_is_not_there, read_a_damaged_record],
     "StoreUnreachable": [ask_a_server_that_is_not_there],
     "TransportError": [make_large_batches_under_a_small_limit, run_out_of_files],
-    "MissingExtraError": [report_without_plotly],
+    "MissingExtraError": [export_without_prometheus],
     "An exception of your own code": [show_an_exception_of_a_dataset],
     "Workers are about to be forked": [fork_with_openmp],
     "Workers began with the same sample": [lambda: load(Stream())],

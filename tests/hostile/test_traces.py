@@ -86,8 +86,8 @@ class Elements(html.parser.HTMLParser):
 
     def handle_starttag(self, tag, attributes):
         names = {name for name, _ in attributes}
-        self.num_scripts += tag == "script"
-        if tag in ("img", "iframe", "object", "embed", "base", "form", "link", "svg"):
+        self.num_scripts += tag in ("script", "svg")
+        if tag in ("img", "iframe", "object", "embed", "base", "form", "link"):
             self.found.append(tag)
         self.found += [name for name in names if name.startswith("on") or name == "srcdoc"]
         self.found += [
@@ -111,7 +111,7 @@ def complaint(folder, recording, path, value, num_scripts):
     except Exception as error:
         return f"read: {type(error).__name__}: {error}"[:200]
     try:
-        text = page(read, "")
+        text = page(read)
     except (ArithmeticError, LookupError, TypeError, ValueError):
         return None  # which the command tells as a damaged trace
     except Exception as error:
@@ -119,7 +119,7 @@ def complaint(folder, recording, path, value, num_scripts):
     elements = Elements()
     elements.feed(text)
     if elements.found or elements.num_scripts > num_scripts:
-        return f"the page has {elements.found}, {elements.num_scripts} scripts"
+        return f"the page has {elements.found}, {elements.num_scripts} scripts and pictures"
     return None
 
 
@@ -141,11 +141,11 @@ def sample_recording():
 
 
 def scripts_of(folder, recording):
-    """Return how many scripts the page of the recording itself has."""
+    """Return how many scripts and pictures the page of the recording itself has."""
     path = folder / "whole.json"
     path.write_text(json.dumps({"otherData": {"recording": recording}}))
     elements = Elements()
-    elements.feed(page(read_trace(path), ""))
+    elements.feed(page(read_trace(path)))
     return elements.num_scripts
 
 

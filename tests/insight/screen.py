@@ -7,21 +7,17 @@ import fcntl
 import os
 import pty
 import re
+import struct
 import subprocess
 import sys
 import termios
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 ROOT = Path(__file__).parents[2]
 IMPORTS_FROM = os.pathsep.join([str(ROOT), str(ROOT / "src")])
 PIECE = re.compile(r"\x1b\[(?P<number>\d*)(?P<what>[A-Z])|\x1b\[[\d;]*m|(?P<text>.)", re.DOTALL)
-DEBUGGER_WAITS = b"(Pdb) "
 WAITS_FOR_CTRL_C = b"\x1b[0;0m"  # says nothing to a terminal
 
 # What a program of these tests begins with: `batch(n)` is the record of batch n, of 32 samples. It
@@ -55,8 +51,14 @@ class Run:
 
     @property
     def lines(self) -> list[str]:
-        """What stands on the screen at the end."""
-        return screen(self.written)
+        """What stands on the screen at the end, without the blanks that lines were erased with."""
+        return [line.rstrip() for line in screen(self.written)]
+
+
+def without_bar(line: str) -> str:
+    """Return a bar's line without what hangs on its width and on the clock."""
+    line = re.sub(r" +\d+%\|.*\| ", " ", line)
+    return re.sub(r" \[[\d:?<]+(.*)\]$", r"\1", line)
 
 
 def screen(written: str) -> list[str]:
@@ -66,6 +68,8 @@ def screen(written: str) -> list[str]:
         number, what, text = piece["number"], piece["what"], piece["text"]
         if what == "A":
             row = max(row - int(number or 1), 0)
+        elif what == "B":
+            row += 1
         elif what == "K":
             assert number == "2"
             rows[row] = ""
@@ -87,21 +91,21 @@ def run(
     program: str,
     *,
     press_ctrl_c: bool = False,
-    to_debugger: Sequence[str] = (),
     stdout=None,
+    columns: int = 120,
     **environment: str,
 ) -> Run:
-    """Run a program whose stderr, and stdout if nothing else is said, is a terminal of 120 columns.
+    """Run a program whose stderr, and stdout if nothing else is said, is a terminal.
 
     Args:
         program: Python, after `PRELUDE`.
         press_ctrl_c: Do so as soon as the program waits for it.
-        to_debugger: Lines to type, each at a prompt of pdb.
         stdout: As `subprocess.Popen` has it.
         environment: More variables; an empty one is taken away.
     """
     ours, theirs = pty.openpty()
-    settings = {"TERM": "xterm-256color", "COLUMNS": "120", "PYTHONPATH": IMPORTS_FROM, "CI": ""}
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 50, columns, 0, 0))
+    settings = {"TERM": "xterm-256color", "PYTHONPATH": IMPORTS_FROM, "CI": ""}
     variables = {k: v for k, v in {**os.environ, **settings, **environment}.items() if v}
     command = [sys.executable, "-c", PRELUDE + textwrap.dedent(program)]
     process = subprocess.Popen(
@@ -109,14 +113,12 @@ def run(
         env=variables, start_new_session=True, preexec_fn=_control_the_terminal,
     )  # fmt: skip
     os.close(theirs)
-    written, commands = b"", list(to_debugger)
+    written = b""
     while piece := _read(ours):
         written += piece
         if press_ctrl_c and WAITS_FOR_CTRL_C in written:
             os.write(ours, b"\x03")
             press_ctrl_c = False
-        if commands and written.count(DEBUGGER_WAITS) > len(to_debugger) - len(commands):
-            os.write(ours, f"{commands.pop(0)}\n".encode())
     os.close(ours)
     return Run(written.decode(), process.wait(30))
 

@@ -13,56 +13,36 @@ from penstock.errors import ConfigError
 from penstock.insight.budgets import Auto, cores_allowed, cores_of_rank, local_ranks
 
 
-@pytest.fixture
-def machine(tmp_path, monkeypatch):
-    """Return a function that writes files of a made-up machine with 8 cores."""
+@pytest.mark.parametrize(
+    ("memberships", "files", "cores"),
+    [
+        ("", {}, 8),  # affinity alone
+        ("0::/app\n", {"app/cpu.max": "150000 100000\n"}, 1.5),
+        ("0::/app\n", {"app/cpu.max": "max 100000\n"}, 8),
+        ("0::/a/b\n", {"a/b/cpu.max": "400000 100000\n", "a/cpu.max": "200000 100000\n"}, 2),
+        ("0::/../host/path\n", {"cpu.max": "300000 100000\n"}, 3),  # a container's root
+        ("0::/\n", {"cpu.max": "9900000 100000\n"}, 8),
+        (
+            "4:cpu,cpuacct:/app\n",
+            {"cpu/app/cpu.cfs_quota_us": "50000\n", "cpu/app/cpu.cfs_period_us": "100000\n"},
+            0.5,
+        ),
+        (
+            "4:cpu,cpuacct:/app\n",
+            {"cpu/app/cpu.cfs_quota_us": "-1\n", "cpu/app/cpu.cfs_period_us": "100000\n"},
+            8,
+        ),
+    ],
+)
+def test_cores_are_the_least_of_affinity_and_quotas(
+    memberships, files, cores, tmp_path, monkeypatch
+):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
-
-    def write(memberships, **files):
-        (tmp_path / "proc/self").mkdir(parents=True)
-        (tmp_path / "proc/self/cgroup").write_text(memberships)
-        for name, text in files.items():
-            path = tmp_path / "groups" / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-        return cores_allowed(tmp_path / "proc", tmp_path / "groups")
-
-    return write
-
-
-def test_without_control_groups_the_affinity_counts(machine):
-    assert machine("") == 8
-
-
-def test_a_quota_of_version_2_may_be_a_fraction(machine):
-    assert machine("0::/app\n", **{"app/cpu.max": "150000 100000\n"}) == 1.5
-
-
-def test_the_word_max_is_no_quota(machine):
-    assert machine("0::/app\n", **{"app/cpu.max": "max 100000\n"}) == 8
-
-
-def test_the_tightest_of_the_groups_above_counts(machine):
-    files = {"a/b/cpu.max": "400000 100000\n", "a/cpu.max": "200000 100000\n"}
-    assert machine("0::/a/b\n", **files) == 2
-
-
-def test_a_quota_of_version_1_is_read(machine):
-    files = {"cpu/app/cpu.cfs_quota_us": "50000\n", "cpu/app/cpu.cfs_period_us": "100000\n"}
-    assert machine("4:cpu,cpuacct:/app\n", **files) == 0.5
-
-
-def test_version_1_says_minus_one_for_no_quota(machine):
-    files = {"cpu/app/cpu.cfs_quota_us": "-1\n", "cpu/app/cpu.cfs_period_us": "100000\n"}
-    assert machine("4:cpu,cpuacct:/app\n", **files) == 8
-
-
-def test_in_a_container_the_root_of_the_mount_counts(machine):
-    assert machine("0::/../host/path\n", **{"cpu.max": "300000 100000\n"}) == 3
-
-
-def test_a_quota_above_the_affinity_gives_no_more_cores(machine):
-    assert machine("0::/\n", **{"cpu.max": "9900000 100000\n"}) == 8
+    texts = {"proc/self/cgroup": memberships} | {f"groups/{k}": v for k, v in files.items()}
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert cores_allowed(tmp_path / "proc", tmp_path / "groups") == cores
 
 
 @pytest.mark.parametrize("value", [0, -1, math.nan, math.inf, "2", True])

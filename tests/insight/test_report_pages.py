@@ -16,8 +16,6 @@ pytestmark = pytest.mark.skipif(not GUIDE.exists(), reason="the pages are not th
 
 @pytest.mark.parametrize("name", ["report", "trace"])
 def test_the_python_of_the_page_runs_and_prints_what_it_says(name, capsys):
-    if name == "report":
-        pytest.importorskip("plotly")
     page = GUIDE / f"{name}.md"
     names, said = {}, []
     for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):

@@ -11,15 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
-from penstock.insight.marks import batches_of_changes, batches_of_failures
 from penstock.insight.recording import Recording
-from penstock.insight.segments import Columns, trainer_stages, worked_on, worker_stages
+from penstock.insight.segments import WORKER_STAGES, columns_of, stages_of
 from penstock.insight.stats import Stats, Verdict
 from penstock.insight.trace import read_trace, trace_events, write_trace
 
 from .recordings import Run, change, failure, recording_of
 
-PHASES = {"M", "X", "s", "f", "C", "i"}
+PHASES = {"M", "X", "C", "i"}
 ROUNDING_US = 0.001  # nanoseconds are written as microseconds
 
 
@@ -110,24 +109,6 @@ def test_rows_hold_the_seconds_that_the_stats_add_up_to(written, recording):
     assert not sums
 
 
-def test_an_arrow_leads_from_the_making_of_every_batch_to_its_taking(written, recording):
-    events = written["traceEvents"]
-    starts = {event["id"]: event for event in of_phase(events, "s")}
-    ends = {event["id"]: event for event in of_phase(events, "f")}
-    assert len(starts) == len(ends) == recording.stats.run.batches
-    waits = [e for e in of_phase(events, "X") if e["name"] == "wait for batch"]
-    wait_of = {(e["args"]["epoch"], e["args"]["step"]): e for e in waits}
-    steps = zip(recording.batches["epoch"], recording.batches["step"], strict=True)
-    for number, step in enumerate(steps):
-        start, end = starts[number], ends[number]
-        assert start["ts"] <= end["ts"]
-        assert end["bp"] == "e"
-        assert start["pid"] != end["pid"]
-        if wait := wait_of.get(step):
-            assert wait["ts"] <= end["ts"] < wait["ts"] + wait["dur"]
-    assert len(wait_of) > len(starts) / 4
-
-
 def test_failures_and_changes_are_marked_where_their_batch_is_kept(written):
     marks = [(e["name"], e["args"]) for e in of_phase(written["traceEvents"], "i")]
     assert marks == [
@@ -210,8 +191,7 @@ def batch_columns(draw):
 @given(batch_columns())
 def test_whatever_was_measured_nothing_overlaps_and_nothing_ends_before_it_begins(columns):
     recording = Recording({}, Stats(Verdict("trainer", "")), columns)
-    arrays = Columns(recording)
-    for stage in [*worker_stages(arrays), *trainer_stages(arrays)]:
+    for stage in stages_of(columns_of(recording)).values():
         assert (stage.stops >= stage.starts).all()
     assert_nothing_overlaps(trace_events(recording))
 
@@ -220,59 +200,14 @@ def test_what_goes_beyond_the_end_of_a_task_is_cut_off():
     one = {name: [0] for name in recording_of(Run(batches=0)).batches}
     one |= {"begun_ns": [1000], "ended_ns": [2000], "fetch_ns": [700], "read_ns": [500]}
     one |= {"collate_ns": [200], "send_ns": [150], "idle_ns": [400]}
-    stages = worker_stages(Columns(Recording({}, Stats(Verdict("trainer", "")), one)))
-    lengths = {stage.name: int((stage.stops - stage.starts)[0]) for stage in stages}
+    stages = stages_of(columns_of(Recording({}, Stats(Verdict("trainer", "")), one)))
+    lengths = {name: int((stages[name].stops - stages[name].starts)[0]) for name in WORKER_STAGES}
     assert lengths == {"idle": 400, "read": 500, "compute": 200, "collate": 200, "send": 100}
-
-
-def columns_of(rows):
-    """Return columns of batches of 1 us: (epoch, step, worker, pid, begun, failed)."""
-    columns = {name: [0] * len(rows) for name in recording_of(Run(batches=0)).batches}
-    names = ("epoch", "step", "worker", "pid", "begun_ns", "failed")
-    columns |= {
-        name: list(values) for name, values in zip(names, zip(*rows, strict=True), strict=True)
-    }
-    columns["ended_ns"] = [begun + 1000 for begun in columns["begun_ns"]]
-    columns["send_ns"] = [1000] * len(rows)
-    columns["given_ns"] = columns["asked_ns"] = [10_000 * n for n in range(len(rows))]
-    return columns
-
-
-@pytest.mark.parametrize("backend", ["process", "thread"])
-def test_workers_of_two_iterators_at_once_have_rows_of_their_own(backend):
-    pids = (7, 7) if backend == "thread" else (7, 8)
-    rows = [(e, s, 0, pids[e], 2000 * s + 500 * e, 0) for s in range(5) for e in (0, 1)]
-    stats = Stats(Verdict("trainer", ""), backend=backend)
-    recording = Recording({}, stats, columns_of(rows))
-    assert Columns(recording).seat_names == ["worker 0", "worker 0 (2)"]
-    sends = [e for e in of_phase(trace_events(recording), "X") if e["name"] == "send"]
-    assert len(sends) == 10
-    assert sum(e["dur"] for e in sends) == pytest.approx(10.0)
-
-
-def test_workers_of_a_later_epoch_go_on_in_the_rows_of_the_earlier():
-    rows = [(e, s, 0, 7 + e, 20_000 * e + 2000 * s, 0) for e in (0, 1) for s in range(3)]
-    recording = Recording({}, Stats(Verdict("trainer", ""), backend="process"), columns_of(rows))
-    assert Columns(recording).seat_names == ["worker 0"]
-
-
-def test_marks_of_an_epoch_number_that_comes_twice_lie_in_their_own_pass():
-    rows = [(0, s, 0, 7, 20_000 * p + 2000 * s, int(s == 1)) for p in (0, 1) for s in range(3)]
-    columns = columns_of(rows) | {"num_workers": [1, 2, 2, 2, 2, 3]}
-    one = recording_of(Run(batches=3), failures=[failure(step=1)]).failures[0]
-    arrays = Columns(Recording({}, Stats(Verdict("trainer", "")), columns))
-    assert batches_of_failures(arrays, [one, one]) == [1, 4]
-    assert batches_of_failures(arrays, [one]) == [4]
-    assert batches_of_changes(arrays, [change(0, 2, ""), change(1, 3, "")]) == [0, 4]
-    assert batches_of_changes(arrays, [change(99, 3, "")]) == [None]
 
 
 def test_own_code_is_work_on_the_batch_before(written, recording):
     assert [e["args"]["step"] for e in of_phase(written["traceEvents"], "X")
             if e["name"] == "own code"][:3] == [0, 1, 2]  # fmt: skip
-    columns = Columns(recording)
-    wait = trainer_stages(columns)[1]
-    assert worked_on(wait, columns)[1].tolist()[:2] == [0, 1]
 
 
 @pytest.mark.parametrize(("name", "value"), [("given_ns", 10**30), ("worker", -3)])

@@ -10,8 +10,7 @@ from tests.insight.training import Regime, Training, best_rate, fixed_rate
 
 from penstock.engine.timing import WorkerSettings
 from penstock.insight.budgets import Auto
-from penstock.insight.steady_state import SteadyState
-from penstock.insight.tuner import Tuner
+from penstock.insight.tuner import SteadyState, Tuner
 
 READS = Regime(read_s=0.02, trainer_s=0.005, cores=2)
 CPU = Regime(compute_s=0.02, trainer_s=0.005, cores=8)
@@ -249,7 +248,7 @@ def test_the_reason_gives_figures():
     training = tuned((replace(READS, noise=0.0), 100))
     assert training.changes[0].num_workers == 5
     assert training.changes[0].reason == (
-        "a batch takes 20 ms in a worker and 5.1 ms in the main process: 5 workers keep up"
+        "a batch takes 20 ms in a worker and 5.1 ms in the main process: 5 workers can keep up"
     )
 
 

@@ -20,7 +20,7 @@ from tests.insight.training import Regime, Training
 
 from penstock.engine.timing import WorkerSettings
 from penstock.insight.rows import Sums, mean_ready, rows_of, without_pauses
-from penstock.insight.verdict import judge
+from penstock.insight.verdict import Inputs, judge
 
 MS = 1e-3
 HANDED = {"send_s": 0.15 * MS, "take_s": 0.25 * MS, "serial_s": 0.03 * MS}
@@ -85,15 +85,17 @@ def run(load, setting):
     rate = training.rate(64)
     rows = without_pauses(rows_of(training.records)[-64:])
     verdict = judge(
-        Sums.of(rows).span(),
-        num_workers=setting.num_workers,
-        cores=load.cores,
-        num_ready=mean_ready(rows),
-        lookahead=lookahead,
-        backend=backend,
-        lock_share=min((load.compute_s + load.collate_s) * rate, 1.0)
-        if backend == "thread"
-        else None,
+        Inputs(
+            Sums.of(rows).span(),
+            num_workers=setting.num_workers,
+            cores=load.cores,
+            num_ready=mean_ready(rows),
+            lookahead=lookahead,
+            backend=backend,
+            lock_share=min((load.compute_s + load.collate_s) * rate, 1.0)
+            if backend == "thread"
+            else None,
+        )
     )
     return verdict, rate
 

@@ -65,15 +65,36 @@ def verdict_of(dataset, *, step=quick, batches=40, **options):
     return loader.stats().verdict
 
 
-def test_samples_that_compute_want_workers_or_cores():
-    verdict = verdict_of(Samples(computing), num_workers=2)
-    assert verdict.bottleneck in {"workers", "cpu"}
+THREADS = {"num_workers": 3, "backend": "thread"}
+PARTS = ConcatDataset([Samples(lambda _: time.sleep(0.001)), Samples(reading)])
+TRAININGS = {  # a dataset, options, what may be found, and what it says
+    "computing": (Samples(computing), {"num_workers": 2}, {"workers", "cpu"}, ""),
+    "reading": (Samples(reading), {"num_workers": 2, "batches": 20}, {"storage"}, "num_workers="),
+    # Or no core is free for it.
+    "collating": (
+        Samples(quick), {"num_workers": 1, "collate_fn": slow_collate}, {"collate", "cpu"}, ""),
+    "a slow part": (
+        PARTS, {"num_workers": 2, "shuffle": True, "batches": 30}, {"slow source"},
+        "datasets[1] (Samples)"),
+    "slow files, and workers that idle behind them": (
+        Samples(slow_one_in_fifty), {"num_workers": 4, "batches": 50}, {"slow source"}, "sample "),
+    # On one core, or where others have them all, threads make no difference.
+    "threads of Python code": (Samples(computing), THREADS | {"batches": 60}, {"gil", "cpu"}, ""),
+    "threads that wait": (Samples(reading), THREADS | {"batches": 30}, {"storage"}, ""),
+    "threads that wait, and a step": (
+        Samples(reading), THREADS | {"batches": 30, "step": lambda _: time.sleep(0.01)},
+        {"storage"}, ""),
+}  # fmt: skip
 
 
-def test_samples_that_wait_want_more_reads_at_a_time():
-    verdict = verdict_of(Samples(reading), num_workers=2, batches=20)
-    assert verdict.bottleneck == "storage"
-    assert verdict.expected_gain > 1
+@pytest.mark.parametrize("name", TRAININGS)
+def test_the_bottleneck_of_a_training_is_found(name):
+    dataset, options, bottlenecks, said = TRAININGS[name]
+    verdict = verdict_of(dataset, **options)
+    assert verdict.bottleneck in bottlenecks
+    assert said in str(verdict)
+    if verdict.bottleneck == "gil":
+        assert 'backend="process"' in verdict.remedy
 
 
 def share_of_waiting(loader, batches=30, step_s=0.05):
@@ -99,37 +120,6 @@ def test_a_slow_main_process_has_nothing_to_do():
             break
     assert share < 0.03, "no core was free for a quick worker, twenty times in a row"
     assert loader.stats().verdict.bottleneck == "trainer"
-
-
-def test_a_collate_function_that_takes_longer_than_the_samples_is_found():
-    verdict = verdict_of(Samples(quick), num_workers=1, collate_fn=slow_collate)
-    assert verdict.bottleneck in {"collate", "cpu"}  # or no core was free for it
-
-
-def test_a_slow_part_is_named():
-    dataset = ConcatDataset([Samples(lambda _: time.sleep(0.001)), Samples(reading)])
-    verdict = verdict_of(dataset, num_workers=2, shuffle=True, batches=30)
-    assert verdict.bottleneck == "slow source"
-    assert "datasets[1] (Samples)" in verdict.text
-
-
-def test_slow_files_are_found_although_workers_idle_behind_them():
-    verdict = verdict_of(Samples(slow_one_in_fifty), num_workers=4, batches=50)
-    assert verdict.bottleneck == "slow source"
-    assert "sample " in verdict.text
-
-
-def test_threads_of_python_code_want_processes():
-    verdict = verdict_of(Samples(computing), num_workers=3, backend="thread", batches=60)
-    # On one core, or where others have them all, it makes no difference.
-    assert verdict.bottleneck in {"gil", "cpu"}
-    assert verdict.bottleneck == "cpu" or 'backend="process"' in verdict.remedy
-
-
-@pytest.mark.parametrize("step", [quick, lambda _: time.sleep(0.01)])
-def test_threads_that_wait_do_not_blame_the_lock(step):
-    verdict = verdict_of(Samples(reading), step=step, num_workers=3, backend="thread", batches=30)
-    assert verdict.bottleneck == "storage"
 
 
 class Together(Samples):

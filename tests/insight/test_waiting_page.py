@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 import re
-import typing
 from pathlib import Path
 
 import pytest
 
-from penstock.insight.stats import Bottleneck
+from penstock.insight.verdict import BOTTLENECKS
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "guide" / "why-does-my-gpu-wait.md"
@@ -30,7 +29,7 @@ def test_the_python_of_the_page_runs_and_prints_what_it_says(tmp_path, monkeypat
 def test_every_verdict_has_its_remedy_on_the_page():
     remedies = PAGE.read_text().split("## The verdicts and their remedies")[1]
     listed = re.findall(r"^\| `([a-z ]+)` \|", remedies, re.MULTILINE)
-    assert sorted(listed) == sorted(typing.get_args(Bottleneck))
+    assert sorted(listed) == sorted(BOTTLENECKS)
 
 
 @pytest.mark.parametrize("page", ["guide/why-does-my-gpu-wait.md", "design/insight.md"])

@@ -139,17 +139,5 @@ def test_without_a_provider_nothing_happens():
 def test_two_loaders_that_nothing_tells_apart_are_refused(reader, meter):
     one, other = Counting(), Counting()
     observe(one, meter)
-    with pytest.raises(ConfigError, match="another loader of this meter"):
+    with pytest.raises(ConfigError, match="another loader has the labels"):
         observe(other, meter)
-
-
-def test_counters_go_on_where_a_loader_takes_the_place_of_another(reader, meter):
-    first = Counting()
-    observe(first, meter, {"loader": "train"})
-    collect(reader)
-    assert values(collect(reader)["penstock.batches"]) == {(("loader", "train"),): 20}
-    del first
-    gc.collect()
-    second = Counting()
-    observe(second, meter, {"loader": "train"})
-    assert values(collect(reader)["penstock.batches"]) == {(("loader", "train"),): 30}

@@ -89,7 +89,6 @@ def test_a_collection_is_read(mongod, tmp_path):  # noqa: F811
 
 def test_a_recording_is_read(tmp_path, capsys):
     pytest.importorskip("typer")
-    pytest.importorskip("plotly")
     page = tmp_path / "page.html"
     assert main(["report", str(FILES / "trace.json"), "-o", str(page)]) == 0
     assert "3 batches" in capsys.readouterr().out

@@ -93,9 +93,6 @@ def report(
     output = output or Path("penstock-report.html")
     for option, path in (("--output", output), ("--trace", trace)):
         check_output(option, path)
-    from penstock.insight.report.page import plotly_script
-
-    plotly_script()  # rather missed now than after minutes of work
     with contextlib.ExitStack() as stack:
         dataset, collate_fn = open_loadable(source, split, collate, size, stack)
         loader = _loader(source, dataset, workers, backend, batch_size, collate_fn)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from importlib.util import find_spec
 from pathlib import Path  # noqa: TC003 - typer reads the annotations at run time
 from typing import Annotated
 
@@ -12,8 +11,7 @@ import typer
 
 from penstock.cli.arguments import workers_of
 from penstock.cli.outputs import check_output
-from penstock.errors import ConfigError, MissingExtraError
-from penstock.optional import install_command
+from penstock.errors import ConfigError
 from penstock.program.options import Options
 
 __all__ = ["run"]
@@ -116,10 +114,6 @@ def run(
         from penstock.loader import Loader
 
         Loader([0], **options.settings)  # raises what the program's loaders would
-    if report is not None and find_spec("plotly") is None:
-        raise MissingExtraError(
-            f"--report needs plotly, which is not installed: {install_command('report')}."
-        )
     options.start(["-m", *program] if is_module else program)
 
 

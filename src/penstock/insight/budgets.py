@@ -35,26 +35,11 @@ _LOCAL_RANKS: Final = (
 def cores_allowed(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> float:
     """Return how many cores may be kept busy: the minimum of CPU affinity and cgroup quota.
 
-    Affinity is what `taskset`, a job scheduler or a container's `--cpuset-cpus` leaves. A quota is
-    that of the process's control group or of one above it (`docker run --cpus`, a limit in
-    Kubernetes), and may be a fraction.
-
-    Args:
-        proc: Where the system tells about itself.
-        cgroups: Where control groups are mounted, of version 2, of version 1, or of both.
-
-    Returns:
-        Cores, above 0.
-
-    Concurrency:
-        Any thread and process. Reads a few files: not for every batch.
+    A quota is that of the process's control group or of one above it (`docker run --cpus`, a limit
+    in Kubernetes), and may be a fraction. Reads a few files: not for every batch.
 
     Reference:
         The kernel's admin-guide/cgroup-v2 (`cpu.max`) and scheduler/sched-bwc (version 1).
-
-    Example:
-        >>> cores_allowed() <= os.cpu_count()
-        True
     """
     return min([cores_by_affinity(), *_quotas(proc / "self" / "cgroup", cgroups)])
 
@@ -84,17 +69,8 @@ def _quotas(memberships: Path, cgroups: Path) -> Iterator[float]:
 def local_ranks(environ: Mapping[str, str] = os.environ) -> int:
     """Return how many processes train together on this machine, this one included.
 
-    torchrun, Open MPI and Slurm's `srun` tell it in the environment, and the first that does
-    counts. What is no whole number above 0 is passed over.
-
-    Args:
-        environ: The environment.
-
-    Returns:
-        At least 1.
-
-    Reference:
-        torchrun, "Environment Variables"; srun(1), "OUTPUT ENVIRONMENT VARIABLES".
+    torchrun, Open MPI and Slurm's `srun` say so in the environment. What is no whole number above 0
+    is passed over.
 
     Example:
         >>> local_ranks({"LOCAL_WORLD_SIZE": "4"}), local_ranks({})
@@ -112,16 +88,6 @@ def cores_of_rank() -> float:
 
     A launcher that binds each process to cores of its own has divided them already, which shows by
     the launcher having more.
-
-    Returns:
-        Cores, above 0.
-
-    Concurrency:
-        As `cores_allowed`.
-
-    Example:
-        >>> cores_of_rank() <= cores_allowed()
-        True
     """
     return cores_allowed() / (1 if _is_bound() else local_ranks())
 

@@ -4,7 +4,7 @@
     light ──────────────────────▶
     add(row) ──────▶ pending ──▶ fold ──▶ rows: the last 10,000 batches, 320 bytes each
                                       ──▶ sums: of each epoch, and of the run
-                                      ──▶ samples: the slowest, costs per part, how often shown
+                                      ──▶ samples: the slowest, costs per part
 
 The *window* that verdicts are made by: the last 64 batches, or those of the last 10 seconds if
 these are more; 4,096 at most. After a change of workers it begins when all workers of the new one
@@ -30,12 +30,11 @@ import numpy as np
 
 from penstock.data.names import describe_sample
 from penstock.engine.backends import traits_of
-from penstock.errors import ConfigError
 from penstock.insight.lock import LockProbe
 from penstock.insight.plain import plain_text
 from penstock.insight.rows import Ring, Sums, mean_ready, rows_of, window_of, without_pauses
-from penstock.insight.sources import SampleAccounts
-from penstock.insight.stats import SlowSample, Stats
+from penstock.insight.samples import SampleAccounts
+from penstock.insight.stats import Stats, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -44,7 +43,8 @@ if TYPE_CHECKING:
     from penstock.faults import Failure
     from penstock.insight.recording import Recording
     from penstock.insight.rows import Rows
-    from penstock.insight.stats import Change, Span, Verdict
+    from penstock.insight.stats import Change
+    from penstock.insight.verdict import Inputs
 
 __all__ = ["History"]
 
@@ -78,7 +78,7 @@ class History:
         backend: str = "process",
         keep: int = 10_000,
         persistent_workers: bool | None = None,
-        judge: Callable[..., Verdict] | None = None,
+        judge: Callable[[Inputs], Verdict] | None = None,
     ) -> None:
         """Know nothing yet.
 
@@ -89,12 +89,7 @@ class History:
             keep: How many batches are kept one by one; 320 bytes each.
             persistent_workers: Whether workers are kept from epoch to epoch; None if not known.
             judge: Returns the verdict; None is `penstock.insight.verdict.judge`.
-
-        Raises:
-            ConfigError: `keep` is below 1.
         """
-        if keep < 1:
-            raise ConfigError(f"keep must be 1 or more batches, got {keep}")
         self._dataset = dataset
         self._backend = backend
         self._keeps_workers = persistent_workers
@@ -129,18 +124,11 @@ class History:
         self._pending_samples += row.num_samples
         if self._probe is not None and row.num_workers:
             self._probe.look(row.given_ns)
-        # Whoever holds the lock is folding at this moment: there is nothing to wait for.
-        if not (len(self._pending) >= _FOLD_AT or self._pending_samples >= _FOLD_AT_SAMPLES):
-            return
-        if self._lock.acquire(blocking=False):
-            self._pending_samples = 0
-            try:
-                self._fold()
-            finally:
-                self._lock.release()
+        if len(self._pending) >= _FOLD_AT or self._pending_samples >= _FOLD_AT_SAMPLES:
+            self.fold()
 
     def fold(self) -> None:
-        """Add up what `light` holds, unless another thread is at it."""
+        """Add up what is pending, unless another thread is at it."""
         if self._lock.acquire(blocking=False):
             try:
                 self._fold()
@@ -148,12 +136,7 @@ class History:
                 self._lock.release()
 
     def epoch_ended(self, epoch: int, end: EpochEnd | None = None) -> None:
-        """Take note that an epoch is over; its sums stay those of the epoch until the next.
-
-        Args:
-            epoch: Its number.
-            end: What came after its last batch; None if that is not known.
-        """
+        """Take note that an epoch is over; its sums stay those of the epoch until the next."""
         with self._lock:
             self._fold()
             if epoch not in self._epochs:
@@ -176,6 +159,7 @@ class History:
     def _fold(self) -> None:
         """Turn what is pending into rows and sums. Holds the lock."""
         light, pending = self.light, self._pending
+        self._pending_samples = 0
         if light:  # they came before the others: who measures goes on to do so
             self._keep(rows_of([light.popleft() for _ in range(len(light))], *self._since_ns))
         if not pending:
@@ -224,18 +208,6 @@ class History:
             if rss_bytes > self._rss_bytes.get(worker_id, 0):
                 self._rss_bytes[worker_id] = rss_bytes
 
-    def rows(self) -> Rows:
-        """Return the batches that are kept, the oldest first; a copy."""
-        with self._lock:
-            self._fold()
-            return self._rows.last()
-
-    def epochs(self) -> dict[int, Span]:
-        """Return the sums of each epoch, by its number, of the last 1,000 at most."""
-        with self._lock:
-            self._fold()
-            return {number: sums.span() for number, sums in self._epochs.items()}
-
     def stats(
         self,
         *,
@@ -247,42 +219,44 @@ class History:
     ) -> Stats:
         """Return sums, and a verdict on the window.
 
-        Args:
-            num_workers: Workers now; 0 if the main process's thread makes the batches.
-            prefetch_factor: Batches under way per worker.
-            cores: Cores that this process may use: affinity and quota.
-            is_auto: Whether the tuner chooses the other two.
-            is_measured_now: Whether batches to come are measured, where the last ones were not.
-
-        Concurrency:
-            Any thread. Takes some milliseconds, in which `add` goes on.
+        Takes some milliseconds, in which `add` goes on in the main process's thread.
         """
         with self._lock:
             self._fold()
             rows = window_of(self._rows.last(_MOST_IN_WINDOW))
             num_recent = len(rows)
-            measured = rows["is_measured"] > 0
-            if is_measured := bool(measured.any()):
-                rows = rows.take(np.flatnonzero(measured))
+            is_measured = bool(rows["is_measured"].any()) or not num_recent
+            if is_measured:
+                rows = rows.take(np.flatnonzero(rows["is_measured"]))
             sources = self._samples.sources(len(rows))
             slowest = self._samples.slowest()
             epoch, run = self._epochs.get(self._epoch, Sums()).span(), self._run.span()
-            changes, rss = tuple(self._changes), dict(sorted(self._rss_bytes.items()))
-            slot_bytes, number = self._peak_pool_bytes, self._epoch
-            num_replaced = self._num_replaced
-            first_wait_ns = self._first_wait_ns or 0
-        window, num_ready = Sums.of(rows).span(), mean_ready(rows)
-        steady = Sums.of(without_pauses(rows)).span()
-        slowest = self._named(slowest)
-        backend = self._backend if num_workers else "serial"
-        from penstock.insight import verdict as verdicts  # not before somebody asks
+            window, num_ready = Sums.of(rows).span(), mean_ready(rows)
+            stats = Stats(
+                verdict=Verdict("nothing yet", ""),
+                window=window,
+                epoch=epoch,
+                run=run,
+                epoch_number=self._epoch,
+                backend=self._backend if num_workers else "serial",
+                num_workers=num_workers,
+                prefetch_factor=prefetch_factor,
+                num_ready=num_ready,
+                slot_bytes=self._peak_pool_bytes,
+                worker_rss_bytes=dict(sorted(self._rss_bytes.items())),
+                changes=tuple(self._changes),
+                slowest=slowest,
+                sources=sources,
+                cores=cores,
+                replaced_workers=self._num_replaced,
+                first_batch_s=(self._first_wait_ns or 0) / 1e9,
+            )
+        from penstock.insight import verdict as verdicts  # not before stats are asked for
 
-        is_light = len(rows) > 0 and not is_measured
-        judge = self._judge or verdicts.judge
-        verdict = (
-            verdicts.not_measured(window, is_measured_now=is_measured_now)
-            if is_light and self._judge is None
-            else judge(
+        steady = Sums.of(without_pauses(rows)).span() if is_measured else window
+        slowest = tuple(replace(sample, name=self._name(sample.index)) for sample in slowest)
+        verdict = (self._judge or verdicts.judge)(
+            verdicts.Inputs(
                 steady,
                 # Workers that were added a moment ago have made none of these yet.
                 num_workers=int(rows["num_workers"][-1]) if len(rows) else num_workers,
@@ -291,48 +265,25 @@ class History:
                 lookahead=int(rows["lookahead"][-1]) if len(rows) else 0,
                 sources=sources,
                 slowest=slowest,
-                backend=backend,
+                backend=stats.backend,
                 run=run,
                 pause_s=max(window.seconds - steady.seconds, 0.0),
                 lock_share=self._lock_share(rows),
                 keeps_workers=self._keeps_workers,
                 is_auto=is_auto,
+                is_measured=is_measured,
+                is_measured_now=is_measured_now,
             )
         )
         if verdict.bottleneck == "nothing yet" and is_measured and num_recent > len(rows):
             text = f"Too few batches were measured to tell: {len(rows)} of the last {num_recent}."
             verdict = replace(verdict, text=text)
-        return Stats(
-            verdict=verdict,
-            window=window,
-            epoch=epoch,
-            run=run,
-            epoch_number=number,
-            backend=backend,
-            num_workers=num_workers,
-            prefetch_factor=prefetch_factor,
-            num_ready=num_ready,
-            slot_bytes=slot_bytes,
-            worker_rss_bytes=rss,
-            changes=changes,
-            slowest=slowest,
-            sources=sources,
-            cores=cores,
-            replaced_workers=num_replaced,
-            first_batch_s=first_wait_ns / 1e9,
-        )
+        return replace(stats, verdict=verdict, slowest=slowest)
 
     def _lock_share(self, rows: Rows) -> float | None:
         if self._probe is None or not len(rows):
             return None
         return self._probe.share(int(rows["given_ns"][0]))
-
-    def _named(self, slowest: tuple[SlowSample, ...]) -> tuple[SlowSample, ...]:
-        """Give samples the names that the dataset has for them, each asked for once."""
-        return tuple(
-            SlowSample(s.index, self._name(s.index), s.seconds, s.epoch, s.step, s.worker_id)
-            for s in slowest
-        )
 
     def _name(self, index: object) -> str | None:
         if index is None or self._dataset is None:
@@ -356,32 +307,11 @@ class History:
         *,
         started: str = "",
     ) -> Recording:
-        """Return all that reports and traces show.
-
-        Args:
-            settings: Of the loader, by name. Numbers, texts, lists and dicts of such are kept; of
-                anything else only the name of its class.
-            failures: The samples that failed.
-            stats: What `stats` returned.
-            started: When the run began, ISO 8601.
-
-        Concurrency:
-            Any thread. The first call may take a while, as classes are looked for.
-        """
+        """Return all that reports and traces show; `started` is when the run began, ISO 8601."""
         from penstock.insight.recording import make_recording
 
         with self._lock:
             self._fold()
             rows = self._rows.last()
-            shown = None if self._samples.shown is None else self._samples.shown.copy()
             epochs = {number: sums.span() for number, sums in self._epochs.items()}
-        return make_recording(
-            settings,
-            failures,
-            stats,
-            rows=rows,
-            epochs=epochs,
-            shown=shown,
-            dataset=self._dataset,
-            started=started,
-        )
+        return make_recording(settings, failures, stats, rows, epochs, started)

@@ -27,7 +27,6 @@ from penstock.system_limits import memory_now
 from penstock.warn import users_level, users_place
 
 if TYPE_CHECKING:
-    from collections import deque
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
     from typing import Self
@@ -96,14 +95,7 @@ class AutoWorkers(int):
 
 
 class Accounts(NamedTuple):
-    """What is known of a loader, also once it is gone.
-
-    Attributes:
-        settings: What it was made with, by name.
-        stats: Returns the sums and a verdict.
-        recording: Returns all that a report and a trace show.
-        failures: Returns the samples that failed.
-    """
+    """Settings and figures of a loader, also once it is gone."""
 
     settings: dict[str, Any]
     stats: Callable[[], Stats]
@@ -141,10 +133,11 @@ class Monitor:
         if options.limits is not None:
             from penstock.insight.tuner import Tuner
 
+            left_bytes = memory_now().left_bytes
             self._tuner = Tuner(
                 options.limits,
                 cores=self._cores,
-                memory_left_bytes=_memory_of_rank(),
+                memory_left_bytes=None if left_bytes is None else left_bytes // local_ranks(),
                 prefetch_factor=options.prefetch_factor,
                 shares_lock=traits.shares_interpreter,
                 is_forked=_is_forked(options.context),
@@ -153,9 +146,11 @@ class Monitor:
         self._workers = int(self.num_workers), options.prefetch_factor or _PREFETCH
         from penstock.insight.history import History  # not before there is a loader
 
-        self._history = History(
-            dataset, backend=options.backend, persistent_workers=options.persistent_workers
-        )
+        keeps_workers = options.persistent_workers
+        self._history = History(dataset, backend=options.backend, persistent_workers=keeps_workers)
+        # See `penstock.engine.timing.Observer`.
+        self.light, self.fold = self._history.light, self._history.fold
+        self.worker_replaced = self._history.note_replacement
         self._started = ""
         self._newest: Epoch | None = None  # that was begun last, and goes on
         self._bar: ProgressBar | None = None
@@ -217,22 +212,11 @@ class Monitor:
             num_batches = None if self.is_iterable else _length_or_none(loader)
             self._bar.begin(epoch.number, num_batches, epoch.progress.given.num_steps)
 
-    @property
-    def light(self) -> deque[tuple[int, ...]]:
-        """See `penstock.engine.timing.Observer`."""
-        return self._history.light
-
-    def fold(self) -> None:
-        """See `penstock.engine.timing.Observer`."""
-        self._history.fold()
-
-    def batches_are_long(self) -> None:
-        """See `penstock.engine.timing.Observer`."""
-        self.measure()
-
     def measure(self) -> None:
-        """Measure from now on, unless the user has said "light": somebody wants to know."""
+        """Measure from now on, unless the user has said "light"."""
         self.measures = self.measures or self._may_measure
+
+    batches_are_long = measure  # as `penstock.engine.timing.Observer` has it
 
     def batch_given(
         self, row: TimingRow, indices: object, sample_us: bytes, epoch: Epoch
@@ -247,20 +231,16 @@ class Monitor:
             if row.given_ns >= subscriber.next_ns:
                 subscriber.next_ns = row.given_ns + subscriber.every_ns
                 self._call(subscriber)
-        return self._tune(self._tuner, row) if self._tuner is not None and is_newest else None
-
-    def _tune(self, tuner: Tuner, row: TimingRow) -> WorkerSettings | None:
-        workers = tuner.observe(row)
+        if self._tuner is None or not is_newest:
+            return None
+        workers = self._tuner.observe(row)
         if workers is not None:
             from penstock.insight.stats import Change
 
-            self._history.note_change(Change(row.epoch, row.step, *workers, tuner.reason))
-            _log.info("%d workers, prefetch_factor %d: %s", *workers, tuner.reason)
+            reason = self._tuner.reason
+            self._history.note_change(Change(row.epoch, row.step, *workers, reason))
+            _log.info("%d workers, prefetch_factor %d: %s", *workers, reason)
         return workers
-
-    def worker_replaced(self) -> None:
-        """Count a worker that died and was replaced."""
-        self._history.note_replacement()
 
     def epoch_ended(self, epoch: Epoch, end: EpochEnd) -> None:
         """See `penstock.engine.timing.Observer`."""
@@ -285,18 +265,20 @@ class Monitor:
             # Training is not to end because a chart cannot be drawn.
             self._drop(subscriber)
             _log.exception("a subscriber of the loader's stats failed")
+            callback = subscriber.callback
+            name = getattr(callback, "__qualname__", type(callback).__qualname__)
             warnings.warn(
-                f"{subscriber.name}, a subscriber of the loader's stats, raised "
+                f"{callback.__module__}.{name}, a subscriber of the loader's stats, raised "
                 f"{type(error).__name__}: {error}. It is not called again; training goes on.",
                 RuntimeWarning,
                 stacklevel=users_level(),
             )
 
-    def subscribe(self, callback: Callable[[Stats], object], every_s: float) -> Callable[[], None]:
+    def subscribe(self, callback: Callable[[Stats], object], every_s: Any) -> Callable[[], None]:  # noqa: ANN401
         """See `Observed.subscribe`."""
         if not callable(callback):
             raise TypeError(f"a subscriber is called with Stats, got {callback!r}")
-        if not _is_from_zero_on(every_s):
+        if not (isinstance(every_s, int | float) and every_s >= 0):
             raise ConfigError(f"every_s must be a number of seconds from 0 on, got {every_s!r}")
         self.measures = True
         subscriber = _Subscriber(callback, every_s * 1e9)
@@ -309,23 +291,20 @@ class Monitor:
     def stats(self) -> Stats:
         """Return sums and a verdict; any thread."""
         self.measure()
-        return self._stats_later()(is_measured_now=self.measures)
-
-    def _stats_later(self) -> Callable[..., Stats]:
-        """Return what tells the stats at any time, and does not keep this monitor alive."""
-        return functools.partial(_stats, self._history, self._tuner, self._workers, self._cores)
+        return _stats(self._history, self._tuner, self._workers, self._cores, self.measures)
 
     def recording(self, settings: Mapping[str, Any], failures: Sequence[Failure]) -> Recording:
         """Return all that a report and a trace show; any thread."""
         return self._history.recording(settings, failures, self.stats(), started=self._started)
 
     def accounts(self, loader: Observed) -> Accounts:
-        """Return what tells of the loader later, and keeps neither it nor this monitor alive.
+        """Return settings and figures of the loader, which hold no reference to it or to this.
 
-        It keeps the dataset.
+        They keep the dataset.
         """
         settings, faults, started = loader._settings(), loader._faults, self._started
-        history, stats = self._history, self._stats_later()
+        history = self._history
+        stats = functools.partial(_stats, history, self._tuner, self._workers, self._cores)
         return Accounts(
             settings,
             stats,
@@ -335,7 +314,11 @@ class Monitor:
 
 
 def _stats(
-    history: History, tuner: Tuner | None, workers: tuple[int, int], cores: float, **more: bool
+    history: History,
+    tuner: Tuner | None,
+    workers: tuple[int, int],
+    cores: float,
+    is_measured_now: bool = True,
 ) -> Stats:
     num_workers, prefetch_factor = workers if tuner is None else tuner.workers
     return history.stats(
@@ -343,35 +326,22 @@ def _stats(
         prefetch_factor=prefetch_factor,
         cores=cores,
         is_auto=tuner is not None,
-        **more,
+        is_measured_now=is_measured_now,
     )
 
 
-def _memory_of_rank() -> int | None:
-    left_bytes = memory_now().left_bytes
-    return None if left_bytes is None else left_bytes // local_ranks()
-
-
 def _is_forked(context: Any) -> bool:  # noqa: ANN401 - any context; None is the default one
-    # Asking for the default decides it, unless somebody has done so already.
+    # Asking for the default decides it, unless it is decided.
     default = multiprocessing.get_start_method(allow_none=True)
     name = default if context is None else context.get_start_method()
     return (name or multiprocessing.get_all_start_methods()[0]) == "fork"
 
 
-def _is_from_zero_on(number: Any) -> bool:  # noqa: ANN401 - whatever the user gave
-    return isinstance(number, int | float) and number >= 0
-
-
+@dataclasses.dataclass(eq=False)
 class _Subscriber:
-    """Who is told, and when next."""
-
-    def __init__(self, callback: Callable[[Stats], object], every_ns: float) -> None:
-        self.callback = callback
-        self.every_ns = every_ns
-        self.next_ns = 0.0
-        kind = getattr(callback, "__qualname__", type(callback).__qualname__)
-        self.name = f"{getattr(callback, '__module__', '')}.{kind}".lstrip(".")
+    callback: Callable[[Stats], object]
+    every_ns: float
+    next_ns: float = 0.0
 
 
 class Observed(Summarized):
@@ -508,9 +478,7 @@ def _told(value: object) -> Any:  # noqa: ANN401 - what JSON has
         return dataclasses.asdict(value)
     # Never what it holds, which may be the data.
     name = getattr(value, "__qualname__", None) or type(value).__qualname__
-    seed = getattr(
-        value, "seed", None
-    )  # of a sampler: it decides the order, also without the loader's
+    seed = getattr(value, "seed", None)  # of a sampler: it decides the order as well
     return f"{name}(seed={seed})" if isinstance(seed, int) else name
 
 

@@ -3,9 +3,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import math
 import numbers
 import os
+import re
+import sys
 import typing
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
@@ -52,20 +56,20 @@ def plain(value: object, depth: int = 0) -> JSON:
     if isinstance(value, type):
         return value.__name__
     if depth < _DEEPEST and isinstance(value, Mapping):
-        pairs = list(value.items())[:_MOST_ITEMS]
-        return {plain_text(key): _setting(key, item, depth) for key, item in _named(pairs)}
+        pairs = itertools.islice(value.items(), _MOST_ITEMS)
+        named = [(key if isinstance(key, str) else str(plain(key)), item) for key, item in pairs]
+        return {
+            plain_text(key): "***" if _is_secret(key, item) else plain(item, depth + 1)
+            for key, item in named
+        }
     if depth < _DEEPEST and isinstance(value, (list, tuple)):
         return [plain(item, depth + 1) for item in value[:_MOST_ITEMS]]
     return type(value).__name__
 
 
-def _named(pairs: list[tuple[object, object]]) -> list[tuple[str, object]]:
-    return [(key if isinstance(key, str) else str(plain(key)), item) for key, item in pairs]
-
-
-def _setting(name: str, value: object, depth: int) -> JSON:
+def _is_secret(name: str, value: object) -> bool:
     is_number = value is None or isinstance(value, (bool, numbers.Number))
-    return "***" if is_secret_name(name) and not is_number else plain(value, depth + 1)
+    return is_secret_name(name) and not is_number
 
 
 def plain_text(text: str | bytes) -> str:
@@ -93,7 +97,7 @@ def read_as(kind: Any, value: Any, where: str) -> Any:  # noqa: ANN401 - a type,
     """Return `value` as the type `kind` has it.
 
     Args:
-        kind: A dataclass, a list, tuple or dict of something, a union, a literal, or a scalar.
+        kind: A dataclass, a list, tuple or dict of something, a union, or a scalar.
         value: What `json.loads` returned.
         where: What it is called in messages, as "recording".
 
@@ -106,25 +110,31 @@ def read_as(kind: Any, value: Any, where: str) -> Any:  # noqa: ANN401 - a type,
         return _read_dataclass(kind, value, where)
     if kind is object or bool in args:  # the only union with it is JSON
         return value
-    if origin is tuple:
-        return tuple(_read_list(args[0], value, where))
-    if origin is list:
-        return _read_list(args[0], value, where)
+    if origin in (tuple, list):
+        _expect(isinstance(value, list), "a list", value, where)
+        return origin(read_as(args[0], item, f"{where}[{n}]") for n, item in enumerate(value))
     if origin is dict:
         _expect(isinstance(value, dict), "an object", value, where)
-        keyed = int if args[0] is int else str
-        try:
-            return {keyed(key): read_as(args[1], v, f"{where}.{key}") for key, v in value.items()}
-        except ValueError as error:
-            if isinstance(error, ConfigError):
-                raise
-            raise _damaged("an object with numbers for keys", value, where) from None
-    if origin is typing.Literal:
-        _expect(value in args, f"one of {args}", value, where)
-        return value
-    if args:  # a union
-        return _read_union(args, value, where)
-    return _read_scalar(kind, value, where)
+        are_numbers = all(re.fullmatch("-?[0-9]{1,18}", str(key)) for key in value)
+        _expect(args[0] is str or are_numbers, "an object with numbers for keys", value, where)
+        return {args[0](key): read_as(args[1], v, f"{where}.{key}") for key, v in value.items()}
+    if args:  # a union: the first kind that fits
+        *kinds, last = [kind for kind in args if kind is not type(None)]
+        if value is None and type(None) in args:
+            return None
+        for kind in kinds:
+            with contextlib.suppress(ConfigError):
+                return read_as(kind, value, where)
+        return read_as(last, value, where)
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if kind is float:  # an integer may have 400 digits
+        is_too_large = isinstance(value, int) and abs(value) > sys.float_info.max
+        _expect(is_number and not is_too_large, "a number", value, where)
+        return float(value)
+    if kind is int:
+        _expect(is_number and isinstance(value, int), "an integer", value, where)
+    _expect(isinstance(value, kind), f"of type {kind.__name__}", value, where)
+    return value
 
 
 def read_versioned(kind: Any, data: Mapping[str, Any], version: int, where: str) -> Any:  # noqa: ANN401
@@ -156,45 +166,9 @@ def _read_dataclass(kind: Any, value: Any, where: str) -> Any:  # noqa: ANN401
     return kind(**{name: read_as(hints[name], v, f"{where}.{name}") for name, v in value.items()})
 
 
-def _read_list(kind: Any, value: Any, where: str) -> list[Any]:  # noqa: ANN401
-    _expect(isinstance(value, list), "a list", value, where)
-    return [read_as(kind, item, f"{where}[{n}]") for n, item in enumerate(value)]
-
-
-def _read_union(kinds: tuple[Any, ...], value: Any, where: str) -> Any:  # noqa: ANN401
-    if value is None and type(None) in kinds:
-        return None
-    rest = [kind for kind in kinds if kind is not type(None)]
-    for kind in rest[:-1]:
-        try:
-            return read_as(kind, value, where)
-        except ConfigError:  # then it is the next one, or none
-            continue
-    return read_as(rest[-1], value, where)
-
-
-def _read_scalar(kind: type, value: Any, where: str) -> Any:  # noqa: ANN401
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if kind is float:
-        _expect(is_number, "a number", value, where)
-        try:
-            return float(value)
-        except OverflowError:  # an integer of 400 digits
-            raise _damaged("a number", value, where) from None
-    if kind is int:
-        _expect(is_number and isinstance(value, int), "an integer", value, where)
-        return value
-    _expect(isinstance(value, kind), f"of type {kind.__name__}", value, where)
-    return value
-
-
 def _expect(is_right: bool, what: str, value: object, where: str) -> None:
     if not is_right:
-        raise _damaged(what, value, where)
-
-
-def _damaged(what: str, value: object, where: str) -> ConfigError:
-    return ConfigError(f"{_is_damaged(where)}: {where} is to be {what}, got {value!r:.80}.")
+        raise ConfigError(f"{_is_damaged(where)}: {where} is to be {what}, got {value!r:.80}.")
 
 
 def _is_damaged(where: str) -> str:

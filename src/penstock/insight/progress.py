@@ -1,141 +1,127 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Progress line: position in the epoch, speed, share of the time spent waiting.
+"""Progress bar of a loader, drawn by tqdm: position, time left, speed, share of waiting.
 
-    train epoch 3 ━━━━━━━╸─────── 412/800  531 samples/s  7 % waiting  2 bad  0:01:14 left
-
-In a terminal it stays at the bottom, in a notebook it has a place of its own in the output of the
-cell. Nothing is drawn anywhere else.
+train epoch 3:  51%|█████     | 412/800 [00:58<01:14, 531 samples/s, 7 % waiting, 2 bad]
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import importlib
-import io
 import os
 import sys
-from collections import deque
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+import threading
+import warnings
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from penstock.distributed import current_rank
 from penstock.errors import MissingExtraError
-from penstock.insight.terminal import LiveLines, terminal_size
 from penstock.lines import printable
 from penstock.optional import install_command
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.text import Text
-
     from penstock.engine.timing import TimingRow
 
-__all__ = ["ProgressBar", "Surface", "open_progress"]
+__all__ = ["ProgressBar", "open_progress"]
 
-_NEVER: Final = 1 << 63  # CLOCK_MONOTONIC in ns gets there after 292 years
-_WINDOW_NS: Final = 10_000_000_000  # rates are of the last 10 s
-_MAX_BAR_WIDTH: Final = 40
-_MIN_BAR_WIDTH: Final = 8
+_INTERVAL_NS: Final = 100_000_000
+_WINDOW_NS: Final = 10_000_000_000  # rates are of the last 5 to 10 s
+_LOCK: Final = threading.RLock()
+_USUAL_COLUMNS: Final = 80
+_MOST_HELD_BACK: Final = 20  # drawings
+_FORMAT: Final = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
+_FORMAT_OF_UNKNOWN: Final = "{desc}: {n_fmt} [{elapsed}{postfix}]"
 
 
 def open_progress(name: str = "") -> ProgressBar | None:
-    """Return a progress bar, or None where there is nobody to look at it.
+    """Return a progress bar on stderr, or None where it would not be seen.
 
-    It is drawn on stderr, so what the program prints can be piped. There is none
-
-    - on ranks above 0,
-    - where stderr is no terminal, and this is no notebook,
-    - in a terminal that cannot move its cursor (TERM is "dumb", "unknown" or not set),
-    - where the environment variable CI is set, but for "0" and "false".
-
-    NO_COLOR and COLUMNS count as rich has it.
+    There is none on ranks above 0; where stderr is no terminal, and this is no notebook; in a
+    terminal that cannot move its cursor (TERM is "dumb", "unknown" or not set); where the
+    environment variable CI is set, but for "0" and "false".
 
     Args:
         name: What the loader is for, as "train"; stands before the number of the epoch.
 
     Raises:
-        MissingExtraError: rich is not installed, and there is somebody to look at it.
+        MissingExtraError: tqdm is not installed.
 
     Example:
         >>> open_progress() is None  # as it is in a test
         True
     """
-    if current_rank().rank > 0:
+    shell = _notebook()
+    if current_rank().rank > 0 or not (shell is not None or _is_watched_terminal()):
         return None
-    if _is_notebook():
-        return ProgressBar(name, _in_notebook())
-    return ProgressBar(name, _in_terminal()) if _is_watched_terminal() else None
-
-
-class Surface(Protocol):
-    """Where bars are drawn.
-
-    Attributes:
-        console: Of rich.
-        interval_ns: Least time between two drawings of a bar.
-    """
-
-    console: Console
-    interval_ns: int
-
-    @property
-    def width(self) -> int:
-        """How many columns there are."""
-
-    def show(self, bar: ProgressBar) -> None:
-        """Draw the bar in the place of what it has shown before."""
-
-    def finish(self, bar: ProgressBar) -> None:
-        """Draw the bar for the last time."""
-
-
-class _Moment(NamedTuple):
-    given_ns: int
-    num_batches: int
-    num_samples: int
-    wait_ns: int
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # without ipywidgets it draws text, and says so
+            tqdm = importlib.import_module("tqdm.auto").tqdm
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(
+            "progress=True needs tqdm, which is not installed. Install it with: "
+            f"{install_command('progress')}, or leave progress out."
+        ) from error
+    # Without tqdm's thread, as workers are forked, and with a lock of threads: making its own, of
+    # processes as well, decides the start method of multiprocessing.
+    bar = type("Bar", (tqdm,), {"monitor_interval": 0, "_lock": _LOCK})
+    return ProgressBar(name, bar, shell)
 
 
 class ProgressBar:
     """How far a loader is in its epoch.
 
-    Between two drawings, `advance` only counts; it never asks for the time.
-
-    Concurrency:
-        One thread at a time; bars of several loaders may be drawn from several threads. In a forked
-        process nothing is drawn.
+    Between two drawings `advance` only counts. In a forked process nothing is drawn.
     """
 
-    def __init__(self, name: str, surface: Surface) -> None:
-        """Draw nothing yet; `open_progress` knows where to draw."""
-        self._name = printable(" ".join(name.split()), "utf-8")
-        self._surface = surface
-        self._is_on = False
-        self._drawn: tuple[object, str] = None, ""
-        self._reset(0, None, 0)
+    def __init__(self, name: str, tqdm: Any, shell: Any = None) -> None:  # noqa: ANN401
+        """Draw nothing yet.
 
-    def _reset(self, epoch: int, total_batches: int | None, done: int) -> None:
-        self._epoch = epoch
-        self._total = total_batches
-        self._done = self._first = done
-        self._samples = 0
-        self._wait_ns = 0
-        self._failed = 0
-        self._given_ns = 0
-        self._draw_at_ns = _NEVER
-        self._moments: deque[_Moment] = deque()
+        Args:
+            name: As `open_progress` has it.
+            tqdm: The class.
+            shell: IPython's, in a notebook.
+        """
+        name = " ".join(name.split())
+        self._name = printable(name, sys.stderr.encoding or "utf-8") + " " * bool(name)
+        self._tqdm = tqdm
+        self._shell = shell
+        self._pid = os.getpid()
+        self._bar: Any = None
+        self._screen: _Screen | None = None
 
     def begin(self, epoch: int, total_batches: int | None, done: int = 0) -> None:
         """Draw the bar of an epoch that begins; the one before is ended if need be.
 
         Args:
             epoch: Its number.
-            total_batches: How many batches it has; None if nobody knows.
+            total_batches: How many batches it has; None if that is not known.
             done: How many of them were given before, if the epoch is resumed.
         """
         self.end()
-        self._reset(epoch, total_batches, done)
+        self._screen = None if self._shell else _Screen.of(sys.stderr)
+        # tqdm draws nothing in a terminal that does not say how wide it is.
+        has_size = self._screen is None or _columns(sys.stderr) > 0
+        self._bar = self._tqdm(
+            desc=f"{self._name}epoch {epoch}",
+            total=total_batches,
+            initial=done,
+            file=self._screen or sys.stderr,
+            mininterval=0,
+            dynamic_ncols=has_size,
+            ncols=None if has_size else _USUAL_COLUMNS,
+            leave=True,
+            bar_format=_FORMAT if total_batches else _FORMAT_OF_UNKNOWN,
+        )
+        if self._screen is not None:
+            self._screen.add(self._bar)
+        self._num_new = self._samples = self._wait_ns = self._failed = self._given_ns = 0
         self._draw_at_ns = 0
-        self._is_on = True
-        self._surface.show(self)
+        self._marks: list[tuple[int, int, int]] = []  # moment, samples, wait: of which rates are
+        atexit.register(self.end)
+        if self._shell:
+            self._shell.events.register("post_run_cell", self._cell_ended)
 
     def add_failed(self, number: int) -> None:
         """Count bad samples."""
@@ -144,239 +130,149 @@ class ProgressBar:
     def advance(self, row: TimingRow) -> None:
         """Count a batch, and draw the bar if a tenth of a second has gone by."""
         self._given_ns = given_ns = row.given_ns
-        self._done += 1
+        self._num_new += 1
         self._samples += row.num_samples
         self._wait_ns += given_ns - row.asked_ns
         self._failed += row.num_failed
-        if given_ns >= self._draw_at_ns:
-            self._draw(row)
+        if given_ns >= self._draw_at_ns and self._bar is not None:
+            self._draw_at_ns = given_ns + _INTERVAL_NS
+            # The first mark, the one that rates are of, and the one that follows it.
+            self._marks = self._marks or [(row.asked_ns, 0, 0)] * 3
+            if given_ns - self._marks[2][0] > _WINDOW_NS // 2:
+                now = given_ns, self._samples, self._wait_ns
+                self._marks = [self._marks[0], self._marks[2], now]
+            if self._screen is None or not self._screen.holds_back():
+                self._draw(self._bar, self._marks[1])
 
     def end(self) -> None:
-        """Draw the bar for the last time; nothing happens if that was done."""
-        if self._is_on:
-            self._is_on = False
-            self._draw_at_ns = _NEVER
-            self._surface.finish(self)
-
-    def line(self) -> str:
-        """Return the bar as a terminal draws it, with the counts of now."""
-        console = self._surface.console
-        state = self._epoch, self._done, self._is_on, self._surface.width
-        if self._drawn[0] != state:
-            with console.capture() as capture:
-                text = self.text(is_last=not self._is_on)
-                console.print(text, end="", no_wrap=True, crop=False)
-            self._drawn = state, capture.get()
-        return self._drawn[1]
-
-    def _draw(self, row: TimingRow) -> None:
-        self._draw_at_ns = self._given_ns + self._surface.interval_ns
-        if not self._moments:
-            self._moments.append(_Moment(row.asked_ns, self._first, 0, 0))
-            self._begun = self._moments[0]
-        self._moments.append(self._now())
-        # One that is older stays, so that the window is never shorter.
-        while len(self._moments) > 2 and self._moments[1].given_ns < self._given_ns - _WINDOW_NS:
-            self._moments.popleft()
-        self._surface.show(self)
-
-    def _now(self) -> _Moment:
-        return _Moment(self._given_ns, self._done, self._samples, self._wait_ns)
-
-    def text(self, *, is_last: bool) -> Text:
-        """Return the bar with the counts of now.
-
-        Args:
-            is_last: Whether it says how long the epoch took, and not how long it will take.
-        """
-        from rich.text import Text
-
-        console = self._surface.console
-        # A notebook draws the text by a console of its own width.
-        head = Text(f"{self._name} epoch {self._epoch} ".lstrip(), no_wrap=True, overflow="ignore")
-        tail = Text(self._counts())
-        # The first batch waited for workers to start, and tells nothing of those that follow.
-        if self._moments and (is_last or self._done - self._first > 1):
-            _append_rates(tail, since=self._begun if is_last else self._moments[0], now=self._now())
-        if self._failed:
-            tail.append("  ").append(f"{self._failed:,} bad", style="red")
-        tail.append(self._time(is_last=is_last))
-        head.append_text(
-            self._bar(console, self._surface.width - 1 - head.cell_len - tail.cell_len)
-        )
-        line = head.append_text(tail)
-        return _cut(line, console.encoding, self._surface.width - 1)
-
-    def _counts(self) -> str:
-        return f"{self._done:,}" + ("" if self._total is None else f"/{self._total:,}")
-
-    def _bar(self, console: Console, width: int) -> Text:
-        from rich.progress_bar import ProgressBar as Bar
-        from rich.text import Text
-
-        bar = Text()
-        if self._total and width > _MIN_BAR_WIDTH:
-            width = min(width - 1, _MAX_BAR_WIDTH)
-            shape = Bar(total=self._total, completed=self._done, width=width)
-            for segment in console.render(shape):
-                bar.append(segment.text, segment.style)
-            bar.append(" ")
-        return bar
-
-    def _time(self, *, is_last: bool) -> str:
-        if not self._moments:
-            return ""
-        if is_last:
-            return f"  in {_clock(self._given_ns - self._begun.given_ns)}"
-        since = self._moments[0]
-        num_batches = self._done - since.num_batches
-        if self._total is None or self._done - self._first < 2:
-            return ""
-        left = max(self._total - self._done, 0)
-        return f"  {_clock((self._given_ns - since.given_ns) * left // num_batches)} left"
-
-
-def _cut(line: Text, encoding: str, width: int) -> Text:
-    """Return a line that fits, in characters that the terminal has."""
-    if encoding.startswith("utf"):
-        line.truncate(width, overflow="ellipsis")
-        return line
-    # Whatever the terminal has not is told by a question mark, and not by four characters.
-    line.plain = line.plain.encode(encoding, "replace").decode(encoding)
-    if line.cell_len > width:
-        line.truncate(max(width - 3, 0), overflow="crop")
-        line.append("..."[:width])
-    return line
-
-
-def _append_rates(tail: Text, since: _Moment, now: _Moment) -> None:
-    elapsed_ns = now.given_ns - since.given_ns
-    if elapsed_ns <= 0:
-        return
-    per_s = (now.num_samples - since.num_samples) / elapsed_ns * 1e9
-    waiting = min((now.wait_ns - since.wait_ns) / elapsed_ns, 1.0)
-    rate = f"{per_s:,.0f}" if per_s >= 10 else f"{per_s:.1f}"
-    tail.append(f"  {rate} samples/s  {waiting * 100:.0f} % waiting")
-
-
-def _clock(duration_ns: int) -> str:
-    minutes, seconds = divmod(round(duration_ns / 1e9), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
-
-
-class _Terminal:
-    """Bars at the bottom of a terminal."""
-
-    interval_ns = 100_000_000
-
-    def __init__(self, console: Console) -> None:
-        self.console = console
-        self.lines = LiveLines(sys.stderr)
-
-    @property
-    def width(self) -> int:
-        # COLUMNS may be that of another terminal; a line that wraps cannot be erased.
-        return min(self.console.width, terminal_size(sys.stderr)[0] or self.console.width)
-
-    def show(self, bar: ProgressBar) -> None:
-        self.lines.show(bar)
-
-    def finish(self, bar: ProgressBar) -> None:
-        self.lines.finish(bar)
-
-
-class _Notebook:
-    """Bars in the output of a notebook's cell, each in a place that is drawn anew.
-
-    Rich's own way needs ipywidgets, and takes what others print into its widget.
-    """
-
-    interval_ns = 250_000_000  # each is a message to the browser
-
-    def __init__(self, console: Console) -> None:
-        self.console = console
-        self._pid = os.getpid()
-        self._places: dict[ProgressBar, tuple[Any, Text]] = {}  # and what stands there
-
-    @property
-    def width(self) -> int:
-        return self.console.width
-
-    def show(self, bar: ProgressBar) -> None:
+        """Draw the bar for the last time, with the rates of the whole epoch."""
+        bar, self._bar = self._bar, None
+        if bar is None:
+            return
+        atexit.unregister(self.end)
         if os.getpid() != self._pid:
+            bar.disable = True
             return
-        if bar in self._places:
-            self._update(bar, bar.text(is_last=False))
-            return
-        ipython = importlib.import_module("IPython")
-        if not self._places:
-            ipython.get_ipython().events.register("post_run_cell", self._cell_ended)
-        line = bar.text(is_last=False)
-        self._places[bar] = ipython.display.display(line, display_id=True), line
-
-    def finish(self, bar: ProgressBar) -> None:
-        if bar not in self._places or os.getpid() != self._pid:
-            return
-        self._update(bar, bar.text(is_last=True))
-        del self._places[bar]
-        if not self._places:
-            ipython = importlib.import_module("IPython")
-            ipython.get_ipython().events.unregister("post_run_cell", self._cell_ended)
+        if self._shell:
+            self._shell.events.unregister("post_run_cell", self._cell_ended)
+        self._draw(bar, self._marks[0] if self._marks else (0, 0, 0))
+        bar.close()
+        if self._screen is not None:
+            self._screen.remove(bar)
 
     def _cell_ended(self, _: object) -> None:
-        # An epoch need not have ended: a notebook keeps errors, and with them iterators.
-        for bar in self._places:
-            self._update(bar, bar.text(is_last=True))
+        self.end()  # a notebook keeps errors, and with them iterators
 
-    def _update(self, bar: ProgressBar, line: Text) -> None:
-        place, shown = self._places[bar]
-        if line != shown:
-            place.update(line)
-            self._places[bar] = place, line
-
-
-_terminal: _Terminal | None = None  # one for all bars of a process, as it is one terminal
-
-
-def _in_terminal() -> Surface:
-    global _terminal
-    known = _terminal
-    if known is None or not known.lines.is_on(sys.stderr):
-        _terminal = known = _Terminal(_console(_Canvas(sys.stderr.encoding)))
-    return known
+    def _draw(self, bar: Any, since: tuple[int, int, int]) -> None:  # noqa: ANN401
+        if os.getpid() != self._pid:
+            return
+        elapsed_ns = self._given_ns - since[0]
+        texts = []
+        if self._marks and elapsed_ns > 0:
+            per_s = (self._samples - since[1]) / elapsed_ns * 1e9
+            waiting = min((self._wait_ns - since[2]) / elapsed_ns, 1.0)
+            rate = f"{per_s:,.0f}" if per_s >= 10 else f"{per_s:.1f}"
+            texts = [f"{rate} samples/s", f"{waiting * 100:.0f} % waiting"]
+        if self._failed:
+            texts.append(f"{self._failed:,} bad")
+        bar.set_postfix_str(", ".join(texts), refresh=False)
+        bar.update(self._num_new)
+        self._num_new = 0
 
 
-def _in_notebook() -> Surface:
-    return _Notebook(_console(_Canvas("utf-8"), width=100))
+class _Screen:
+    """The terminal that bars are drawn on, while all else that is printed comes above them.
+
+    It stands in for the method `write` of `sys.stdout` and `sys.stderr`. Not for the streams
+    themselves, to which handlers of logging have references.
+    """
+
+    _now: _Screen | None = None  # one for all bars of a process
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._write = stream.write
+        self._pid = os.getpid()
+        self._bars: list[Any] = []
+        self._is_mid_line = False
+        self._num_held_back = 0
+        self._taps: list[tuple[TextIO, Any]] = []
+        for other in dict.fromkeys((sys.stdout, stream)):
+            if other is not None and other.isatty():
+                self._taps.append((other, self._tap(other)))
+
+    @classmethod
+    def of(cls, stream: TextIO) -> _Screen:
+        if cls._now is None or cls._now._stream is not stream or cls._now._pid != os.getpid():
+            cls._now = cls(stream)
+        return cls._now
+
+    def add(self, bar: Any) -> None:  # noqa: ANN401
+        self._bars.append(bar)
+
+    def remove(self, bar: Any) -> None:  # noqa: ANN401
+        self._bars.remove(bar)
+        if self._bars:
+            return
+        _Screen._now = None
+        for stream, tap in self._taps:
+            if vars(stream).get("write") is tap:  # else others have built upon it
+                del vars(stream)["write"]
+
+    def holds_back(self) -> bool:
+        """Return whether the bar waits for the end of a line, such as a prompt; 2 s or more."""
+        self._num_held_back += 1
+        return self._is_mid_line and self._num_held_back <= _MOST_HELD_BACK
+
+    def write(self, text: str) -> None:
+        """Draw; a terminal that has gone away ends the bar, and not the training."""
+        with contextlib.suppress(OSError, ValueError):
+            self._write("\n" + text if self._is_mid_line and text.strip() else text)
+            self._is_mid_line = self._is_mid_line and not text.strip()
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        return getattr(self._stream, name)
+
+    def _tap(self, stream: TextIO) -> Any:  # noqa: ANN401
+        write = stream.write
+
+        def write_above(text: str) -> int:
+            # In a forked process, and once the bars have gone, it only hands on.
+            if not text or not self._bars or os.getpid() != self._pid:
+                return write(text)
+            with _LOCK:
+                if not self._is_mid_line:
+                    for bar in self._bars:
+                        bar.clear(nolock=True)
+                    self.flush()
+                num_written = write(text)
+                self._is_mid_line, self._num_held_back = not text.endswith("\n"), 0
+                if not self._is_mid_line:
+                    stream.flush()  # it need not be the stream that bars are drawn on
+                    for bar in self._bars:
+                        bar.refresh(nolock=True)
+            return num_written
+
+        vars(stream)["write"] = write_above
+        return write_above
 
 
-class _Canvas(io.StringIO):
-    """Where rich writes to, which does nothing but turn text into escape sequences here."""
-
-    encoding: str = "utf-8"  # rich draws with ASCII where there is no better
-
-    def __init__(self, encoding: str) -> None:
-        super().__init__()
-        self.encoding = encoding
-
-
-def _console(canvas: _Canvas, width: int | None = None) -> Console:
+def _columns(stream: TextIO) -> int:
     try:
-        from rich.console import Console
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(
-            "progress=True needs rich, which is not installed. Install it with: "
-            f"{install_command('progress')}, or leave progress out."
-        ) from error
-    return Console(
-        file=canvas, force_terminal=True, force_jupyter=False, width=width, highlight=False
-    )
+        return os.get_terminal_size(stream.fileno()).columns
+    except (OSError, ValueError):
+        return 0
 
 
-def _is_notebook() -> bool:
+def _notebook() -> Any:  # noqa: ANN401
+    """Return IPython's shell if this is a notebook; None otherwise."""
     ipython = sys.modules.get("IPython")  # loaded, if there is a kernel
     shell = ipython.get_ipython() if ipython is not None else None
-    return getattr(shell, "kernel", None) is not None
+    return shell if getattr(shell, "kernel", None) is not None else None
 
 
 def _is_watched_terminal() -> bool:

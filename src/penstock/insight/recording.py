@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 
-from penstock.data.labels.known import class_names_of, known_labels
-from penstock.data.ragged import RaggedArray
+from penstock.engine.timing import TimingRow
 from penstock.errors import ConfigError
 from penstock.faults import Failure, text_of
 from penstock.insight.plain import JSON, key_of_sample, plain, plain_text, read_versioned
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "JSON",
-    "ClassBalance",
     "EpochSpan",
     "FailedSample",
     "Machine",
@@ -35,35 +33,16 @@ __all__ = [
 
 _FORMAT: Final = "penstock recording"
 _VERSION: Final = 1
-_MOST_CLASSES: Final = 10_000
-_COLUMNS: Final = {  # names in the record: names here
-    "epoch": "epoch",
-    "step": "step",
+_RENAMED: Final = {
     "worker_id": "worker",
-    "pid": "pid",
-    "asked_ns": "asked_ns",
-    "given_ns": "given_ns",
-    "consumer_ns": "consumer_ns",
-    "trainer_cpu_ns": "trainer_cpu_ns",
-    "trainer_starved_ns": "trainer_starved_ns",
     "num_samples": "samples",
     "num_failed": "failed",
     "num_ready": "ready",
-    "num_workers": "num_workers",
-    "lookahead": "lookahead",
-    "begun_ns": "begun_ns",
-    "ended_ns": "ended_ns",
-    "idle_ns": "idle_ns",
-    "fetch_ns": "fetch_ns",
-    "read_ns": "read_ns",
-    "collate_ns": "collate_ns",
-    "send_ns": "send_ns",
-    "slot_ns": "slot_ns",
-    "cpu_ns": "cpu_ns",
-    "starved_ns": "starved_ns",
     "num_bytes": "bytes",
-    "pool_bytes": "pool_bytes",
-    "rss_bytes": "rss_bytes",
+}
+# By the name in the rows. A field that a row gets later is no column of this version.
+_COLUMNS: Final = {
+    name: _RENAMED.get(name, name) for name in (*TimingRow._fields, "read_ns") if name != "seed_ns"
 }
 _MOMENTS: Final = ("asked_ns", "given_ns", "begun_ns", "ended_ns")
 _MAY_BE_UNKNOWN: Final = ("trainer_starved_ns", "starved_ns")
@@ -90,21 +69,6 @@ class FailedSample:
     epoch: int
     step: int
     partner_of: int | str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ClassBalance:
-    """How many samples of each class the dataset has, and how many were shown.
-
-    Attributes:
-        names: Of the classes.
-        dataset: Samples of each class in the dataset. One of several classes counts for each.
-        shown: How often samples of each class were asked for since the loader was made.
-    """
-
-    names: list[str]
-    dataset: list[int]
-    shown: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +122,6 @@ class Recording:
             the system does not say.
         epochs: Sums of each epoch, in the order in which they began; the last 1,000 at most.
         failures: Samples that failed.
-        classes: None where the dataset does not tell its classes.
         machine: Where it ran.
 
     Example:
@@ -175,7 +138,6 @@ class Recording:
     )
     epochs: tuple[EpochSpan, ...] = ()
     failures: tuple[FailedSample, ...] = ()
-    classes: ClassBalance | None = None
     machine: Machine = field(default_factory=Machine)
 
     def to_json(self) -> dict[str, JSON]:
@@ -195,7 +157,8 @@ class Recording:
                 f'This is no recording of a loader: {kind} without "format": "{_FORMAT}". '
                 "`loader.report` and `loader.trace` write them."
             )
-        found = read_versioned(cls, data, _VERSION, "recording")
+        known = {key: value for key, value in data.items() if key != "classes"}  # of older ones
+        found = read_versioned(cls, known, _VERSION, "recording")
         _check_columns(found.batches)
         return typing.cast("Self", found)
 
@@ -222,25 +185,11 @@ def make_recording(
     settings: Mapping[str, Any],
     failures: Sequence[Failure],
     stats: Stats,
-    *,
     rows: Rows,
     epochs: Mapping[int, Span],
-    shown: np.typing.NDArray[np.uint32] | None,
-    dataset: object,
-    started: str = "",
+    started: str,
 ) -> Recording:
-    """Return the recording of a run; `History.recording` calls it.
-
-    Args:
-        settings: Of the loader, by name.
-        failures: Samples that failed.
-        stats: Sums and verdict.
-        rows: Of the batches that were kept.
-        epochs: Sums by the number of the epoch.
-        shown: How often each sample was asked for, shape (len(dataset),); None if not counted.
-        dataset: Asked for its classes.
-        started: When the run began, ISO 8601.
-    """
+    """Return the recording of a run; `History.recording` calls it."""
     found = plain(settings)
     assert isinstance(found, dict)
     return Recording(
@@ -249,7 +198,6 @@ def make_recording(
         batches=_batches(rows),
         epochs=tuple(EpochSpan(number, span) for number, span in epochs.items()),
         failures=tuple(_failed(failure) for failure in failures),
-        classes=_balance(dataset, shown),
         machine=_machine(stats.cores, started),
     )
 
@@ -262,17 +210,13 @@ def _with_plain_keys(stats: Stats) -> Stats:
 
 def _batches(rows: Rows) -> dict[str, list[int | None]]:
     columns = {name: rows[name].tolist() for name in _COLUMNS}
-    # A batch of which nothing is known, as no worker told, has moments of 0.
+    # A batch that was not measured has moments of 0.
     start = min((moment for name in _MOMENTS for moment in columns[name] if moment), default=0)
-    batches: dict[str, list[int | None]] = {}
-    for told, name in _COLUMNS.items():
-        column: list[int | None] = list(columns[told])
-        if told in _MOMENTS:
-            column = [max(moment - start, 0) for moment in columns[told]]
-        elif told in _MAY_BE_UNKNOWN:
-            column = [None if took < 0 else took for took in columns[told]]
-        batches[name] = column
-    return batches
+    for name in _MOMENTS:
+        columns[name] = [max(moment - start, 0) for moment in columns[name]]
+    for name in _MAY_BE_UNKNOWN:
+        columns[name] = [None if took < 0 else took for took in columns[name]]
+    return {told: columns[name] for name, told in _COLUMNS.items()}
 
 
 def _failed(failure: Failure) -> FailedSample:
@@ -284,38 +228,6 @@ def _failed(failure: Failure) -> FailedSample:
         epoch=failure.epoch,
         step=failure.step,
         partner_of=key_of_sample(failure.partner_of),
-    )
-
-
-def _balance(dataset: object, shown: np.typing.NDArray[np.uint32] | None) -> ClassBalance | None:
-    if dataset is None or shown is None:
-        return None
-    try:
-        return _counted(dataset, shown)
-    except Exception:  # a dataset may answer anything; then its classes are not known
-        return None
-
-
-def _counted(dataset: object, shown: np.typing.NDArray[np.uint32]) -> ClassBalance | None:
-    labels = known_labels(dataset)
-    if labels is None or len(labels) != len(shown):
-        return None
-    if isinstance(labels, RaggedArray):
-        values, weights = labels.values, np.repeat(shown, np.diff(labels.offsets))
-    else:
-        values, weights = np.asarray(labels), shown
-    classes, numbers_ = np.unique(values, return_inverse=True)
-    if not 0 < len(classes) <= _MOST_CLASSES:
-        return None
-    known = class_names_of(dataset)
-    if known is not None and classes.dtype.kind in "iub":
-        numbers_, size, names = values.astype(np.int64), len(known), list(known)
-    else:
-        size, names = len(classes), [str(name) for name in classes.tolist()]
-    return ClassBalance(
-        names=[plain_text(name) for name in names],
-        dataset=np.bincount(numbers_, minlength=size).tolist(),
-        shown=np.bincount(numbers_, weights, size).astype(np.int64).tolist(),
     )
 
 

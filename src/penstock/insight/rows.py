@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
@@ -21,20 +22,19 @@ if TYPE_CHECKING:
 
 __all__ = ["ROW", "Ring", "Sums", "mean_ready", "rows_of", "window_of", "without_pauses"]
 
-_FIRST_SIZE: Final = 128
 _WINDOW_BATCHES: Final = 64
 _WINDOW_NS: Final = 10_000_000_000
 ROW: Final = np.dtype(
     [
         (name, np.int64)
         for name in (
-            *TimingRow._fields,  # as told; what follows is made of them
+            *TimingRow._fields,  # as measured; what follows is made of them
             *("wait_ns", "first_wait_ns", "is_first"),
             "read_ns",  # in the dataset without CPU: storage, a network, a lock, a sleep
             "since_ns",  # when the first batch of the iterator was asked for
             "spare_ns",  # the worker had nothing to do since then
             "tail_ns",  # the main process's own code after an epoch's last batch
-            "is_measured",  # a worker told what it took
+            "is_measured",  # its making was
             *("is_workers_first", "timed", "timed_us", "slow", "slow_us"),  # of its samples
         )
     ]
@@ -110,41 +110,39 @@ class Sums:
 
 
 class Ring:
-    """The last rows."""
+    """The last rows, as the arrays that they came in."""
 
     def __init__(self, keep: int) -> None:
-        """Take how many to keep; memory grows up to that."""
+        """Take how many to keep."""
         self._keep = keep
-        self._rows = np.zeros(min(keep, _FIRST_SIZE), ROW)
-        self._count = 0  # ever added
+        self._parts: deque[Rows] = deque()
+        self._count = 0  # in them
 
     def extend(self, rows: Rows) -> None:
         """Add rows; the oldest go."""
-        self._grow(self._count + len(rows))
+        self._parts.append(rows)
         self._count += len(rows)
-        rows = rows[-self._keep :]
-        at = np.arange(self._count - len(rows), self._count) % len(self._rows)
-        _numbers(self._rows)[at] = _numbers(rows)
+        while self._count - len(self._parts[0]) >= self._keep:
+            self._count -= len(self._parts.popleft())
 
     def add_tail(self, tail_ns: int, num_failed: int) -> None:
         """Add the main process's own code after the last row, and bad samples after it."""
-        if self._count:
-            row = self._rows[(self._count - 1) % len(self._rows)]
+        if self._parts:
+            row = self._parts[-1][-1]
             row["tail_ns"] = tail_ns
             row["num_failed"] += num_failed
 
-    def _grow(self, needed: int) -> None:
-        size = len(self._rows)
-        if needed <= size or size == self._keep:
-            return
-        rows = np.zeros(min(self._keep, max(needed, 2 * size)), ROW)
-        _numbers(rows)[: self._count] = _numbers(self._rows)[: self._count]
-        self._rows = rows
-
     def last(self, most: int | None = None) -> Rows:
         """Return the last rows, oldest first; a copy."""
-        num = min(self._count, self._keep, self._keep if most is None else most)
-        return self._rows.take(np.arange(self._count - num, self._count) % len(self._rows))
+        most = min(self._keep, self._keep if most is None else most)
+        found, left = [np.zeros(0, ROW)], most
+        for part in reversed(self._parts):
+            if left <= 0:
+                break
+            found.append(part)
+            left -= len(part)
+        numbers = np.concatenate([_numbers(part) for part in reversed(found)])[-most:]
+        return np.ascontiguousarray(numbers).view(ROW).reshape(len(numbers))
 
 
 def rows_of(told: Sequence[tuple[int, ...]], since_ns: int = _LONG_AGO) -> Rows:
@@ -162,10 +160,9 @@ def rows_of(told: Sequence[tuple[int, ...]], since_ns: int = _LONG_AGO) -> Rows:
     fields[:] = np.fromiter(chain.from_iterable(told), np.int64).reshape(fields.shape)
     rows["wait_ns"] = rows["given_ns"] - rows["asked_ns"]
     rows["is_first"] = rows["consumer_ns"] == 0
-    rows["first_wait_ns"] = rows["wait_ns"] * rows["is_first"]
     begins = np.where(rows["is_first"], rows["asked_ns"], since_ns)
     rows["since_ns"] = np.maximum.accumulate(begins)
-    # Between two epochs nobody has anything to do.
+    # Between two epochs workers have nothing to do.
     since_begun = np.maximum(rows["begun_ns"] - rows["since_ns"], 0)
     rows["is_measured"] = rows["ended_ns"] > 0
     rows["spare_ns"] = np.minimum(rows["idle_ns"], since_begun)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
 from penstock.summary import Summarized
 
@@ -12,23 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 __all__ = ["Change", "SlowSample", "SourceTiming", "Span", "Stats", "Verdict"]
-
-Bottleneck = Literal[
-    "nothing yet",  # too few batches to tell
-    "trainer",  # batches lie ready: nothing to do
-    "workers",  # samples cost CPU, and more workers would help
-    "cpu",  # samples cost CPU, and every core is taken
-    "storage",  # workers wait for reads
-    "slow source",  # some samples, or one part of the dataset, cost far more than the others
-    "seeding",  # of the global generators, for every sample
-    "collate",  # making batches of samples
-    "transport",  # packing batches and sending them
-    "bursts",  # fast enough on average, and yet the main process waits: work further ahead
-    "contention",  # workers take CPU from the main process
-    "start",  # the first batch of each epoch, while workers start and nothing lies ready
-    "gil",  # workers are threads, and wait for the interpreter's lock
-    "unknown",  # not measured: batches are cheap and nobody has asked, or it is torch's own loader
-]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -61,7 +44,7 @@ class Span(Summarized):
         compute_s: Workers decoded and transformed.
         collate_s: Workers made batches of samples.
         send_s: Workers packed and sent batches.
-        slot_s: Workers made new slots; nobody ever waits for a free one.
+        slot_s: Workers made new slots, as none was free.
         starved_s: Workers could have run, and no core was free; part of the other stages.
         worker_cpu_s: CPU time of the workers.
         timed: Samples that were timed one by one; not those of a worker's first batch, and of
@@ -135,14 +118,14 @@ class Verdict(Summarized):
     """Why the main process waits, and what to do.
 
     Attributes:
-        bottleneck: What it is, in a word.
+        bottleneck: What it is, in a word: one of `penstock.insight.verdict.BOTTLENECKS`.
         text: The same in a sentence, with figures.
         remedy: What to do; empty if there is nothing.
         expected_gain: Factor by which throughput should grow by it, at least 1.0; None if nothing
             can be said.
     """
 
-    bottleneck: Bottleneck
+    bottleneck: str
     text: str
     remedy: str = ""
     expected_gain: float | None = None

@@ -7,8 +7,8 @@
                        └──────────────────────────────────────────┘
 
 Guarantees
-    A model (see `throughput_model`) says from what batches cost how many workers are enough, so the
-    first change goes at once to about the right number. What it brought is then measured, in
+    A model (`penstock.insight.model`) says from what batches cost how many workers are enough, so
+    the first change goes at once to about the right number. What it brought is then measured, in
     batches that the main process is given per second: workers that bring nothing are given back.
     It ends. What brought nothing bounds what is tried next, from above or from below, until costs
     change for good, which must show in three windows in a row.
@@ -29,20 +29,16 @@ import math
 from typing import TYPE_CHECKING, Final
 
 from penstock.engine.timing import WorkerSettings
-from penstock.insight.batch_costs import Costs
-from penstock.insight.drift import DriftDetector
-from penstock.insight.memory_model import MemoryModel
-from penstock.insight.steady_state import SteadyState
-from penstock.insight.throughput_model import WorkerLimits, milliseconds
-from penstock.insight.trials import Trials
-from penstock.insight.units import amount
+from penstock.insight.model import WorkerLimits
+from penstock.insight.trials import Costs, DriftDetector, MemoryModel, Trials
+from penstock.insight.units import amount, duration
 from penstock.plural import counted
 
 if TYPE_CHECKING:
     from penstock.engine.timing import TimingRow
     from penstock.insight.budgets import Auto
 
-__all__ = ["Tuner"]
+__all__ = ["SteadyState", "Tuner"]
 
 _FIRST_PREFETCH: Final = 2
 _MOST_PREFETCH: Final = 8
@@ -55,17 +51,17 @@ _LONGEST_WINDOW: Final = 96  # ... but no more than that
 _VERY_UNEVEN: Final = 1.0  # standard deviation from batch to batch, as a share of the mean
 _SMALLEST_GAIN: Final = 0.04  # what brings less is given back
 _GAIN_OF_THREADS: Final = 0.15  # from twice as many
-_HARM: Final = 0.1
 _NOISE: Final = 0.3  # on a machine that others use too
 _CAPACITY_GAIN: Final = 0.2  # more of it is more than noise of the workers' own times
 _A_WAIT_NS: Final = 150_000  # a batch that lies ready is there in some 50 us
 _DOUBT: Final = 1.5
 _STEP: Final = 1.25  # settings that differ by less are not worth a try
-_SHORT_WAIT: Final = 0.03  # share of the time; below it nobody needs more workers
+_SHORT_WAIT: Final = 0.03  # share of the time; below it no more workers are needed
 _LONG_WAIT: Final = 0.05
 _TOO_LONG_WAIT: Final = 0.1  # more workers than the model says are worth a try
 _SLACK: Final = 1.15  # workers for each that is at work all the time
 _IDLE_SHARE: Final = 0.05  # of workers' time; below it there was always something to do
+_LONGEST_START_NS: Final = 10_000_000_000  # an interpreter that imports torch takes 2 to 5 s
 _SHORTFALL: Final = 0.94  # of what the model says; below it workers have to wait in between
 
 
@@ -103,8 +99,7 @@ class Tuner:
         Args:
             limits: The user's.
             cores: What the process is allowed, as `cores_of_rank` says.
-            memory_left_bytes: What the machine and the control group leave, or this process's part
-                of it; None if not known.
+            memory_left_bytes: This process's part of what is left; None if not known.
             prefetch_factor: The user's, which is kept; None chooses it.
             shares_lock: Workers are threads.
             is_forked: Workers are processes that share the main process's memory.
@@ -132,7 +127,6 @@ class Tuner:
         self._too_many = self.max_workers + 1
         self._too_few = 0
         self._prefetches = {self.workers.prefetch_factor}
-        self._has_halved = False
         self._is_second_look = False
         self._most_before = 0  # batches that may be left out before the window begins
 
@@ -236,10 +230,9 @@ class Tuner:
         return self._limits.target(self._trials.basis, per_worker).num_workers
 
     def _give_back(self, before: WorkerSettings, costs: Costs) -> None:
-        """Return to the settings before, or to some between."""
+        """Return to the settings before."""
         trials, tried = self._trials, self.workers
         trials.pool += costs
-        gain = trials.gain(before, tried)
         found = (
             f"{_named(tried)} gave {amount(costs.rate)} batches/s, {_named(before)} "
             f"{amount(trials.under[before].rate)}"
@@ -249,15 +242,6 @@ class Tuner:
             self._too_few = before.num_workers - 1
         elif tried.num_workers > before.num_workers:
             self._too_many = before.num_workers + 1
-            half = math.isqrt(before.num_workers * tried.num_workers)
-            if gain < -_HARM and not self._has_halved:
-                self._has_halved = True
-                if half >= _STEP * before.num_workers:
-                    self._before = before
-                    self._change(
-                        WorkerSettings(half, tried.prefetch_factor), f"{found}: tries between"
-                    )
-                    return
         self._change(before, f"{found}: back to the latter")
         self._settle(costs=None)
 
@@ -288,7 +272,7 @@ class Tuner:
         is_small_step = reachable < _STEP * now and costs.wait_share < _LONG_WAIT
         if reachable <= now or is_short or is_small_step:
             return None
-        reason = self._limits.explain(target, basis)
+        reason = target.reason
         if reachable < target.num_workers:
             reason += f"; tries {reachable}"
         return WorkerSettings(reachable, factor), reason
@@ -308,8 +292,8 @@ class Tuner:
             return None
         reason = (
             f"{at_work:.1f} of {now} workers are at work: a batch takes "
-            f"{milliseconds(costs.worker_s)} in a worker, and the main process gets one every "
-            f"{milliseconds(costs.cycle_s)}"
+            f"{duration(costs.worker_s)} in a worker, and the main process gets one every "
+            f"{duration(costs.cycle_s)}"
         )
         return WorkerSettings(enough, self.workers.prefetch_factor), reason
 
@@ -407,3 +391,47 @@ def _is_waited_for(row: TimingRow) -> bool:
 
 def _named(workers: WorkerSettings) -> str:
     return f"{counted(workers.num_workers, 'worker')} (prefetch_factor={workers.prefetch_factor})"
+
+
+class SteadyState:
+    """Tells which batches show what the present workers can do.
+
+    Not those that were made before it was there, nor those at the start of an epoch, when all
+    workers begin at once. A new worker counts as there with its second batch.
+    """
+
+    def __init__(self, workers: WorkerSettings, num_first: int) -> None:
+        """Begin with workers whose first `num_first` batches do not count."""
+        self._workers = workers
+        self._left = num_first  # batches that do not count in any case
+        self._missing = 0  # workers that may be yet to come
+        self._seen: dict[int, int] = {}  # batches of each worker since then
+        self._given_up_ns = 0
+        self._epoch: int | None = None
+        self._in_epoch = 0
+
+    def expect(self, workers: WorkerSettings) -> None:
+        """Wait for other workers."""
+        self._left = max(self._left, math.prod(self._workers) + 2)  # those under way
+        self._missing = workers.num_workers * (workers.num_workers > self._workers.num_workers)
+        self._workers, self._seen = workers, {}
+
+    def is_steady(self, row: TimingRow) -> bool:
+        """Return whether a batch counts; to be asked for each."""
+        if row.epoch != self._epoch or not row.consumer_ns:  # of another iterator
+            lookahead = math.prod(self._workers)
+            # Of a short epoch something must be left.
+            short = self._in_epoch // 4 if self._epoch is not None else lookahead
+            self._left = max(self._left, min(lookahead, short))
+            self._epoch, self._in_epoch = row.epoch, 0
+        self._in_epoch += 1
+        if self._left:
+            self._left -= 1
+        if self._missing:
+            if not self._seen:
+                self._given_up_ns = row.asked_ns + _LONGEST_START_NS
+            self._seen[row.worker_id] = self._seen.get(row.worker_id, 0) + 1
+            are_there = sum(num >= 2 for num in self._seen.values()) >= self._missing
+            if are_there or row.given_ns > self._given_up_ns:
+                self._missing = 0
+        return not self._left and not self._missing

@@ -1,74 +1,61 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why the main process waits: the figures of some batches, judged.
+"""Why the main process waits: the figures of some batches, judged by a table of rules.
 
-    waits at epochs' starts? ── enough batches? ── threads and the lock? ── waits at all?
-    ── seeding? ── serial? ── what is it that workers lack (`bottlenecks`)?
-
-The order is that of physics: whatever makes the next question senseless is asked before it. A
-remedy whose gain is not clearly above the model's error is not named. See docs/design/insight.md.
+`RULES` is that table. The first rule that holds, and whose gain is clearly above the model's error
+or not known, is the verdict. A new verdict is an entry there: its name, when it holds, what it says
+and its remedy. The order is that of physics: what makes another question senseless comes before it.
+See docs/design/insight.md.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.engine.backends import traits_of
-from penstock.insight import bottlenecks
-from penstock.insight.inputs import (
-    READS,
-    WAITS,
-    Inputs,
-    count_of_workers,
-    of_it,
-    throughput,
-    times,
-    waits,
-    worth,
-)
-from penstock.insight.means import Means
+from penstock.insight.model import DELIVERY_S, Means
 from penstock.insight.stats import Verdict
-from penstock.insight.units import amount, duration, percent
+from penstock.insight.units import amount, duration, percent, size
+from penstock.plural import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from penstock.insight.stats import Bottleneck, SlowSample, SourceTiming, Span
+    from penstock.insight.stats import SlowSample, SourceTiming, Span
 
-__all__ = ["judge", "not_measured"]
+__all__ = ["BOTTLENECKS", "RULES", "Advice", "Inputs", "Rule", "judge"]
 
 _FEWEST: Final = 8  # batches that are judged
+_WAITS: Final = 0.05  # share of the time below which a remedy would not be noticed
+_WORTH: Final = 1.15  # a gain below it may be an error of the model
 _STARVED: Final = 0.10  # share of the main process's steps without a core that is worth a word
 _OTHERS_HOLD: Final = 0.3  # share of making a batch without a core, so that a gain is "up to"
-_SPARE: Final = 0.25  # share of the workers' time in which they have nothing to do
 _ONE_CORE: Final = (0.8, 1.2)  # cores that threads take together if one lock holds them
 _BLOCKED: Final = 0.3  # share of a batch's cost without CPU that may be the lock's
 _TRAINER_HOLDS: Final = 0.3  # cores of the main process's own
 _HELD: Final = 0.5  # share of looks that found the lock held: then it is the bottleneck
 _FREE: Final = 0.1
-_SEEDED: Final = 0.4  # share of a batch's cost
+_READS: Final = 0.5  # share of a batch's cost
+_MOSTLY: Final = 0.4  # share of a batch's cost that makes a stage the bottleneck
+_IDLE: Final = 0.25  # share of workers' time: beyond it what they make is enough on average
+_WORKERS_STARVED: Final = 0.25
+_LACKS_CORES: Final = 0.1  # share of a batch's cost, beyond which it explains late batches
+_EXCESS: Final = 0.3  # share of all samples' time that slow ones take beyond their due
+_COSTLIER: Final = 3.0  # times the other parts
+_FEW: Final = 0.1  # more than this share of samples are not "some samples"
+_FEWEST_OF_PART: Final = 16  # timed samples
+_MOST_PREFETCH: Final = 8  # batches per worker: further ahead costs memory and brings little
+_COPIED_PER_S: Final = 10e9  # bytes: the least that collating a batch takes
+_CHEAPER: Final = "make samples cheaper (smaller images, a cheaper transform, packed resized)"
 
 
-def judge(
-    span: Span,
-    *,
-    num_workers: int,
-    cores: float,
-    num_ready: float,
-    lookahead: int,
-    sources: Sequence[SourceTiming] = (),
-    slowest: Sequence[SlowSample] = (),
-    backend: str = "process",
-    run: Span | None = None,
-    pause_s: float = 0.0,
-    lock_share: float | None = None,
-    keeps_workers: bool | None = None,
-    is_auto: bool = False,
-) -> Verdict:
-    """Return why the main process waits, what to do, and what that would bring.
+@dataclass(frozen=True)
+class Inputs:
+    """What a verdict is judged by.
 
-    Args:
+    Attributes:
         span: Sums over the batches to judge, without the main process's pauses.
         num_workers: Workers that made them; 0 if the main process's thread did.
         cores: Cores that main process and workers may use together.
@@ -79,169 +66,246 @@ def judge(
         backend: "serial", "process", "thread" or "ray", whose workers have cores of their own.
         run: Sums over many epochs, by which their starts are judged; None for `span`.
         pause_s: What the main process's rare long steps took.
-        lock_share: Share of looks that found the interpreter's lock held; None if nobody looked.
+        lock_share: Share of looks that found the interpreter's lock held; None if not looked.
         keeps_workers: Whether workers are kept from epoch to epoch; None if not known.
         is_auto: Whether `num_workers="auto"` chooses workers and prefetch factor.
+        is_measured: Whether the batches were measured; else only the waiting is known.
+        is_measured_now: Whether those to come are.
+    """
+
+    span: Span
+    num_workers: int
+    cores: float
+    num_ready: float
+    lookahead: int
+    sources: Sequence[SourceTiming] = ()
+    slowest: Sequence[SlowSample] = ()
+    backend: str = "process"
+    run: Span | None = None
+    pause_s: float = 0.0
+    lock_share: float | None = None
+    keeps_workers: bool | None = None
+    is_auto: bool = False
+    is_measured: bool = True
+    is_measured_now: bool = True
+
+    @cached_property
+    def at(self) -> Means:
+        """Mean costs per batch."""
+        traits = traits_of(self.backend)
+        cores = self.cores if traits.is_local else math.inf  # on others as many as there are
+        held = (self.lock_share or 0.0) if traits.shares_interpreter else 0.0
+        at = Means.of(self.span, self.num_workers, cores, pause_s=self.pause_s, lock_share=held)
+        is_seen = self.lock_share is not None and self.lock_share <= _FREE
+        if traits.shares_interpreter and not is_seen and at.cores_taken <= _ONE_CORE[1]:
+            # All of their CPU may be in Python.
+            at = replace(at, lock_share=max(held, min(at.cores_taken, 1.0)))
+        return at
+
+    def share(self, what: str) -> float:
+        """Return what share of a worker's time for a batch something takes, as "read", 0 to 1."""
+        return self.at.share(getattr(self.at, f"{what}_s"))
+
+    @cached_property
+    def is_local(self) -> bool:
+        """Whether workers are on this machine."""
+        return traits_of(self.backend).is_local
+
+    @cached_property
+    def lacks_cores(self) -> bool:
+        """Whether workers take cores from the main process, however long it waits besides."""
+        at = self.at
+        return bool(at.num_workers) and at.trainer_starved_s >= _STARVED * at.consumer_s > 0
+
+    @cached_property
+    def is_uneven(self) -> bool:
+        """Whether some batches take so long that the others wait behind them."""
+        # Workers that lack cores are late, too, and working ahead does not give them cores.
+        if not self.num_workers or self.at.is_cheap or self.share("worker_starved") >= _LACKS_CORES:
+            return False
+        return self.at.shortfall >= _WORTH
+
+    @property
+    def are_too_few(self) -> bool:
+        """Whether there are workers, and fewer than are enough."""
+        return 0 < self.num_workers < self.at.enough_workers
+
+    @property
+    def excess(self) -> float:
+        """Share of samples' time that a part, or slow samples, take beyond their due."""
+        return max(self.excess_of_part, self.excess_of_samples)
+
+    @cached_property
+    def excess_of_part(self) -> float:
+        """Share of samples' time that the costliest part takes beyond its due."""
+        total_s = sum(source.samples * source.mean_s for source in self.sources)
+        if len(self.sources) < 2 or self.sources[0].samples < _FEWEST_OF_PART or total_s <= 0:
+            return 0.0
+        worst, others_s = self.sources[0], _mean_of(self.sources[1:])
+        is_costly = worst.mean_s >= _COSTLIER * others_s
+        return worst.samples * (worst.mean_s - others_s) / total_s if is_costly else 0.0
+
+    @cached_property
+    def excess_of_samples(self) -> float:
+        """Share of samples' time that slow ones take beyond their due."""
+        span = self.span
+        others = span.timed - span.slow
+        if not 0 < span.slow <= _FEW * span.timed or others < 1 or span.timed_s <= 0:
+            return 0.0
+        others_s = max(span.timed_s - span.slow_s, 0.0) / others
+        return min(max(span.slow_s - span.slow * others_s, 0.0) / span.timed_s, 1.0)
+
+    @property
+    def waits(self) -> str:
+        """How long the main process waits, as the beginning of a sentence."""
+        return f"The main process waits {percent(self.at.wait_share)} of the time"
+
+    @property
+    def made(self) -> str:
+        """What a batch costs, and what most of that is, as a part of a sentence."""
+        at = self.at
+        most = f"{duration(at.worker_cpu_s)} of it CPU"
+        if self.share("read") >= _READS:
+            most = f"{duration(at.read_s)} of it waiting for reads"
+        return f"{duration(at.made_s)}, {most}"
+
+    @property
+    def names(self) -> str:
+        """The slowest samples as a sentence; empty if none has a key."""
+        known = [s for s in self.slowest if s.name is not None or s.index is not None][:3]
+        listed = ", ".join(
+            f"{s.name or f'sample {s.index!r:.40}'} ({duration(s.seconds)})" for s in known
+        )
+        return f" The slowest: {listed}." if known else ""
+
+    @property
+    def per_second(self) -> str:
+        """How many batches the workers could make in a second."""
+        at = self.at
+        made = at.num_workers / at.made_s if at.made_s > 0 else math.inf
+        workers = counted(at.num_workers, "worker")
+        return f"{workers} could make {amount(made)} a second"
+
+
+class Advice(NamedTuple):
+    """What a verdict says: text, remedy, and the gain that follows from the figures, if known."""
+
+    text: str
+    remedy: str = ""
+    gain: float | None = None
+
+
+class Rule(NamedTuple):
+    """A verdict: its name, whether it holds, and what it says where it does.
+
+    One whose gain is known, and below `least_gain`, is passed over.
+    """
+
+    bottleneck: str
+    holds: Callable[[Inputs], bool]
+    says: Callable[[Inputs], Advice]
+    least_gain: float = _WORTH
+
+
+def judge(inputs: Inputs) -> Verdict:
+    """Return why the main process waits, what to do, and what that would bring.
 
     Returns:
-        A verdict. Below 8 batches, besides the first of each epoch, it is "nothing yet". A remedy
-        is named only if the loop waits 5 % of the time or more, and it brings 1.15 x or more.
+        A verdict. A remedy is named only if it brings 1.15 x or more.
 
     Example:
         >>> from penstock.insight.stats import Span
         >>> span = Span(batches=100, seconds=2.0, wait_s=1.2, consumer_s=0.8, trainer_cpu_s=0.4,
         ...             compute_s=3.8, collate_s=0.1, idle_s=0.1, worker_cpu_s=3.8)
-        >>> verdict = judge(span, num_workers=2, cores=8, num_ready=0.1, lookahead=4)
+        >>> verdict = judge(Inputs(span, num_workers=2, cores=8, num_ready=0.1, lookahead=4))
         >>> verdict.bottleneck, round(verdict.expected_gain, 1)
         ('workers', 2.3)
         >>> print(verdict.remedy)
         Add workers: num_workers=6 would give about 2.3 x the throughput.
     """
-    starts = None if num_workers == 0 else _start(run or span, keeps_workers)
-    if starts is not None:
-        return starts
-    traits = traits_of(backend)
-    if not traits.is_local:  # on other machines, as many as there are
-        cores = math.inf
-    held = (lock_share or 0.0) if traits.shares_interpreter else 0.0
-    at = Means.of(span, num_workers, cores, pause_s=pause_s, lock_share=held)
-    if at is None or at.batches < _FEWEST:
-        return _too_few(span)
-    is_seen = lock_share is not None and lock_share <= _FREE
-    if traits.shares_interpreter and not is_seen and at.cores_taken <= _ONE_CORE[1]:
-        at = replace(at, lock_bound=min(at.cores_taken, 1.0))  # all of their CPU may be in Python
-    inputs = Inputs(span, at, num_ready, lookahead, sources, slowest, traits, lock_share, is_auto)
-    for test in (*_TESTS, *(bottlenecks.TESTS if num_workers else ())):
-        verdict = test(inputs)
-        if verdict is not None and (verdict.expected_gain is None or worth(verdict.expected_gain)):
-            return verdict
-    return _nothing_known(inputs)
+    for rule in RULES:
+        if rule.holds(inputs):
+            advice = rule.says(inputs)
+            if advice.gain is None or advice.gain >= rule.least_gain:
+                return Verdict(rule.bottleneck, *advice)
+    raise AssertionError("the last rule always holds")
 
 
-def not_measured(span: Span, *, is_measured_now: bool) -> Verdict:
-    """Return the verdict on batches of which only the waiting is known.
-
-    Args:
-        span: Sums over the batches.
-        is_measured_now: Whether those to come are measured.
-    """
-    if span.batches - span.starts < _FEWEST:
-        return _too_few(span)
-    share = span.wait_share
-    if share < WAITS:
-        return Verdict("trainer", f"The main process waits {percent(share)} of the time.")
-    if is_measured_now:
-        when = 'Why is measured from this question on, or from the start with monitor="full".'
-    else:
-        when = 'Why is not measured under monitor="light".'
-    return Verdict("unknown", f"The main process waits {percent(share)} of the time. {when}")
+def _times(gain: float) -> str:
+    return f"about {gain:.1f} x"
 
 
-def _too_few(span: Span) -> Verdict:
-    besides = " besides the first of each epoch" if span.starts else ""
-    num = max(span.batches - span.starts, 0)
-    return Verdict(
-        "nothing yet", f"Too few batches to tell: {num}{besides}, and {_FEWEST} are needed."
-    )
+def _mean_of(sources: Sequence[SourceTiming]) -> float:
+    num = sum(source.samples for source in sources)
+    return sum(source.samples * source.mean_s for source in sources) / num if num else 0.0
 
 
-def _nothing_known(inputs: Inputs) -> Verdict:
-    """Return the verdict where no setting is known that would bring clearly more."""
-    at = inputs.at
-    if not worth(1 / max(1 - at.wait_share, 1e-9)):
-        if _lacks_cores(at):
-            return _contention(inputs)
-        return Verdict(
-            "trainer", f"{waits(inputs)}. No setting of the loader would bring as much as 15 %."
-        )
-    made = f"making a batch takes {duration(at.made_s)}{of_it(inputs)}"
-    cheaper = "make samples cheaper (smaller images, a cheaper transform, packed resized)"
-    if not worth(at.core_rate / at.rate):
-        return Verdict(
-            "cpu",
-            f"{waits(inputs)}: {made}, and {amount(at.cores_taken)} of {amount(at.cores)} cores "
-            "are busy.",
-            f"More workers would not help: {cheaper}, or use more cores.",
-        )
-    if at.is_cheap:
-        return Verdict(
-            "transport",
-            f"{waits(inputs)}: {made}, and a worker would take about as long to hand it over.",
-            "Workers would not help: make larger batches, or whole ones (`get_batch(indices, "
-            "empty)` in the dataset).",
-        )
-    return Verdict(
-        "workers",
-        f"{waits(inputs)}: {made}.",
-        f"Another number of workers would bring little: {cheaper}.",
-    )
-
-
-def _start(run: Span, keeps_workers: bool | None) -> Verdict | None:
-    total_s = max(run.wait_s + run.consumer_s, run.seconds)
+def _starts_late(inputs: Inputs) -> bool:
+    run = inputs.run or inputs.span
+    if not inputs.is_measured or not inputs.num_workers or run.starts < 2 or run.batches < _FEWEST:
+        return False
     first_s = min(run.first_wait_s, run.wait_s)
-    few = run.starts < 2 or run.batches < _FEWEST
-    if few or first_s / max(total_s, 1e-9) < WAITS or first_s < run.wait_s - first_s:
-        return None
+    total_s = max(run.wait_s + run.consumer_s, run.seconds, 1e-9)
+    return first_s / total_s >= _WAITS and first_s >= run.wait_s - first_s
+
+
+def _start(inputs: Inputs) -> Advice:
+    run = inputs.run or inputs.span
+    first_s = min(run.first_wait_s, run.wait_s)
+    total_s = max(run.wait_s + run.consumer_s, run.seconds)
     keep = "Keep the workers from epoch to epoch: persistent_workers=True."
     longer = "it is the time that one batch takes: make longer epochs, or cheaper batches."
-    if keeps_workers:
-        keep, longer = "", f"As the workers are kept, {longer}"
-    elif keeps_workers is None:
-        longer = f"If they are kept already, {longer}"
-    else:
-        longer = ""
-    return Verdict(
-        "start",
-        f"The main process waits {percent(first_s / total_s)} of the time for the "
-        f"first batches of epochs, {duration(first_s / run.starts)} each time.",
-        f"{keep} {longer}".strip(),
+    remedy = {
+        True: f"As the workers are kept, {longer}",
+        False: keep,
+        None: f"{keep} If they are kept already, {longer}",
+    }[inputs.keeps_workers]
+    return Advice(
+        f"The main process waits {percent(first_s / total_s)} of the time for the first batches of "
+        f"epochs, {duration(first_s / run.starts)} each time.",
+        remedy,
         max(total_s / max(total_s - first_s, 1e-9), 1.0),
     )
 
 
-def _lock(inputs: Inputs) -> Verdict | None:
-    """Threads, and Python's lock: known by having looked, or one of two explanations."""
-    at = inputs.at
-    if not (inputs.traits.shares_interpreter and at.num_workers) or at.cores <= _ONE_CORE[1]:
-        return None
-    has_lost = at.trainer_blocked_s * at.rate >= _STARVED and at.idle_share < _SPARE
-    if at.wait_share < WAITS and not has_lost:
-        return None
-    if inputs.lock_share is not None and inputs.lock_share >= _HELD:
-        return _locked(inputs, inputs.lock_share)
-    is_refuted = (
-        inputs.lock_share is not None
-        and inputs.lock_share <= _FREE
-        and at.trainer_cpu_s * at.rate < _TRAINER_HOLDS
-    )
-    is_one_core = _ONE_CORE[0] <= at.cores_taken <= _ONE_CORE[1]
-    if (
-        is_refuted
-        or not is_one_core
-        or not (has_lost or at.share(at.read_s + at.worker_starved_s) >= _BLOCKED)
-        or not worth(_as_processes(at)[1])
-    ):
-        return None
-    return Verdict(
-        "gil",
-        f"{waits(inputs)}: {_threads(inputs)}, {_blocked(inputs)}. Either that is what reads and "
-        "the device take, or they wait for Python's lock, which one thread has at a time.",
-        'Try backend="process", which tells: if it is faster, it was the lock; if not, take more '
-        "threads.",
-    )
+def _too_few(inputs: Inputs) -> Advice:
+    span = inputs.span
+    besides = " besides the first of each epoch" if span.starts else ""
+    num = max(span.batches - span.starts, 0)
+    return Advice(f"Too few batches to tell: {num}{besides}, and {_FEWEST} are needed.")
 
 
-def _locked(inputs: Inputs, share: float) -> Verdict | None:
+def _unmeasured(inputs: Inputs) -> Advice:
+    share = inputs.span.wait_share
+    when = 'Why is not measured under monitor="light".'
+    if inputs.is_measured_now:
+        when = 'Why is measured from this question on, or from the start with monitor="full".'
+    when = f" {when}" if share >= _WAITS else ""
+    return Advice(f"The main process waits {percent(share)} of the time.{when}")
+
+
+def _loses_to_threads(inputs: Inputs) -> bool:
+    """Whether threads as workers may cost the main process time by Python's lock."""
     at = inputs.at
-    workers, gain = _as_processes(at)
-    return Verdict(
-        "gil",
-        f"{waits(inputs)}, and {percent(share)} of the times that it looked, another thread held "
-        f"Python's lock, which one has at a time: {_threads(inputs)}, {_blocked(inputs)}.",
-        f'Use processes: backend="process", num_workers={workers} would give up to '
-        f"{throughput(gain)}.",
-        gain,
+    if not (traits_of(inputs.backend).shares_interpreter and at.num_workers):
+        return False
+    return at.cores > _ONE_CORE[1] and (at.wait_share >= _WAITS or _has_lost(at))
+
+
+def _has_lost(at: Means) -> bool:
+    return at.trainer_blocked_s * at.rate >= _STARVED and at.idle_share < _IDLE
+
+
+def _may_be_locked(inputs: Inputs) -> bool:
+    at, share = inputs.at, inputs.lock_share
+    trainer_holds = at.trainer_cpu_s * at.rate >= _TRAINER_HOLDS
+    is_blocked = at.share(at.read_s + at.worker_starved_s) >= _BLOCKED
+    return (
+        _loses_to_threads(inputs)
+        and (share is None or share > _FREE or trainer_holds)
+        and _ONE_CORE[0] <= at.cores_taken <= _ONE_CORE[1]
+        and (_has_lost(at) or is_blocked)
+        and _as_processes(at)[1] >= _WORTH
     )
 
 
@@ -249,116 +313,325 @@ def _as_processes(at: Means) -> tuple[int, float]:
     """Return how many processes to take instead of threads, and what they would bring."""
     freed = at.without_lock()
     workers = freed.enough_workers
-    return workers, at.grown(freed.rate_with(workers))
+    return workers, at.gain_to(freed, workers)
 
 
-def _threads(inputs: Inputs) -> str:
-    at = inputs.at
-    who = "1 thread" if at.num_workers == 1 else f"{at.num_workers} threads"
-    return f"{who} and the main process take {amount(at.cores_taken)} of {amount(at.cores)} cores"
-
-
-def _blocked(inputs: Inputs) -> str:
-    at = inputs.at
-    blocked_s = at.read_s + at.worker_starved_s
-    own_s = max(at.trainer_s - at.trainer_cpu_s, 0.0)
+def _threads(at: Means) -> str:
     return (
-        f"and pass {duration(blocked_s)} of a batch's {duration(at.made_s)} and {duration(own_s)} "
-        f"of a step's {duration(at.consumer_s)} without CPU"
+        f"{counted(at.num_workers, 'thread')} and the main process take {amount(at.cores_taken)} "
+        f"of {amount(at.cores)} cores, and pass {duration(at.read_s + at.worker_starved_s)} of a "
+        f"batch's {duration(at.made_s)} and "
+        f"{duration(max(at.trainer_s - at.trainer_cpu_s, 0.0))} of a step's "
+        f"{duration(at.consumer_s)} without CPU"
     )
 
 
-def _trainer(inputs: Inputs) -> Verdict | None:
-    at = inputs.at
-    if at.wait_share >= WAITS:
-        return None
-    if _lacks_cores(at):
-        return _contention(inputs)
-    ready = f": {amount(inputs.num_ready)} batches lie ready" if inputs.num_ready >= 0.5 else ""
-    text = (
-        f"The main process waits {percent(at.wait_share)} of the time{ready}. "
-        "There is nothing to do."
-    )
-    enough = at.enough_workers
-    if enough < at.num_workers:
-        text += f" {count_of_workers(enough)} of the {at.num_workers} would do."
-    return Verdict("trainer", text)
-
-
-def _lacks_cores(at: Means) -> bool:
-    """Return whether workers take cores from the main process, however long it waits besides."""
-    return bool(at.num_workers) and at.trainer_starved_s >= _STARVED * at.consumer_s > 0
-
-
-def _contention(inputs: Inputs) -> Verdict:
-    at = inputs.at
-    starved = percent(at.trainer_starved_s * at.rate)
-    if at.wait_share < WAITS:
-        both = (
-            f"The main process hardly waits for batches, but {starved} of the time it waits for a "
-            "core"
-        )
-    else:
-        both = f"{waits(inputs)} for batches, and for {starved} of it for a core"
-    if not inputs.traits.is_local:
-        return Verdict(
-            "contention",
-            f"{both} of its machine, which workers or other programs take.",
-            "Leave it some: let Ray have fewer cores of that machine (`ray start --num-cpus`), or "
-            "place the workers on others (Ray(resources=...)).",
-        )
-    workers = count_of_workers(at.num_workers)
-    text = f"{both}: {workers} and the main process share {amount(at.cores)} cores."
-    fewer = min(at.enough_workers, at.num_workers - 1)
-    gain = at.gain(fewer) if fewer else 1.0
-    if not worth(gain):
-        return Verdict("contention", text, "Give the job more cores, or make samples cheaper.")
-    remedy = f"Take fewer workers: with num_workers={fewer} it would go {times(gain)} as fast."
-    return Verdict("contention", text, remedy, gain)
-
-
-def _seeding(inputs: Inputs) -> Verdict | None:
-    """Samples that cost less than seeding the global generators before each of them."""
-    at = inputs.at
-    if at.share(at.seed_s) < _SEEDED or at.num_samples <= 1:
-        return None
-    gain = at.gain(at.num_workers, saved_s=at.seed_s * (1 - 1 / at.num_samples))
-    return Verdict(
-        "seeding",
-        f"{waits(inputs)}: seeding `random`, numpy and torch for each sample takes "
-        f"{duration(at.seed_s)} of the {duration(at.made_s)} that a batch costs, "
-        f"{duration(at.seed_s / at.num_samples)} a sample.",
-        "Let the dataset read the samples of a batch at once (`__getitems__(indices)`, or "
-        "`get_batch(indices, alloc)`), which are seeded once, and draw from `sample_rng(k)`: "
-        f"{throughput(gain)}.",
+def _locked(inputs: Inputs) -> Advice:
+    workers, gain = _as_processes(inputs.at)
+    return Advice(
+        f"{inputs.waits}, and {percent(inputs.lock_share or 0.0)} of the times that it looked, "
+        f"another thread held Python's lock, which one has at a time: {_threads(inputs.at)}.",
+        f'Use processes: backend="process", num_workers={workers} would give up to '
+        f"{_times(gain)} the throughput.",
         gain,
     )
 
 
-def _serial(inputs: Inputs) -> Verdict | None:
+def _maybe_locked(inputs: Inputs) -> Advice:
+    return Advice(
+        f"{inputs.waits}: {_threads(inputs.at)}. Either that is what reads and the device take, or "
+        "they wait for Python's lock, which one thread has at a time.",
+        'Try backend="process", which tells: if it is faster, it was the lock; if not, take more '
+        "threads.",
+    )
+
+
+def _nothing_to_do(inputs: Inputs) -> Advice:
+    at, enough = inputs.at, inputs.at.enough_workers
+    ready = f": {amount(inputs.num_ready)} batches lie ready" if inputs.num_ready >= 0.5 else ""
+    text = f"{inputs.waits}{ready}. There is nothing to do."
+    if enough < at.num_workers:
+        text += f" {counted(enough, 'worker')} of the {at.num_workers} would do."
+    return Advice(text)
+
+
+def _contention(inputs: Inputs) -> Advice:
     at = inputs.at
-    if at.num_workers:
-        return None
-    workers = at.enough_workers
+    starved = percent(at.trainer_starved_s * at.rate)
+    both = f"{inputs.waits} for batches, and for {starved} of it for a core"
+    if not inputs.is_local:
+        return Advice(
+            f"{both} of its machine, which workers or other programs take.",
+            "Leave it some: let Ray have fewer cores of that machine (`ray start --num-cpus`), or "
+            "place the workers on others (Ray(resources=...)).",
+        )
+    workers = counted(at.num_workers, "worker")
+    text = f"{both}: {workers} and the main process share {amount(at.cores)} cores."
+    fewer = min(at.enough_workers, at.num_workers - 1)
+    gain = at.gain(fewer) if fewer else 1.0
+    if gain < _WORTH:
+        return Advice(text, "Give the job more cores, or make samples cheaper.")
+    remedy = f"Take fewer workers: with num_workers={fewer} it would go {_times(gain)} as fast."
+    return Advice(text, remedy, gain)
+
+
+def _seeding(inputs: Inputs) -> Advice:
+    at = inputs.at
+    gain = at.gain(at.num_workers, saved_s=at.seed_s * (1 - 1 / at.num_samples))
+    return Advice(
+        f"{inputs.waits}: seeding `random`, numpy and torch for each sample takes "
+        f"{duration(at.seed_s)} of the {duration(at.made_s)} that a batch costs, "
+        f"{duration(at.seed_s / at.num_samples)} a sample.",
+        "Let the dataset read the samples of a batch at once (`__getitems__(indices)`, or "
+        "`get_batch(indices, alloc)`), which are seeded once, and draw from `sample_rng(k)`: "
+        f"{_times(gain)} the throughput.",
+        gain,
+    )
+
+
+def _lacks_cores_alone(inputs: Inputs) -> bool:
+    return not inputs.num_workers and inputs.share("worker_starved") >= _OTHERS_HOLD
+
+
+def _serial(inputs: Inputs) -> Advice:
+    at, workers = inputs.at, inputs.at.enough_workers
     gain = at.gain(workers)
     text = (
         f"The main process spends {percent(at.wait_share)} of the time making batches itself: one "
-        "takes "
-        f"{duration(at.made_s)}{of_it(inputs)}."
+        f"takes {inputs.made}."
     )
-    remedy = f"Let workers do it meanwhile: num_workers={workers} would give {throughput(gain)}."
-    bottleneck: Bottleneck = "storage" if at.share(at.read_s) >= READS else "workers"
-    if (starved := at.share(at.worker_starved_s)) >= _OTHERS_HOLD:
-        text += f" For {percent(starved)} of that no core was free: other programs have them."
+    brings = f"{_times(gain)} the throughput"
+    if _lacks_cores_alone(inputs):
+        starved = percent(at.share(at.worker_starved_s))
+        text += f" For {starved} of that no core was free: other programs have them."
         gain = min(gain, max(at.cores, 1.0))
-        remedy = (
-            f"Let workers do it meanwhile: num_workers={workers} would give up to "
-            f"{throughput(gain)}, as far as other programs leave them cores."
+        if gain < _WORTH:
+            return Advice(text, "End what takes them, or use a machine with more cores.")
+        brings = f"up to {_times(gain)} the throughput, as far as other programs leave them cores"
+    return Advice(
+        text, f"Let workers do it meanwhile: num_workers={workers} would give {brings}.", gain
+    )
+
+
+def _delivery(inputs: Inputs) -> Advice:
+    at, gain = inputs.at, inputs.at.gain(0)
+    return Advice(
+        f"{inputs.waits}: making a batch takes a worker {duration(at.fetch_s + at.collate_s)}, and "
+        f"one comes every {duration(1 / at.rate)}, as handing it over takes longer than that.",
+        f"Do without workers: num_workers=0 would give {_times(gain)} the throughput. Or make "
+        "larger batches, which are handed over more seldom.",
+        gain,
+    )
+
+
+def _slow_source(inputs: Inputs) -> Advice:
+    at, span = inputs.at, inputs.span
+    saved_s = min(inputs.excess, 1.0) * at.fetch_s
+    gain = at.gain(at.num_workers, saved_s=saved_s) * at.shortfall
+    if inputs.excess_of_part >= inputs.excess_of_samples:
+        worst = inputs.sources[0]
+        blamed = (
+            f"a sample of {worst.name} takes {duration(worst.mean_s)}, one of the others "
+            f"{duration(_mean_of(inputs.sources[1:]))}."
         )
-        if not worth(gain):
-            remedy = "End what takes them, or use a machine with more cores."
-            return Verdict("cpu", text, remedy)
-    return Verdict(bottleneck, text, remedy, gain)
+    else:
+        blamed = (
+            f"{percent(span.slow / span.timed)} of the samples take "
+            f"{percent(min(span.slow_s / span.timed_s, 1.0))} of the time.{inputs.names}"
+        )
+    remedy = f"Look at them: if they cost what the others do, it would go {_times(gain)} as fast."
+    return Advice(f"{inputs.waits}: {blamed}", remedy, gain)
 
 
-_TESTS: Final[tuple[Callable[[Inputs], Verdict | None], ...]] = (_lock, _trainer, _seeding, _serial)
+def _bursts(inputs: Inputs) -> Advice:
+    at, gain = inputs.at, inputs.at.shortfall
+    now = max(inputs.lookahead // at.num_workers, 1)
+    names = inputs.names if inputs.span.slow else ""
+    capacity = inputs.per_second
+    if at.idle_share >= _IDLE:
+        capacity = f"workers have nothing to do {percent(at.idle_share)} of theirs"
+    text = (
+        f"{inputs.waits}, and yet {capacity}. That is enough on average, but some batches take "
+        f"much longer than others.{names}"
+    )
+    if inputs.is_auto or now >= _MOST_PREFETCH:
+        return Advice(text, "Look at what makes them differ: `stats().slowest`.")
+    return Advice(
+        text,
+        f"Work further ahead: prefetch_factor={2 * now} instead of {now} would give up to "
+        f"{_times(gain)} the throughput.",
+        gain,
+    )
+
+
+def _collate(inputs: Inputs) -> Advice:
+    at = inputs.at
+    # The batch's bytes are copied once, whichever process makes it.
+    gain = at.gain(at.num_workers, saved_s=max(at.collate_s - at.num_bytes / _COPIED_PER_S, 0.0))
+    return Advice(
+        f"{inputs.waits}: making one batch of its samples takes {duration(at.collate_s)} of the "
+        f"{duration(at.made_s)} that a batch costs a worker.",
+        "Let the dataset make whole batches (`get_batch(indices, alloc)`), or a simpler "
+        f"collate_fn, of arrays rather than lists: at best {_times(gain)} the throughput.",
+        gain,
+    )
+
+
+def _transport(inputs: Inputs) -> Advice:
+    at = inputs.at
+    gain = at.gain(at.num_workers, saved_s=max(at.send_s - DELIVERY_S, 0.0))
+    return Advice(
+        f"{inputs.waits}: packing and sending a batch of {size(at.num_bytes)} takes "
+        f"{duration(at.send_s)} of the {duration(at.made_s)} that it costs a worker.",
+        "Send less: arrays instead of lists and objects, and only what the training uses. At best "
+        f"{_times(gain)} the throughput.",
+        gain,
+    )
+
+
+def _mostly_collates(inputs: Inputs) -> bool:
+    is_most = inputs.share("collate") >= _MOSTLY and inputs.at.collate_s >= inputs.at.send_s
+    return inputs.num_workers > 0 and is_most
+
+
+def _lack_cores(inputs: Inputs) -> bool:
+    is_starved = inputs.share("worker_starved") >= _WORKERS_STARVED
+    return inputs.num_workers > 0 and (inputs.at.fills_cores or is_starved)
+
+
+def _cpu(inputs: Inputs) -> Advice:
+    at = inputs.at
+    # Half the CPU, and half the queueing for it, which the others keep up.
+    gain = at.gain(at.num_workers, saved_s=at.made_s / 2, saved_cpu_s=at.worker_cpu_s / 2)
+    who = ""
+    if not at.fills_cores:
+        who = f", and a worker waits {duration(at.worker_starved_s)} a batch for one"
+        # With a core for each of them they have none to wait for but what others take.
+        if at.num_workers + 1 <= at.cores:
+            who += ": other programs seem to take the rest"
+    return Advice(
+        f"{inputs.waits}: a batch takes {duration(at.cpu_s)} of CPU, "
+        f"{duration(at.trainer_cpu_s)} of it the main process's. That keeps "
+        f"{amount(at.cores_taken)} of {amount(at.cores)} cores busy{who}. More workers would not "
+        "help.",
+        "Make samples cheaper (decode smaller images, do less in transforms, pack them resized), "
+        f"or use more cores: half the CPU per batch would give {_times(gain)} the throughput.",
+        gain,
+    )
+
+
+def _cpu_of_cluster(inputs: Inputs) -> Advice:
+    at = inputs.at
+    gain = at.gain(at.num_workers, saved_s=at.worker_starved_s)
+    return Advice(
+        f"{inputs.waits}: a worker waits {duration(at.worker_starved_s)} of the "
+        f"{duration(at.made_s)} that a batch takes for a core of its machine. More workers there "
+        "would not help.",
+        "Let Ray reserve what workers use, backend=Ray(num_cpus=2) say, keep other programs "
+        f"off those machines, or add some: at best {_times(gain)} the throughput.",
+        gain,
+    )
+
+
+def _storage(inputs: Inputs) -> Advice:
+    at, workers = inputs.at, inputs.at.enough_workers
+    text = (
+        f"{inputs.waits}: a batch takes {duration(at.made_s)} of a worker's time, "
+        f"{duration(at.read_s)} of it waiting for reads, which takes no CPU."
+    )
+    shorter = "pack the data set into one file on a local disk (`penstock pack`)."
+    if inputs.is_auto:
+        return Advice(text, f"Shorten the reads: {shorter}")
+    gain = at.gain(workers)
+    return Advice(
+        text,
+        f"Let more reads wait at a time: num_workers={workers} would give up to {_times(gain)} the "
+        f"throughput, if the storage serves so many at once. Or shorten them: {shorter}",
+        gain,
+    )
+
+
+def _too_few_workers(inputs: Inputs) -> Advice:
+    at, workers = inputs.at, inputs.at.enough_workers
+    text = (
+        f"{inputs.waits}: a batch takes {inputs.made}. {inputs.per_second}, and the main process "
+        f"could take {amount(1 / (at.consumer_s + DELIVERY_S))}."
+    )
+    if inputs.is_auto:
+        return Advice(
+            text, 'num_workers="auto" adds workers, within its budgets of CPU and memory.'
+        )
+    gain = at.gain(workers)
+    remedy = f"Add workers: num_workers={workers} would give {_times(gain)} the throughput."
+    return Advice(text, remedy, gain)
+
+
+def _no_setting(inputs: Inputs) -> Advice:
+    return Advice(f"{inputs.waits}. No setting of the loader would bring as much as 15 %.")
+
+
+def _no_more_cores(inputs: Inputs) -> Advice:
+    busy = f"{amount(inputs.at.cores_taken)} of {amount(inputs.at.cores)} cores are busy"
+    return Advice(
+        f"{inputs.waits}: making a batch takes {inputs.made}, and {busy}.",
+        f"More workers would not help: {_CHEAPER}, or use more cores.",
+    )
+
+
+def _handing_over(inputs: Inputs) -> Advice:
+    return Advice(
+        f"{inputs.waits}: making a batch takes {inputs.made}, and handing it over about as long.",
+        "Workers would not help: make larger batches, or whole ones "
+        "(`get_batch(indices, alloc)` in the dataset).",
+    )
+
+
+def _none_of_these(inputs: Inputs) -> Advice:
+    return Advice(
+        f"{inputs.waits}: making a batch takes {inputs.made}.",
+        f"Another number of workers would bring little: {_CHEAPER}.",
+    )
+
+
+def _waits_little(inputs: Inputs) -> bool:
+    """Whether even a remedy that ended all waiting would not be worth naming."""
+    return 1 / max(1 - inputs.at.wait_share, 1e-9) < _WORTH
+
+
+RULES: Final = (
+    # First batches of epochs, while nothing lies ready.
+    Rule("start", _starts_late, _start, least_gain=1.0),
+    Rule("nothing yet", lambda i: i.at.batches < _FEWEST, _too_few),
+    Rule("trainer", lambda i: not i.is_measured and i.span.wait_share < _WAITS, _unmeasured),
+    Rule("unknown", lambda i: not i.is_measured, _unmeasured),
+    # Worker threads, or the main process, wait for the interpreter's lock.
+    Rule("gil", lambda i: _loses_to_threads(i) and (i.lock_share or 0.0) >= _HELD, _locked),
+    Rule("gil", _may_be_locked, _maybe_locked),
+    # Below 5 % of waiting a remedy would not be noticed.
+    Rule("contention", lambda i: i.at.wait_share < _WAITS and i.lacks_cores, _contention),
+    Rule("trainer", lambda i: i.at.wait_share < _WAITS, _nothing_to_do),
+    # Samples cost less than seeding the global generators before each of them.
+    Rule("seeding", lambda i: i.share("seed") >= _MOSTLY and i.at.num_samples > 1, _seeding),
+    # Without workers.
+    Rule("cpu", lambda i: _lacks_cores_alone(i) and _serial(i).gain is None, _serial),
+    Rule("storage", lambda i: not i.num_workers and i.share("read") >= _READS, _serial),
+    Rule("workers", lambda i: not i.num_workers, _serial),
+    # Batches are made sooner than one comes over from a worker.
+    Rule("transport", lambda i: i.num_workers > 0 and i.is_local, _delivery),
+    Rule("slow source", lambda i: i.num_workers > 0 and i.excess >= _EXCESS, _slow_source),
+    Rule("bursts", lambda i: i.is_uneven and i.at.idle_share >= _IDLE, _bursts),
+    Rule("collate", _mostly_collates, _collate),
+    Rule("transport", lambda i: i.num_workers > 0 and i.share("send") >= _MOSTLY, _transport),
+    Rule("cpu", lambda i: _lack_cores(i) and not i.is_local, _cpu_of_cluster),
+    Rule("cpu", lambda i: _lack_cores(i) and i.is_local, _cpu),
+    Rule("storage", lambda i: i.are_too_few and i.share("read") >= _READS, _storage),
+    Rule("workers", lambda i: i.are_too_few, _too_few_workers),
+    Rule("bursts", lambda i: i.is_uneven and not i.are_too_few, _bursts),
+    # No setting is known that would bring clearly more.
+    Rule("contention", lambda i: _waits_little(i) and i.lacks_cores, _contention),
+    Rule("trainer", _waits_little, _no_setting),
+    Rule("cpu", lambda i: i.at.cores < _WORTH * i.at.rate * i.at.cpu_s, _no_more_cores),
+    Rule("transport", lambda i: i.at.is_cheap, _handing_over),
+    Rule("workers", lambda _: True, _none_of_these),
+)
+BOTTLENECKS: Final = tuple(dict.fromkeys(rule.bottleneck for rule in RULES))

@@ -1,166 +1,144 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is told of a loader to those who collect metrics, and under which names.
+"""Metrics of loaders: names, units and values, as exporters publish them.
 
 Counters are the sums since the loader was made (`Stats.run`), so they only grow.
 """
 
 from __future__ import annotations
 
+import threading
 import weakref
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, get_args
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from penstock.insight.stats import Bottleneck
+from penstock.errors import ConfigError
+from penstock.insight.verdict import BOTTLENECKS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
+    from penstock.insight.monitor import Observed
     from penstock.insight.stats import Span, Stats
 
-__all__ = ["MEASURES", "HasStats", "Measure", "Watched", "stage_seconds"]
-
-
-class HasStats(Protocol):
-    """A loader: what knows its own `Stats`. It can be referred to weakly."""
-
-    def stats(self) -> Stats:
-        """Return the sums so far; any thread may ask."""
+__all__ = ["MEASURES", "Measure", "WatchedLoaders", "stage_seconds"]
 
 
 class Measure(NamedTuple):
-    """One thing that is told.
+    """One metric.
 
     Attributes:
         name: In words, joined by underscores, without its unit.
         unit: As UCUM has it: "s", "By", or what is counted, in braces.
         text: What it is, in a sentence.
-        is_counter: It only grows; otherwise it goes up and down.
+        values: Returns them, by the value of the label; "" if there is one.
         label: What tells its values apart; empty if there is one value.
-        values: Get them, by the value of the label; "" if there is one.
+        is_counter: It only grows; otherwise it goes up and down.
     """
 
     name: str
     unit: str
     text: str
-    is_counter: bool
-    label: str
-    values: Callable[[Stats], dict[str, float]]
+    values: Callable[[Stats], Mapping[str, float]]
+    label: str = ""
+    is_counter: bool = False
+
+
+class WatchedLoaders:
+    """Loaders whose stats are published; they are not kept alive."""
+
+    def __init__(self) -> None:
+        """Watch none yet."""
+        self._lock = threading.Lock()
+        self._watched: list[tuple[weakref.ref[Observed], dict[str, str]]] = []
+
+    def add(self, loader: Observed, labels: dict[str, str]) -> None:
+        """Watch one more loader, or give a watched one other labels.
+
+        Raises:
+            ConfigError: another loader has these labels.
+        """
+        with self._lock:
+            others = [(ref, known) for ref, known in self._watched if ref() not in (None, loader)]
+            if any(known == labels for _, known in others):
+                raise ConfigError(
+                    f"another loader has the labels {labels}: give each its own, as in "
+                    '{"loader": "val"}'
+                )
+            self._watched = [*others, (weakref.ref(loader), labels)]
+
+    def stats(self) -> list[tuple[dict[str, str], Stats]]:
+        """Return labels and stats of each loader that there is."""
+        with self._lock:
+            found = [(ref(), labels) for ref, labels in self._watched]
+        return [(labels, loader.stats()) for loader, labels in found if loader is not None]
 
 
 def stage_seconds(span: Span) -> dict[str, float]:
     """Return the seconds of workers by what they did, idleness included."""
-    return {
-        "idle": span.idle_s,
-        "read": span.read_s,
-        "compute": span.compute_s,
-        "collate": span.collate_s,
-        "send": span.send_s,
-    }
+    names = ("idle", "read", "compute", "collate", "send")
+    return {name: getattr(span, f"{name}_s") for name in names}
 
 
-class Watched:
-    """A loader that is looked at, and not kept alive."""
-
-    def __init__(self, loader: HasStats, labels: dict[str, str]) -> None:
-        """Refer to the loader weakly.
-
-        Args:
-            loader: Whose stats they are.
-            labels: What tells it from other loaders.
-        """
-        self._loader = weakref.ref(loader)
-        self.labels = labels
-
-    def stats(self) -> Stats | None:
-        """Return its stats; None if there is no such loader any more."""
-        loader = self._loader()
-        return None if loader is None else loader.stats()
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether the loader is no more."""
-        return self._loader() is None
+def _counter(name: str, unit: str, text: str, field: str) -> Measure:
+    return Measure(name, unit, text, lambda stats: {"": getattr(stats.run, field)}, is_counter=True)
 
 
-def _counter(name: str, unit: str, text: str, value: Callable[[Span], float]) -> Measure:
-    return Measure(name, unit, text, True, "", lambda stats: {"": value(stats.run)})
-
-
-def _gauge(name: str, unit: str, text: str, value: Callable[[Stats], float]) -> Measure:
-    return Measure(name, unit, text, False, "", lambda stats: {"": value(stats)})
+def _gauge(name: str, unit: str, text: str, field: str) -> Measure:
+    return Measure(name, unit, text, lambda stats: {"": getattr(stats, field)})
 
 
 def _memory(stats: Stats) -> dict[str, float]:
     """Return bytes by worker; threads have none of their own."""
-    known = {number: size for number, size in stats.worker_rss_bytes.items() if size}
-    is_serial = not stats.num_workers
-    return {"trainer" if is_serial else str(number): size for number, size in known.items()}
-
-
-def _bottlenecks(stats: Stats) -> dict[str, float]:
-    return {name: float(name == stats.verdict.bottleneck) for name in get_args(Bottleneck)}
+    known = stats.worker_rss_bytes.items()
+    return {str(n) if stats.num_workers else "trainer": size for n, size in known if size}
 
 
 MEASURES: Final = (
-    _counter("batches", "{batch}", "Batches given to the main process.", lambda run: run.batches),
-    _counter("samples", "{sample}", "Samples given to the main process.", lambda run: run.samples),
-    _counter(
-        "samples_failed", "{sample}", "Bad samples, each once an epoch.", lambda run: run.failed
-    ),
-    _counter("data", "By", "Bytes of the batches in their slots.", lambda run: run.bytes),
-    _counter("wait", "s", "Time that the main process waited for batches.", lambda run: run.wait_s),
-    _counter("consumer", "s", "Time in the main process's own code.", lambda run: run.consumer_s),
-    _counter("trainer_cpu", "s", "CPU time of the main process.", lambda run: run.trainer_cpu_s),
+    _counter("batches", "{batch}", "Batches given to the main process.", "batches"),
+    _counter("samples", "{sample}", "Samples given to the main process.", "samples"),
+    _counter("samples_failed", "{sample}", "Bad samples, each once an epoch.", "failed"),
+    _counter("data", "By", "Bytes of the batches in their slots.", "bytes"),
+    _counter("wait", "s", "Time that the main process waited for batches.", "wait_s"),
+    _counter("consumer", "s", "Time in the main process's own code.", "consumer_s"),
+    _counter("trainer_cpu", "s", "CPU time of the main process.", "trainer_cpu_s"),
     _counter(
         "trainer_starved",
         "s",
         "Time that the main process could have run and no core was free.",
-        lambda run: run.trainer_starved_s,
+        "trainer_starved_s",
     ),
     Measure(
         "stage",
         "s",
         "Time of all workers, by what they did.",
-        True,
-        "stage",
         lambda stats: stage_seconds(stats.run),
+        label="stage",
+        is_counter=True,
     ),
-    _counter("slot_making", "s", "Time that workers made new slots.", lambda run: run.slot_s),
-    _counter("worker_cpu", "s", "CPU time of all workers.", lambda run: run.worker_cpu_s),
+    _counter("slot_making", "s", "Time that workers made new slots.", "slot_s"),
+    _counter("worker_cpu", "s", "CPU time of all workers.", "worker_cpu_s"),
     _counter(
         "worker_starved",
         "s",
         "Time that workers could have run and no core was free.",
-        lambda run: run.starved_s,
+        "starved_s",
     ),
-    _gauge("workers", "{worker}", "Workers now.", lambda stats: stats.num_workers),
-    _gauge(
-        "prefetch_factor",
-        "{batch}",
-        "Batches under way per worker.",
-        lambda stats: stats.prefetch_factor,
-    ),
-    _gauge(
-        "batches_ready",
-        "{batch}",
-        "Batches that lay ready when one was asked for, on average.",
-        lambda stats: stats.num_ready,
-    ),
-    _gauge("slot_peak", "By", "Memory of all slots at its peak.", lambda stats: stats.slot_bytes),
+    _gauge("workers", "{worker}", "Workers now.", "num_workers"),
+    _gauge("prefetch_factor", "{batch}", "Batches under way per worker.", "prefetch_factor"),
+    _gauge("batches_ready", "{batch}", "Batches that lay ready, on average.", "num_ready"),
+    _gauge("slot_peak", "By", "Memory of all slots at its peak.", "slot_bytes"),
     Measure(
         "worker_memory_peak",
         "By",
         "Largest resident memory of a worker; of the main process if there are none.",
-        False,
-        "worker",
-        lambda stats: _memory(stats),
+        _memory,
+        label="worker",
     ),
-    _gauge("epoch", "{epoch}", "Number of the epoch.", lambda stats: stats.epoch_number),
+    _gauge("epoch", "{epoch}", "Number of the epoch.", "epoch_number"),
     Measure(
         "bottleneck",
         "{verdict}",
         "1 for what limits the loader now, 0 for what does not.",
-        False,
-        "bottleneck",
-        _bottlenecks,
+        lambda stats: {name: float(name == stats.verdict.bottleneck) for name in BOTTLENECKS},
+        label="bottleneck",
     ),
 )

@@ -10,11 +10,10 @@ main process waited is `rate(penstock_wait_seconds_total[5m])`.
 from __future__ import annotations
 
 import re
-import threading
 from typing import TYPE_CHECKING, Final
 
 from penstock.errors import ConfigError
-from penstock.integrations.measures import MEASURES, Watched
+from penstock.integrations.measures import MEASURES, Measure, WatchedLoaders
 from penstock.optional import missing_extra
 
 try:
@@ -29,19 +28,18 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
     from prometheus_client.registry import CollectorRegistry
 
-    from penstock.integrations.measures import HasStats, Measure
+    from penstock.insight.monitor import Observed
 
 __all__ = ["StatsCollector"]
 
 _OWN_LABELS: Final = tuple(measure.label for measure in MEASURES if measure.label)
-_LABEL: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 _UNITS: Final = {"s": "_seconds", "By": "_bytes"}
 
 
 class StatsCollector(Collector):
     """Reads the stats of loaders whenever Prometheus asks; nothing is done between.
 
-    Loaders are referred to weakly. One that is gone is no longer told of.
+    Loaders are referred to weakly. One that is gone has no metrics any more.
 
     Concurrency:
         Any thread; `prometheus_client` scrapes in one of its own.
@@ -67,7 +65,7 @@ class StatsCollector(Collector):
 
     def __init__(
         self,
-        loader: HasStats,
+        loader: Observed,
         labels: Mapping[str, str] | None = None,
         *,
         registry: CollectorRegistry | None = None,
@@ -75,7 +73,7 @@ class StatsCollector(Collector):
         """Watch a loader.
 
         Args:
-            loader: Whose stats are told.
+            loader: The loader.
             labels: What tells it from other loaders, as `{"loader": "train"}`; None for no labels.
             registry: Where the collector registers itself; None leaves that to the caller.
 
@@ -83,47 +81,40 @@ class StatsCollector(Collector):
             ConfigError: the registry has a collector of loaders already, or a label's name is none
                 that Prometheus allows, or one that the metrics have themselves.
         """
-        self._lock = threading.Lock()
-        given = _checked(labels or {})
-        self._label_names = tuple(given)
-        self._watched = [Watched(loader, given)]
+        self._label_names = tuple(labels or ())
+        self._loaders = WatchedLoaders()
+        self.add(loader, labels or {})
         if registry is not None:
-            self._register(registry)
+            try:
+                registry.register(self)
+            except ValueError as error:
+                raise ConfigError(
+                    "this registry has metrics of Penstock already. It takes one StatsCollector; "
+                    'tell that of the other loader: collector.add(loader, {"loader": "val"}).'
+                ) from error
 
-    def _register(self, registry: CollectorRegistry) -> None:
-        try:
-            registry.register(self)
-        except ValueError as error:
-            raise ConfigError(
-                "this registry has metrics of Penstock already. It takes one StatsCollector; "
-                'tell that of the other loader: collector.add(loader, {"loader": "val"}).'
-            ) from error
-
-    def add(self, loader: HasStats, labels: Mapping[str, str]) -> None:
+    def add(self, loader: Observed, labels: Mapping[str, str]) -> None:
         """Watch one more loader.
 
         Args:
-            loader: Whose stats are told.
+            loader: The loader.
             labels: With the same names as those of the first, and another value.
 
         Raises:
             ConfigError: the names differ, or another loader has these labels.
         """
-        labels = _checked(labels)
-        with self._lock:
-            names = sorted(self._label_names)
-            # Those that are gone leave their labels to others.
-            self._watched = [watched for watched in self._watched if not watched.is_gone]
-            if sorted(labels) != names:
+        for name in labels:
+            if name in _OWN_LABELS or not re.fullmatch(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*", name):
                 raise ConfigError(
-                    f"loaders of one collector have labels of the same names: got "
-                    f"{sorted(labels)}, and the first has {names}"
+                    f"{name!r} cannot be a label: names are letters, digits and underscores, and "
+                    f"{', '.join(_OWN_LABELS)} are taken."
                 )
-            if any(watched.labels == labels for watched in self._watched):
-                raise ConfigError(
-                    f"another loader has the labels {labels}: give each its own value"
-                )
-            self._watched = [*self._watched, Watched(loader, labels)]
+        if sorted(labels) != sorted(self._label_names):
+            raise ConfigError(
+                f"loaders of one collector have labels of the same names: got {sorted(labels)}, "
+                f"and the first has {sorted(self._label_names)}"
+            )
+        self._loaders.add(loader, {name: str(value) for name, value in labels.items()})
 
     def describe(self) -> list[Metric]:
         """Return the metrics without values, for the registry to know their names."""
@@ -131,13 +122,11 @@ class StatsCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield every metric, with a value for each loader that there is."""
-        with self._lock:
-            watched = self._watched
-        told = [(each, stats) for each in watched if (stats := each.stats()) is not None]
+        told = self._loaders.stats()
         for measure in MEASURES:
             family = self._family(measure)
-            for each, stats in told:
-                own = [each.labels[name] for name in self._label_names]
+            for labels, stats in told:
+                own = [labels[name] for name in self._label_names]
                 for value, number in measure.values(stats).items():
                     family.add_metric([*own, value] if measure.label else own, number)
             yield family
@@ -147,14 +136,3 @@ class StatsCollector(Collector):
         name = f"penstock_{measure.name}{_UNITS.get(measure.unit, '')}"
         labels = [*self._label_names, *([measure.label] if measure.label else [])]
         return kind(name, measure.text, labels=labels)
-
-
-def _checked(labels: Mapping[str, object]) -> dict[str, str]:
-    """Return labels as texts."""
-    for name in labels:
-        if name in _OWN_LABELS or name.startswith("__") or not _LABEL.fullmatch(name):
-            raise ConfigError(
-                f"{name!r} cannot be a label: names are letters, digits and underscores, do not "
-                f"begin with a digit or two underscores, and {', '.join(_OWN_LABELS)} are taken."
-            )
-    return {name: str(value) for name, value in labels.items()}

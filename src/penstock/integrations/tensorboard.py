@@ -63,7 +63,7 @@ class StatsWriter:
         """Write nothing yet.
 
         Args:
-            writer: Where to; whoever made it closes it.
+            writer: Where to; it is not closed.
             tag: What tags begin with; another one for each loader of the writer.
             global_step: Returns the step that points belong to. None counts the batches since the
                 loader was made, which begins again at 0 when a training is resumed.

@@ -39,7 +39,7 @@ from penstock.warn import users_place
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.insight.stats import Span
+    from penstock.insight.verdict import Inputs
 
 __all__ = ["StockMonitor", "watch"]
 
@@ -223,7 +223,8 @@ def _next_asked(iterator: Any) -> int | None:  # noqa: ANN401
     return asked.popleft() if asked else None
 
 
-def _judge(span: Span, *, run: Span, **_: Any) -> Verdict:  # noqa: ANN401
+def _judge(inputs: Inputs) -> Verdict:
+    run = inputs.run or inputs.span
     return Verdict(
         "unknown",
         f"The main process waits {percent(run.wait_share)} of the time. A run without --engine "

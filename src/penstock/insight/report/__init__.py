@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report of a run: one HTML page that needs no network.
+"""The report of a run: one HTML page without scripts, which needs no network.
 
-    Recording ──▶ series (<= 240 points) ──▶ charts ──▶ page ──▶ run.html
-                                             └ style.css, page.js, plotly.min.js go into it
-
-Charts are Plotly's, drawn by the browser; the package is the extra `report`.
+Recording ──▶ charts over time (SVG) ──▶ page ──▶ run.html, with style.css in it
 """
 
 from __future__ import annotations

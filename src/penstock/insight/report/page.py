@@ -1,49 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page put together: its head, what stands on it, and the scripts that draw its charts.
+"""The page: verdict, key figures, charts over time, tables.
 
-What may run is named by its hash in the page's own content security policy, and nothing may be
-loaded: names of files and classes cannot become code, and the page cannot tell anyone of them.
+It runs no script, and its content security policy lets nothing run and nothing be loaded: names of
+files and classes cannot become code.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import importlib
+import json
 from importlib import resources
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from penstock.errors import MissingExtraError
-from penstock.insight.report import bars, over_time, sections
-from penstock.insight.report.markup import data_block, element, table, to_html
-from penstock.insight.report.series import series_of
-from penstock.insight.report.timeline import timeline
-from penstock.insight.segments import Columns
-from penstock.optional import install_command
+from penstock.insight.report.charts import legend, over_time
+from penstock.insight.report.markup import element, to_html
+from penstock.insight.units import amount, duration, percent, size
+from penstock.plural import counted
 from penstock.whole_file import write_whole
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from penstock.insight.plain import JSON
     from penstock.insight.recording import Recording
-    from penstock.insight.report.chart import Chart
     from penstock.insight.report.markup import Element
+    from penstock.insight.stats import Stats
 
-__all__ = ["charts_of", "plotly_script", "write_report"]
+__all__ = ["page", "write_report"]
 
-_HEAD: Final = "Loader report"
-_NAVIGATION: Final = (
-    ("verdict", "Verdict"),
-    ("over-time", "Over time"),
-    ("classes", "Classes"),
-    ("slowest", "Slowest"),
-    ("failures", "Bad samples"),
-    ("memory", "Memory"),
-    ("changes", "Auto"),
-    ("settings", "Settings"),
+_POLICY: Final = (
+    "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 )
+_MOST_ROWS: Final = 200
+_NARROW: Final = 14  # characters: longer texts get a column with room for words
+_TONES: Final = {"trainer": "good", "nothing yet": "open", "unknown": "open"}
 
 
 def write_report(recording: Recording, path: str | os.PathLike[str]) -> Path:
@@ -57,242 +48,265 @@ def write_report(recording: Recording, path: str | os.PathLike[str]) -> Path:
         The path.
 
     Raises:
-        MissingExtraError: Plotly is not installed.
         OSError: the file cannot be written.
-
-    Concurrency:
-        Any thread.
     """
-    return write_whole(path, page(recording, plotly_script()))
+    return write_whole(path, page(recording))
 
 
-def plotly_script() -> str:
-    """Return the script of the library that draws the charts.
-
-    Raises:
-        MissingExtraError: Plotly is not installed.
-    """
-    try:
-        offline = importlib.import_module("plotly.offline")
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(
-            "the report needs Plotly, which draws its charts and is not installed. Install it "
-            f"with: {install_command('report')}"
-        ) from error
-    script: str = offline.get_plotlyjs()
-    return script
-
-
-def page(recording: Recording, plotly: str) -> str:
-    """Return the page.
-
-    Args:
-        recording: The run.
-        plotly: The script of the library that draws the charts.
-    """
-    charts = {chart.key: chart for chart in charts_of(recording)}
-    drawn: list[dict[str, Any]] = [
-        {
-            "key": chart.key,
-            "traces": chart.traces,
-            "layout": {**chart.layout, "height": chart.height_px},
-        }
-        for chart in charts.values()
-    ]
-    scripts = [plotly, _file("page.js")] if drawn else [_file("page.js")]
-    body = element(
-        "body",
-        element("a", "Skip to the verdict", href="#verdict", class_="skip"),
-        _header(recording),
-        element("main", *_content(recording, charts), id="main"),
-        _footer(recording),
-        data_block("charts", drawn),
-        *(element("script", script) for script in scripts),
-    )
-    root = element("html", _head(scripts), body, lang="en")
-    return f"<!DOCTYPE html>\n{to_html(root)}\n"
-
-
-def charts_of(recording: Recording) -> list[Chart]:
-    """Return the charts for which there is anything to draw."""
-    columns = Columns(recording)
-    stats = recording.stats
-    charts: list[Chart] = []
-    if len(columns):
-        series = series_of(columns)
-        if len(series.edges_s) > 1:
-            charts = [
-                over_time.throughput(recording, columns, series),
-                over_time.waiting(recording, series),
-                over_time.ready(recording, columns, series),
-                over_time.stages(recording, series),
-                timeline(columns, stats.backend),
-            ]
-            if stats.slot_bytes:
-                charts.append(over_time.slots(recording, columns, series))
-    if recording.classes is not None and recording.classes.names:
-        charts.append(bars.balance(recording.classes))
-    if any(stats.worker_rss_bytes.values()):
-        charts.append(bars.worker_memory(stats.worker_rss_bytes, stats.backend))
-    return charts
-
-
-def _file(name: str) -> str:
-    return (resources.files(__package__) / name).read_text(encoding="utf-8")
-
-
-def _head(scripts: Iterable[str]) -> Element:
-    hashes = " ".join(f"'sha256-{_sha256(script)}'" for script in scripts)
-    policy = (
-        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; "
-        "img-src data: blob:; base-uri 'none'; form-action 'none'"
-    )
-    return element(
+def page(recording: Recording) -> str:
+    """Return the page of a run."""
+    machine = recording.machine
+    started = machine.started.replace("T", " ").replace("+00:00", " UTC")
+    style = (resources.files(__package__) / "style.css").read_text(encoding="utf-8")
+    head = element(
         "head",
         element("meta", charset="utf-8"),
-        element("meta", http_equiv="Content-Security-Policy", content=policy),
+        element("meta", http_equiv="Content-Security-Policy", content=_POLICY),
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
         element("meta", name="referrer", content="no-referrer"),
         element("meta", name="color-scheme", content="light dark"),
-        element("title", f"{_HEAD} · Penstock"),
-        element("style", _file("style.css")),
+        element("title", "Loader report · Penstock"),
+        element("style", style),
     )
-
-
-def _sha256(script: str) -> str:
-    # The browser hashes what it has parsed: with line feeds alone.
-    text = script.replace("\r\n", "\n").replace("\r", "\n")
-    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
-
-def _header(recording: Recording) -> Element:
-    started = recording.machine.started
-    return element(
-        "header",
+    made = f"Written by Penstock {machine.penstock}. This page loads nothing from a network."
+    body = element(
+        "body",
         element(
-            "div",
-            element("p", "Penstock", class_="brand"),
-            element("h1", _HEAD),
-            element(
-                "p",
-                "Run of ",
-                element("time", sections.moment(started), datetime=started),
-                class_="when",
-            )
-            if started
-            else None,
-            element(
-                "button",
-                "Dark",
-                type="button",
-                id="theme",
-                aria_pressed="false",
-                title="Dark colours on or off",
-            ),
-            class_="bar",
+            "header",
+            element("h1", "Penstock loader report"),
+            element("p", f"Run of {started}", class_="summary") if started else None,
         ),
-        element(
-            "nav",
-            element(
-                "ul",
-                *(element("li", element("a", name, href=f"#{key}")) for key, name in _NAVIGATION),
-            ),
-            aria_label="Sections",
-        ),
+        element("main", *_content(recording)),
+        element("footer", element("p", made)),
     )
+    return f"<!DOCTYPE html>\n{to_html(element('html', head, body, lang='en'))}\n"
 
 
-def _content(recording: Recording, charts: dict[str, Chart]) -> Iterable[Element | None]:
-    yield sections.verdict(recording)
-    yield sections.key_figures(recording)
-    yield _kept(recording)
-    yield element(
-        "section",
-        element("h2", "Over time"),
-        *_figures(charts, "throughput"),
-        _pair(charts, "waiting", "ready"),
-        *_figures(charts, "stages", "timeline"),
-        None if "throughput" in charts else _none("No batch was given yet."),
-        id="over-time",
-    )
-    yield sections.epochs(recording)
-    yield element(
-        "section",
-        element("h2", "Classes"),
-        *_figures(charts, "classes"),
-        None if "classes" in charts else _none("The dataset does not tell its classes."),
-        id="classes",
-    )
-    yield sections.slowest(recording)
-    yield sections.sources(recording)
-    yield sections.failures(recording)
-    yield element(
-        "section",
-        element("h2", "Memory"),
-        _pair(charts, "slots", "rss"),
-        sections.memory_that_is_not_drawn(recording, charts.keys()),
-        id="memory",
-    )
-    yield sections.changes(recording)
-    yield element("div", sections.settings(recording), sections.machine(recording), class_="pair")
-
-
-def _kept(recording: Recording) -> Element | None:
+def _content(recording: Recording) -> Iterator[Element | None]:
     kept, given = len(recording.batches["step"]), recording.stats.run.batches
-    if kept >= given:
-        return None
-    return _none(f"Charts over time show the last {kept:,} of {given:,} batches.")
+    yield _verdict(recording.stats)
+    yield _figures(recording)
+    if kept < given:
+        yield _note(f"Charts over time show the last {kept:,} of {given:,} batches.")
+    yield from over_time(recording) or [_note("No batch was given yet.")]
+    yield _epochs(recording)
+    yield _slowest(recording)
+    if recording.stats.sources:
+        yield _sources(recording)
+    yield _failures(recording)
+    if recording.stats.changes:
+        yield _changes(recording)
+    yield _settings(recording)
 
 
-def _none(text: str) -> Element:
-    return element("p", text, class_="none")
+def _note(text: str) -> Element:
+    return element("p", text, class_="summary")
 
 
-def _figures(charts: dict[str, Chart], *keys: str) -> list[Element]:
-    return [_figure(charts[key]) for key in keys if key in charts]
-
-
-def _pair(charts: dict[str, Chart], *keys: str) -> Element | None:
-    figures = _figures(charts, *keys)
-    return element("div", *figures, class_="pair") if figures else None
-
-
-def _figure(chart: Chart) -> Element:
-    items = [element("li", sections.swatch(colour), label) for colour, label in chart.legend]
+def _verdict(stats: Stats) -> Element:
+    """Return the verdict, and where the time of main process and workers went."""
+    found, run, gain = stats.verdict, stats.run, stats.verdict.expected_gain
+    judged = f"Judged by the last {counted(stats.window.batches, 'batch')}."
+    if found.bottleneck == "start":
+        judged = f"Judged by the {counted(run.starts, 'first batch')} of epochs."
+    names = ("read", "compute", "collate", "send", "idle")
     return element(
-        "figure",
-        element(
-            "figcaption", element("h3", chart.title), element("p", chart.summary, class_="summary")
+        "section",
+        element("h2", found.bottleneck.capitalize()),
+        element("p", found.text, class_="answer"),
+        element("p", found.remedy, class_="remedy") if found.remedy else None,
+        element("p", f"Expected gain: {gain:.2f} x.", class_="gain")
+        if gain is not None and gain >= 1.005
+        else None,
+        _note(judged) if stats.window.batches else None,
+        _strip("The main process's time over the run", {"own": run.consumer_s, "wait": run.wait_s}),
+        _strip(
+            "The time of making batches over the run",
+            {name: getattr(run, f"{name}_s") for name in names},
         ),
-        element("ul", *items, class_="legend") if items else None,
-        element(
-            "div",
-            id=f"plot-{chart.key}",
-            class_="plot",
-            style=f"height:{chart.height_px}px",
-            role="img",
-            aria_label=f"{chart.title}. {chart.summary}",
-        ),
-        element(
-            "noscript",
-            element(
-                "p",
-                "The browser must run scripts to draw this chart; its data is in the table.",
-                class_="none",
-            ),
-        ),
-        element(
-            "details",
-            element("summary", "Data as a table"),
-            table(chart.table, label=f"{chart.title}, data"),
-        ),
-        class_="card",
+        class_=f"card verdict {_TONES.get(found.bottleneck, 'act')}",
+        id="verdict",
+        data_bottleneck=found.bottleneck,
     )
 
 
-def _footer(recording: Recording) -> Element:
-    version = recording.machine.penstock
-    made = f"Written by Penstock {version}" if version else "Written by Penstock"
+def _strip(title: str, parts: dict[str, float]) -> Element | None:
+    """Return a bar cut into parts, with its legend; None if there is no time to speak of."""
+    whole = sum(parts.values())
+    if whole <= 0:
+        return None
+    shares = {name: part / whole for name, part in parts.items() if part > 0}
+    pieces = [
+        element("span", style=f"flex-grow:{share:.5f};background:var(--{name})", data_part=name)
+        for name, share in shares.items()
+    ]
     return element(
-        "footer", element("p", f"{made}. Nothing on this page was loaded from a network.")
+        "div",
+        element("h3", title),
+        element("div", *pieces, class_="strip", aria_hidden="true"),
+        legend({name: percent(share) for name, share in shares.items()}),
+    )
+
+
+def _figures(recording: Recording) -> Element:
+    """Return the figures that one looks for first. `data-value` has each as it is in the stats."""
+    stats = recording.stats
+    run, window = stats.run, stats.window
+    lately = f"last {counted(window.batches, 'batch')}: "
+    memory = max(stats.worker_rss_bytes.values(), default=0)
+    workers = f"{stats.backend}, {counted(stats.prefetch_factor, 'batch')} each"
+    if stats.replaced_workers:
+        workers += f", {stats.replaced_workers:,} died and were replaced"
+    tiles: list[tuple[str, str, float, str, str]] = [
+        ("samples_per_s", "Samples per second", run.samples_per_s, amount(run.samples_per_s),
+         lately + amount(window.samples_per_s)),
+        ("wait_share", "Share of waiting", run.wait_share, percent(run.wait_share),
+         lately + percent(window.wait_share)),
+        ("batches", "Batches", run.batches, f"{run.batches:,}",
+         f"{counted(run.samples, 'sample')}, {size(run.bytes)}"),
+        ("failed", "Bad samples", run.failed, f"{run.failed:,}", ""),
+        ("num_workers", "Workers", stats.num_workers, f"{stats.num_workers:,}",
+         workers if stats.num_workers else "in the main process's own thread"),
+        ("slot_bytes", "Memory of batches", stats.slot_bytes, size(stats.slot_bytes),
+         f"largest process: {size(memory)}" if memory else ""),
+    ]  # fmt: skip
+    cards = [
+        element(
+            "div",
+            element("dt", label),
+            element("dd", text, class_="value", data_figure=key, data_value=repr(value)),
+            element("dd", below, class_="below") if below and run.batches else None,
+        )
+        for key, label, value, text, below in tiles
+    ]
+    return element("dl", *cards, class_="tiles", id="figures")
+
+
+def _epochs(recording: Recording) -> Element:
+    rows = [
+        (
+            f"{part.epoch:,}",
+            f"{part.span.batches:,}",
+            f"{part.span.samples:,}",
+            f"{part.span.failed:,}",
+            amount(part.span.samples_per_s),
+            amount(part.span.bytes_per_s / 1e6),
+            percent(part.span.wait_share),
+            f"{part.span.seconds:,.1f}",
+        )
+        for part in recording.epochs
+    ]
+    header = ("epoch", "batches", "samples", "bad", "samples/s", "MB/s", "waiting", "seconds")
+    none = "No epoch has begun yet."
+    return _table("epochs", "Epochs", header, rows, none, num_texts=0, newest=True)
+
+
+def _slowest(recording: Recording) -> Element:
+    rows = [
+        (_key(s.index), s.name, duration(s.seconds), f"{s.epoch}", f"{s.step}", f"{s.worker_id}")
+        for s in recording.stats.slowest
+    ]
+    header = ("sample", "name", "took", "epoch", "batch", "worker")
+    none = "No sample was timed: they are read at once, or are too quick to be timed one by one."
+    return _table("slowest", "Slowest samples", header, rows, none, num_texts=2)
+
+
+def _sources(recording: Recording) -> Element:
+    rows = [(s.name, f"{s.samples:,}", duration(s.mean_s)) for s in recording.stats.sources]
+    return _table("sources", "Parts of the dataset", ("part", "samples", "each took"), rows, "")
+
+
+def _failures(recording: Recording) -> Element:
+    rows = []
+    for f in recording.failures:
+        partner = "" if f.partner_of is None else f" (a partner of sample {f.partner_of})"
+        worker = None if f.worker_id is None else f"{f.worker_id}"
+        name = f"{f.name or ''}{partner}".lstrip()
+        rows.append((_key(f.index), name, f.error, f"{f.epoch}", f"{f.step}", worker))
+    header = ("sample", "name", "error", "epoch", "batch", "worker")
+    none = "No sample was bad."
+    return _table("failures", "Bad samples", header, rows, none, num_texts=3, newest=True)
+
+
+def _changes(recording: Recording) -> Element:
+    rows = [
+        (c.reason, f"{c.num_workers}", f"{c.prefetch_factor}", f"{c.epoch}", f"{c.step}")
+        for c in recording.stats.changes
+    ]
+    header = ("why", "workers", "batches each", "epoch", "after batch")
+    return _table("changes", 'What num_workers="auto" did', header, rows, "", newest=True)
+
+
+def _settings(recording: Recording) -> Element:
+    """Return the arguments of the loader, and where it ran."""
+    machine = recording.machine
+    where = {
+        "cores that may be used": f"{machine.cores:g}" if machine.cores else "",
+        "Penstock": machine.penstock,
+        "Python": machine.python,
+        "NumPy": machine.numpy,
+        "PyTorch": machine.torch,
+    }
+    rows = [(name, _shown(value)) for name, value in recording.settings.items()]
+    rows += [(name, text) for name, text in where.items() if text]
+    return _table("settings", "Settings and machine", ("setting", "value"), rows, "", num_texts=2)
+
+
+def _shown(value: JSON) -> str:
+    if isinstance(value, dict):  # a policy
+        return ", ".join(f"{name}: {_shown(item)}" for name, item in value.items())
+    if value is None:
+        return "not set"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _key(index: object) -> str | None:
+    return None if index is None else f"{index}"
+
+
+def _table(
+    key: str,
+    title: str,
+    header: tuple[str, ...],
+    rows: Sequence[tuple[str | None, ...]],
+    none: str,
+    *,
+    num_texts: int = 1,
+    newest: bool = False,
+) -> Element:
+    """Return a table with its heading: of many rows the first, or the last if these are newest.
+
+    The first `num_texts` columns are texts, the others numbers, aligned on the right.
+    """
+    if not rows:
+        return element("section", element("h2", title), _note(none), class_="card", id=key)
+    shown = rows[-_MOST_ROWS:] if newest else rows[:_MOST_ROWS]
+    kinds = ["number"] * len(header)
+    for column in range(num_texts):
+        longest = max(len(row[column] or "") for row in shown)
+        kinds[column] = "text wide" if longest > _NARROW else "text"
+    head = [
+        element("th", name, scope="col", class_=kind)
+        for name, kind in zip(header, kinds, strict=True)
+    ]
+    lines = [
+        element(
+            "tr", *(element("td", cell or "", class_=k) for cell, k in zip(row, kinds, strict=True))
+        )
+        for row in shown
+    ]
+    whole = element(
+        "table",
+        element("thead", element("tr", *head)),
+        element("tbody", *lines),
+        id=f"table-{key}",
+    )
+    which = f"The {'last' if newest else 'first'} {_MOST_ROWS} of {len(rows):,}."
+    return element(
+        "section",
+        element("h2", title),
+        element("div", whole, class_="scroll", tabindex="0", role="region", aria_label=title),
+        _note(which) if len(rows) > _MOST_ROWS else None,
+        class_="card",
+        id=key,
     )

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cost of samples and of the parts of a dataset, and how often each sample was shown.
+"""Cost of single samples, and of the parts of a dataset that is made of several.
 
-All of it is told by the indices of a batch and the times of its samples. No sample is read, and
+All of it follows from the indices of a batch and the times of its samples. No sample is read, and
 nothing that a dataset answers or refuses to answer reaches the training.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+import os
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 
-from penstock.insight.parts import PartMap
 from penstock.insight.stats import SlowSample, SourceTiming
 
 if TYPE_CHECKING:
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
     from penstock.insight.rows import Rows
 
-__all__ = ["SampleAccounts", "integer_indices"]
+__all__ = ["PartMap", "SampleAccounts"]
 
 _MOST_SLOWEST: Final = 20
-_MOST_COUNTED: Final = 10_000_000  # samples: 4 bytes for each are held, 40 MB
-_QUICKEST_COUNTED_NS: Final = 1000  # a sample: counting one takes 20 to 40 ns
-_FEWEST_FOR_RATE: Final = 8192
+_MOST_PARTS: Final = 1000
+_DEEPEST: Final = 8  # subsets of subsets
+_MOST_LISTED: Final = 1_000_000  # indices of a subset: 40 ms to convert, once
 _CHUNK: Final = 128  # batches
 _MOST_CHUNKS: Final = 64
 SLOW_FACTOR: Final = 8  # times the median: beyond what sizes of images explain
@@ -35,26 +35,18 @@ _FEWEST_FOR_MEDIAN: Final = 32
 _STARVED: Final = 10  # a batch that lacked a core for more than a tenth of its time
 
 
-def integer_indices(indices: object) -> NDArray[np.int64] | None:
-    """Return a batch's indices as int64 of shape (samples,); None where they are no integers.
-
-    Example:
-        >>> integer_indices([3, 1]), integer_indices(7), integer_indices(["a", "b"])
-        (array([3, 1]), array([7]), None)
-    """
-    if indices is None:
-        return None
+def _integers(indices: object) -> NDArray[np.int64] | None:
+    """Return a batch's indices as int64 of shape (samples,); None where they are no integers."""
     try:
         array = np.atleast_1d(np.asarray(indices))
-        if array.ndim != 1 or array.dtype.kind not in "iu":
-            return None
-        return array.astype(np.int64, copy=False)
+        is_known = array.ndim == 1 and array.dtype.kind in "iu"
+        return array.astype(np.int64, copy=False) if is_known else None
     except Exception:  # keys of any kind: rows of different lengths, objects that refuse
         return None
 
 
 class SampleAccounts:
-    """Costs and counts of single samples.
+    """Costs of single samples.
 
     Concurrency:
         One thread at a time.
@@ -65,19 +57,10 @@ class SampleAccounts:
         self._dataset = dataset
         self._is_known = False
         self._parts: PartMap | None = None
-        self._shown: NDArray[np.uint32] | None = None
         self._typical_us = 0.0
         self._pids: dict[int, int] = {}  # of the workers there are
         self._slowest: dict[Hashable, tuple[int, SlowSample]] = {}
         self._chunks: list[tuple[int, NDArray[np.float64]]] = []
-
-    @property
-    def shown(self) -> NDArray[np.uint32] | None:
-        """How often each sample of a map-style dataset was asked for; None where not counted.
-
-        Not counted are those of more than 10,000,000, and more than 1,000,000 a second.
-        """
-        return self._shown
 
     def fold(self, rows: Rows, indices: Sequence[object], sample_us: Sequence[bytes]) -> None:
         """Take note of the samples of some batches, in the fields of their rows as well.
@@ -91,9 +74,8 @@ class SampleAccounts:
             sample_us: Of each, the times of its samples.
         """
         if not self._is_known:
-            self._look_at_dataset()
-        if self._shown is not None and _are_too_quick(rows):
-            self._shown = None
+            self._is_known = True
+            self._parts = None if self._dataset is None else PartMap.of(self._dataset)
         workers = zip(rows["worker_id"].tolist(), rows["pid"].tolist(), strict=True)
         rows["is_workers_first"] = [self._is_first_of_worker(*worker) for worker in workers]
         took_ns = rows["ended_ns"] - rows["begun_ns"]
@@ -101,8 +83,8 @@ class SampleAccounts:
         timed = [b"" if no else us for no, us in zip(tells_nothing, sample_us, strict=True)]
         rows["timed"] = sizes = np.array([len(us) // 4 for us in timed], np.int64)
         took_us = np.frombuffer(b"".join(timed), np.uint32).astype(np.int64)
-        if self._parts is not None or self._shown is not None:
-            self._fold_indices(indices, sizes, took_us)
+        if self._parts is not None:
+            self._fold_parts(self._parts, indices, sizes, took_us)
         if not len(took_us):
             return
         if len(took_us) >= _FEWEST_FOR_MEDIAN or not self._typical_us:
@@ -120,57 +102,31 @@ class SampleAccounts:
         self._pids[worker_id] = pid
         return True
 
-    def _look_at_dataset(self) -> None:
-        self._is_known = True
-        if self._dataset is None:
-            return
-        self._parts = PartMap.of(self._dataset)
-        try:
-            length = len(self._dataset)  # type: ignore[arg-type]  # or it raises
-            if hasattr(self._dataset, "__getitem__") and 0 < length <= _MOST_COUNTED:
-                self._shown = np.zeros(length, np.uint32)
-        except Exception:  # of no length, or one that it does not tell
-            self._shown = None
-
-    def _fold_indices(
-        self, indices: Sequence[object], sizes: NDArray[np.int64], took_us: NDArray[np.int64]
+    def _fold_parts(
+        self,
+        parts: PartMap,
+        indices: Sequence[object],
+        sizes: NDArray[np.int64],
+        took_us: NDArray[np.int64],
     ) -> None:
-        listed = [integer_indices(keys) for keys in indices]
-        known = [array for array in listed if array is not None]
-        if self._shown is not None and known:
-            self._count(np.concatenate(known))
-        if self._parts is None:
-            return
-        fits = np.array(
-            [array is not None and len(array) == n for array, n in zip(listed, sizes, strict=True)]
-        )
-        timed = [
-            array for array, fit in zip(listed, fits, strict=True) if fit and array is not None
-        ]
-        sums = np.zeros((2, len(self._parts.names)))
+        listed = [_integers(keys) for keys in indices]
+        fits = [keys is not None and len(keys) == n for keys, n in zip(listed, sizes, strict=True)]
+        timed = [keys for keys, fit in zip(listed, fits, strict=True) if fit and keys is not None]
+        sums = np.zeros((2, len(parts.names)))
         if timed:
             try:
-                parts = self._parts.parts_of(np.concatenate(timed))
+                numbers = parts.parts_of(np.concatenate(timed))
             except Exception:  # the dataset changed its length, or lies about it
                 self._parts, self._chunks = None, []
                 return
-            cost_us = took_us[np.repeat(fits, sizes)]
-            sums[0] = np.bincount(parts, minlength=sums.shape[1])
-            sums[1] = np.bincount(parts, cost_us, sums.shape[1])
+            sums[0] = np.bincount(numbers, minlength=sums.shape[1])
+            sums[1] = np.bincount(numbers, took_us[np.repeat(fits, sizes)], sums.shape[1])
         if self._chunks and self._chunks[-1][0] + len(listed) <= _CHUNK:
             num_batches, before = self._chunks.pop()
             self._chunks.append((num_batches + len(listed), before + sums))
         else:
             self._chunks.append((len(listed), sums))
         del self._chunks[:-_MOST_CHUNKS]
-
-    def _count(self, indices: NDArray[np.int64]) -> None:
-        shown = self._shown
-        assert shown is not None
-        if len(indices) and (indices.min() < 0 or indices.max() >= len(shown)):
-            indices = np.where(indices < 0, indices + len(shown), indices)
-            indices = indices[(indices >= 0) & (indices < len(shown))]
-        np.add.at(shown, indices, np.uint32(1))  # 30 times as fast as with another type
 
     def _note_slowest(
         self, rows: Rows, indices: Sequence[object], took_us: NDArray[np.int64]
@@ -217,13 +173,6 @@ class SampleAccounts:
         return tuple(sorted(found, key=lambda source: -source.mean_s))
 
 
-def _are_too_quick(rows: Rows) -> bool:
-    """Return whether counting samples would take some per cent of the time."""
-    num = int(rows["num_samples"].sum())
-    took_ns = int(rows["given_ns"][-1] - rows["asked_ns"][0] + rows["consumer_ns"][0])
-    return num >= _FEWEST_FOR_RATE and num * _QUICKEST_COUNTED_NS > took_ns
-
-
 def _sums(of_samples: NDArray[Any], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the sum over the samples of each batch; batches may be empty."""
     running = np.concatenate([[0], np.cumsum(of_samples, dtype=np.int64)])
@@ -233,7 +182,7 @@ def _sums(of_samples: NDArray[Any], sizes: NDArray[np.int64]) -> NDArray[np.int6
 
 
 def _index_at(indices: object, place: int, size: int) -> object:
-    """Return the key of one sample of a batch; None if it cannot be told."""
+    """Return the key of one sample of a batch; None if it is not known."""
     if indices is None:
         return None
     try:
@@ -253,3 +202,96 @@ def _hashable(index: object) -> Hashable:
     except TypeError:
         return repr(index)
     return index
+
+
+class PartMap:
+    """Which part of a dataset made of several an index leads to.
+
+    Known are `ConcatDataset`, torch's and ours, or whatever else has `datasets` and
+    `cumulative_sizes`; also below `Subset`, and below datasets that wrap another of the same
+    length.
+    """
+
+    def __init__(self, ends: NDArray[np.int64], names: Sequence[str]) -> None:
+        """Take the index at which each part ends, and what the parts are called."""
+        self._ends = ends
+        self._chosen: list[NDArray[np.int64]] = []  # indices of subsets, the outermost first
+        self.names = tuple(names)
+
+    @classmethod
+    def of(cls, dataset: Any) -> Self | None:  # noqa: ANN401 - any dataset
+        """Return the map of a dataset; None where it is not made of parts, or does not say.
+
+        Example:
+            >>> from penstock.data import ConcatDataset, Subset
+            >>> whole = ConcatDataset([[0, 1, 2], range(3)])
+            >>> parts = PartMap.of(Subset(whole, [5, 0]))
+            >>> parts.names, parts.parts_of(np.array([0, 1]))
+            (('datasets[0] (list)', 'datasets[1] (range)'), array([1, 0]))
+        """
+        try:
+            return cls._of(dataset)
+        except Exception:  # a dataset may answer anything; then its parts are not known
+            return None
+
+    @classmethod
+    def _of(cls, dataset: Any) -> Self | None:  # noqa: ANN401
+        selections: list[tuple[Any, int, int]] = []
+        for _ in range(_DEEPEST):
+            parts = getattr(dataset, "datasets", None)
+            ends = getattr(dataset, "cumulative_sizes", None)
+            if parts is not None and ends is not None:
+                if not 2 <= len(parts) <= _MOST_PARTS or len(parts) != len(ends):
+                    return None
+                names = [_name_of_part(number, part) for number, part in enumerate(parts)]
+                found = cls(np.asarray(ends, np.int64), names)
+                # Only now, as millions of them take their time.
+                found._chosen = [_selection(*selection) for selection in selections]
+                return found
+            inner = dataset.dataset
+            if (indices := getattr(dataset, "indices", None)) is not None:
+                selections.append((indices, len(dataset), len(inner)))
+            elif len(inner) != len(dataset):
+                return None
+            dataset = inner
+        return None
+
+    def parts_of(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the number of the part that each index leads to.
+
+        Raises:
+            IndexError: an index leads out of the dataset.
+        """
+        for chosen in self._chosen:
+            indices = chosen[indices]
+        total = int(self._ends[-1])
+        indices = np.where(indices < 0, indices + total, indices)
+        if len(indices) and int(indices.max()) >= total:
+            raise IndexError(f"an index is beyond the {total} samples of the parts")
+        return np.searchsorted(self._ends, indices, side="right")
+
+
+def _name_of_part(number: int, part: object) -> str:
+    root = getattr(part, "root", None)
+    where = ""
+    # Nothing with a scheme: an address may hold a password.
+    if isinstance(root, (str, os.PathLike)) and "://" not in str(root):
+        where = f", {os.fspath(root)!s:.80}"
+    return f"datasets[{number}] ({type(part).__name__}{where})"
+
+
+def _selection(indices: Any, length: int, of_length: int) -> NDArray[np.int64]:  # noqa: ANN401
+    """Return which samples a subset has, if that is what its indices say.
+
+    Raises:
+        ValueError: they may mean anything else, such as a mask, windows or names.
+    """
+    is_listed = isinstance(indices, (list, tuple, range)) and length <= _MOST_LISTED
+    if not (is_listed or hasattr(indices, "__array__")) or len(indices) != length:
+        raise ValueError("no list of indices")
+    found = np.asarray(indices)
+    if found.ndim != 1 or found.dtype.kind not in "iu":
+        raise ValueError("no indices of single samples")
+    if length and not -of_length <= int(found.min()) <= int(found.max()) < of_length:
+        raise ValueError("they lead out of the dataset")
+    return found.astype(np.int64)

@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Charts over the time of the run, drawn as SVG: throughput, workers, main process."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from penstock.insight.report.markup import element
+from penstock.insight.segments import columns_of, stages_of
+from penstock.insight.units import amount, percent
+from penstock.plural import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from penstock.insight.recording import Recording
+    from penstock.insight.report.markup import Element
+    from penstock.insight.segments import Columns, Stage
+
+__all__ = ["STAGE_LABELS", "Series", "legend", "over_time", "series_of", "spread"]
+
+STAGE_LABELS: Final = {
+    "read": "reading",
+    "compute": "computing",
+    "collate": "collating",
+    "send": "sending",
+    "idle": "idle",
+    "own": "main process's own code",
+    "wait": "main process waits",
+    "accent": "samples per second",
+}
+_MOST_POINTS: Final = 240
+_BATCHES_PER_POINT: Final = 4  # fewer, and a line shows every batch's luck
+_MOST_EPOCHS: Final = 30  # more lines hide the chart
+_WIDTH: Final = 1000
+_HEIGHT: Final = 220
+
+
+class Series(NamedTuple):
+    """What happened in each of some equal spans of training time; arrays of shape (points,).
+
+    Time of training leaves out what lies between epochs, a night perhaps.
+
+    Attributes:
+        edges_s: Where spans begin and end, shape (points + 1,).
+        samples: Given to the main process; one batch may be shared out over several spans.
+        stages_s: Seconds of each stage, by its name; those of all workers added up.
+        moments_ns: Moments of the run, ascending ...
+        at_s: ... and the time of training at each.
+    """
+
+    edges_s: NDArray[np.float64]
+    samples: NDArray[np.float64]
+    stages_s: dict[str, NDArray[np.float64]]
+    moments_ns: NDArray[np.int64]
+    at_s: NDArray[np.float64]
+
+    def time(self, moments_ns: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the time of training at some moments."""
+        return np.interp(moments_ns, self.moments_ns, self.at_s)
+
+
+def series_of(columns: Columns) -> Series | None:
+    """Return a recording's batches over time, at 240 points at most; None if nothing lasted."""
+    if not len(columns["step"]):
+        return None
+    stages = stages_of(columns)
+    moments = np.stack((stages["own"].starts, stages["wait"].stops), axis=1).reshape(-1)
+    lasted = np.diff(moments, prepend=moments[0])
+    lasted[::2] = 0  # from the end of a batch's wait to the code after it: between epochs
+    at_s = np.cumsum(lasted) / 1e9
+    if not at_s[-1] > 0:
+        return None
+    num = len(columns["step"])
+    points = min(_MOST_POINTS, max(min(num, 12), num // _BATCHES_PER_POINT))
+    edges_s = np.linspace(0.0, at_s[-1], points + 1)
+
+    def spans(stage: Stage) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        return np.interp(stage.starts, moments, at_s), np.interp(stage.stops, moments, at_s)
+
+    seconds = {}
+    for name, stage in stages.items():
+        start, stop = spans(stage)
+        seconds[name] = spread(start, stop, stop - start, edges_s)
+    first, last = spans(stages["own"])[0], spans(stages["wait"])[1]
+    samples = spread(first, last, columns["samples"], edges_s)
+    return Series(edges_s, samples, seconds, moments, at_s)
+
+
+def spread(
+    starts: NDArray[np.float64],
+    stops: NDArray[np.float64],
+    amounts: NDArray[np.float64] | NDArray[np.int64],
+    edges: NDArray[np.float64],
+) -> NDArray[np.float64]:
+    """Return how much of some amounts falls between edges, each flowing evenly while it lasts.
+
+    Example:
+        >>> one = np.array([1.0]), np.array([3.0]), np.array([8.0])
+        >>> spread(*one, np.array([0.0, 2.0, 4.0, 6.0])).tolist()
+        [4.0, 4.0, 0.0]
+    """
+    lasts = stops > starts
+    at_once, _ = np.histogram(starts[~lasts], edges, weights=amounts[~lasts])
+    starts, stops, amounts = starts[lasts], stops[lasts], amounts[lasts]
+    if not len(starts):
+        return at_once.astype(np.float64)
+    flows = amounts / (stops - starts)
+    moments = np.concatenate((starts, stops))
+    order = np.argsort(moments, kind="stable")
+    moments = moments[order]
+    flow = np.cumsum(np.concatenate((flows, -flows))[order])
+    so_far = np.concatenate(([0.0], np.cumsum(flow[:-1] * np.diff(moments))))
+    parts: NDArray[np.float64] = np.diff(np.interp(edges, moments, so_far)) + at_once
+    return np.maximum(parts, 0.0)
+
+
+def over_time(recording: Recording) -> list[Element]:
+    """Return the charts; none before a batch was given."""
+    columns = columns_of(recording)
+    series = series_of(columns)
+    if series is None:
+        return []
+    run, is_serial = recording.stats.run, recording.stats.backend == "serial"
+    step_s = float(series.edges_s[1])
+    parts = {name: seconds / step_s for name, seconds in series.stages_s.items()}
+    workers = {name: parts[name] for name in ("read", "compute", "collate", "send", "idle")}
+    return [
+        _chart(
+            "throughput",
+            "Throughput",
+            f"{amount(run.samples_per_s)} samples per second over the whole run. Time between "
+            "epochs is left out.",
+            series,
+            {"accent": series.samples / step_s},
+            "samples/s",
+            _marks(recording, columns, series),
+        ),
+        _chart(
+            "workers",
+            "Making batches" if is_serial else "Workers",
+            "Seconds per second of all workers: two that are busy have 2.",
+            series,
+            workers,
+            "s per s",
+        ),
+        _chart(
+            "trainer",
+            "Main process",
+            f"It waited for {percent(run.wait_share)} of the run.",
+            series,
+            {name: parts[name] for name in ("own", "wait")},
+            "s per s",
+        ),
+    ]
+
+
+def _marks(recording: Recording, columns: Columns, series: Series) -> list[tuple[float, str, str]]:
+    """Return moment, colour and text of each epoch's beginning but the first, and each change."""
+    epochs = columns["epoch"]
+    firsts = np.flatnonzero(np.diff(epochs)) + 1
+    begun = series.time(columns["asked_ns"][firsts]).tolist()
+    marks = [
+        (at, "muted", f"epoch {epoch}")
+        for at, epoch in zip(begun, epochs[firsts].tolist(), strict=True)
+    ]
+    marks = marks if len(marks) <= _MOST_EPOCHS else []
+    steps = zip(epochs.tolist(), columns["step"].tolist(), strict=True)
+    given_s = dict(zip(steps, series.time(columns["given_ns"]).tolist(), strict=True))
+    for change in recording.stats.changes:
+        if (change.epoch, change.step) in given_s:
+            text = f"{counted(change.num_workers, 'worker')}: {change.reason}"
+            marks.append((given_s[change.epoch, change.step], "wait", text))
+    return marks
+
+
+def _chart(
+    key: str,
+    title: str,
+    summary: str,
+    series: Series,
+    bands: dict[str, NDArray[np.float64]],
+    unit: str,
+    marks: Sequence[tuple[float, str, str]] = (),
+) -> Element:
+    """Return bands stacked over time, with a text for each span that the pointer is on."""
+    end_s = float(series.edges_s[-1])
+    time_unit, factor = _time_unit(end_s)
+    tops = np.cumsum(list(bands.values()), axis=0)
+    highest = max(float(tops[-1].max()), 1e-9) * 1.05
+    x = series.edges_s / end_s * _WIDTH
+    drawn, below = [], np.zeros(len(x) - 1)
+    for name, top in zip(bands, tops, strict=True):
+        drawn.append(_area(name, x, *(_HEIGHT * (1 - y / highest) for y in (top, below))))
+        below = top
+    for at_s, colour, text in marks:
+        left = f"{at_s / end_s * _WIDTH:.1f}"
+        line = element("line", element("title", text), x1=left, x2=left, y1=0, y2=_HEIGHT)
+        line.set("style", f"stroke:var(--{colour})")
+        drawn.append(line)
+    for number, values in enumerate(zip(*(band.tolist() for band in bands.values()), strict=True)):
+        told = [f"{STAGE_LABELS[n]} {_figure(v)}" for n, v in zip(bands, values, strict=True)]
+        text = f"{series.edges_s[number] / factor:.3g} {time_unit}: {', '.join(told)}"
+        drawn.append(
+            element(
+                "rect",
+                element("title", text),
+                x=f"{x[number]:.1f}",
+                width=f"{x[1]:.1f}",
+                height=_HEIGHT,
+            )
+        )
+    picture = element(
+        "svg",
+        *drawn,
+        viewBox=f"0 0 {_WIDTH} {_HEIGHT}",
+        preserveAspectRatio="none",
+        role="img",
+        aria_label=f"{title}. {summary}",
+    )
+    return element(
+        "figure",
+        element("figcaption", element("h3", title), element("p", summary, class_="summary")),
+        legend(bands),
+        element("p", f"{_figure(highest / 1.05)} {unit}", class_="axis"),
+        picture,
+        element("p", f"time of training: {end_s / factor:.3g} {time_unit}", class_="axis end"),
+        class_="card",
+        id=f"chart-{key}",
+    )
+
+
+def legend(bands: dict[str, NDArray[np.float64]] | dict[str, str]) -> Element:
+    """Return the colours of some stages; a text that comes with one stands after its label."""
+    items = [
+        element(
+            "li",
+            element("i", style=f"background:var(--{name})", aria_hidden="true"),
+            f"{STAGE_LABELS[name]} ",
+            element("b", value) if isinstance(value, str) else None,
+        )
+        for name, value in bands.items()
+    ]
+    return element("ul", *items, class_="legend")
+
+
+def _area(
+    name: str, x: NDArray[np.float64], top: NDArray[np.float64], below: NDArray[np.float64]
+) -> Element:
+    """Return a band as steps: along its top to the right, and back along its bottom."""
+    across = np.repeat(x, 2)[1:-1]
+    corners = [*zip(across, np.repeat(top, 2), strict=True)]
+    corners += [*zip(across[::-1], np.repeat(below, 2)[::-1], strict=True)]
+    points = " ".join(f"{left:.1f},{height:.1f}" for left, height in corners)
+    return element("polygon", points=points, style=f"fill:var(--{name})", data_band=name)
+
+
+def _figure(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+
+
+def _time_unit(longest_s: float) -> tuple[str, float]:
+    if longest_s > 3 * 3600:
+        return "h", 3600.0
+    return ("min", 60.0) if longest_s > 600 else ("s", 1.0)

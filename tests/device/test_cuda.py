@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.conftest import Holdings
+from tests.support.holdings import Holdings
 
 from penstock.torch import DataLoader, DevicePrefetcher, NormalizeImages
 from penstock.torch.device.accelerator import open_accelerator

@@ -6,8 +6,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import resource
-import signal
 import sys
 import textwrap
 import threading
@@ -15,8 +13,8 @@ from multiprocessing import popen_fork
 
 import numpy as np
 import pytest
-from tests.distributed.launching import completed
-from tests.process.faulty_datasets import Rows
+from tests.process.faulty_datasets import Ends, Forking, Rows
+from tests.support.processes import completed
 
 from penstock import Loader
 from penstock.errors import ConfigError, WorkerDied
@@ -46,25 +44,6 @@ def status_of_child(work):
 
 
 # A dataset that forks
-
-
-class Forking(Rows):
-    """Sample 5 forks a child, which ends in the given way; the worker waits for it."""
-
-    def __init__(self, how):
-        super().__init__()
-        self.how = how
-
-    def __getitem__(self, index):
-        if index == 5:
-            pid = os.fork()
-            if pid == 0:
-                if self.how == "raises":
-                    os.closerange(2, 3)  # where its traceback goes
-                    raise ValueError("in the child")
-                sys.exit(3)
-            os.waitpid(pid, 0)
-        return super().__getitem__(index)
 
 
 @pytest.mark.parametrize("how", ["sys.exit", "raises"])
@@ -265,30 +244,6 @@ def test_the_fork_server_knows_the_exit_status_all_the_same():
 
 
 # Last words
-
-
-class Ends(Rows):
-    """Sample 13 ends its worker."""
-
-    def __init__(self, how):
-        super().__init__()
-        self.how = how
-
-    def __getitem__(self, index):
-        if index == 13:
-            if self.how == "sys.exit":
-                self.leave()
-            elif self.how == "os._exit":
-                os._exit(3)
-            elif self.how.startswith("SIG"):
-                resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-                os.kill(os.getpid(), getattr(signal, self.how))
-            else:
-                os.closerange(3, 256)
-        return super().__getitem__(index)
-
-    def leave(self):
-        sys.exit(3)
 
 
 def death_of(dataset, capfd, **options):

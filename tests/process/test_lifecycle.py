@@ -17,7 +17,9 @@ import warnings
 import numpy as np
 import psutil
 import pytest
-from tests.distributed.launching import told_by
+from tests.process.faulty_datasets import Blocking, Noting, Rows
+from tests.support.holdings import sizes_of_mapped_slots
+from tests.support.processes import told_by
 
 from penstock import Loader, get_worker_info
 from penstock.data import IterableDataset
@@ -26,20 +28,6 @@ from penstock.engine.backends import process
 from penstock.errors import WorkerDied, WorkerTimeout
 from penstock.torch import DataLoader
 from penstock.transport import arena
-
-
-class Rows:
-    """`length` samples of `size` float32, each filled with its index."""
-
-    def __init__(self, length=64, size=4096):
-        self.length = length
-        self.size = size
-
-    def __len__(self):
-        return self.length
-
-    def __getitem__(self, index):
-        return np.full(self.size, index, np.float32)
 
 
 class Deadly(Rows):
@@ -58,19 +46,6 @@ class Deadly(Rows):
                 os._exit(3)
             else:
                 sys.exit(0)
-        return super().__getitem__(index)
-
-
-class Blocking(Rows):
-    """From sample `at` on, samples wait for ever."""
-
-    def __init__(self, at):
-        super().__init__()
-        self.at = at
-
-    def __getitem__(self, index):
-        if index >= self.at:
-            threading.Event().wait()
         return super().__getitem__(index)
 
 
@@ -113,12 +88,10 @@ class Labelled(Rows):
 
 def resources():
     gc.collect()
-    with open("/proc/self/maps") as maps:
-        mappings = sum("memfd:penstock" in line for line in maps)
     return {
         "fds": len(os.listdir("/proc/self/fd")),
         "threads": threading.active_count(),
-        "mappings": mappings,
+        "mappings": len(sizes_of_mapped_slots()),
         "shm": sum("penstock" in name for name in os.listdir("/dev/shm")),
         "children": len(multiprocessing.active_children()),
     }
@@ -163,11 +136,27 @@ def test_held_batches_are_distinct_and_correct_and_cost_no_descriptors():
     assert_rows(batches[1], 2)
 
 
+class Reporting(Rows):
+    """Sets an event as sample `at` is read."""
+
+    def __init__(self, at):
+        super().__init__(32)
+        self.at = at
+        self.is_read = multiprocessing.get_context("fork").Event()
+
+    def __getitem__(self, index):
+        if index == self.at:
+            self.is_read.set()
+        return super().__getitem__(index)
+
+
 def test_a_message_that_fails_leaves_no_descriptor_of_those_behind_it(monkeypatch):
     monkeypatch.setattr(process, "memory_warning", lambda *_: "too little")
     before = resources()
-    stream = iter(Loader(Rows(32), batch_size=4, num_workers=1, prefetch_factor=8))
-    time.sleep(1.0)  # until several messages are there, each with a descriptor
+    dataset = Reporting(28)
+    options = {"num_workers": 1, "prefetch_factor": 8, "multiprocessing_context": "fork"}
+    stream = iter(Loader(dataset, batch_size=4, **options))
+    assert dataset.is_read.wait(30)  # seven messages are there by then, each with a descriptor
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(RuntimeWarning, match="too little"):
@@ -186,16 +175,6 @@ def test_an_early_break_and_a_dropped_iterator_leave_no_worker():
     next(stream)
     del batch, stream
     assert resources() == before
-
-
-class Noting:
-    """A `worker_init_fn` that makes a file."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def __call__(self, worker_id):
-        self.path.touch()
 
 
 def test_workers_whose_loader_is_closed_while_they_start_set_nothing_up(tmp_path):
@@ -270,7 +249,7 @@ def run_script(body, **options):
         sys.path[:0] = {sys.path!r}
         import numpy as np
         from penstock import Loader
-        from {__name__} import Rows, Blocking
+        from tests.process.faulty_datasets import Blocking, Rows
     """
     script = textwrap.dedent(head) + textwrap.dedent(body)
     return subprocess.Popen(
@@ -466,15 +445,6 @@ def test_a_long_message_of_a_worker_that_died_is_still_read():
 def test_a_worker_that_dies_after_its_share_of_an_iterable_is_not_missed():
     stream = iter(Loader(UnevenShares(), num_workers=2, batch_size=None, prefetch_factor=1))
     assert sorted(stream) == list(range(50))
-
-
-def sizes_of_mapped_slots():
-    with open("/proc/self/maps") as maps:
-        return [
-            int(line.split()[0].split("-")[1], 16) - int(line.split()[0].split("-")[0], 16)
-            for line in maps
-            if "memfd:penstock" in line
-        ]
 
 
 def test_a_loop_that_drops_its_batches_needs_two_slots_of_each_worker(monkeypatch):

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 import weakref
 
 import numpy as np
@@ -407,7 +406,7 @@ def test_what_does_not_end_is_left_behind_and_said(monkeypatch):
 
 def test_a_stuck_thread_keeps_no_batches_of_others_once_the_loader_is_closed(monkeypatch):
     monkeypatch.setattr("penstock.engine.backends.thread._GRACE_S", 0.05)
-    free, batches = threading.Event(), []
+    free, batches, collated = threading.Event(), [], threading.Semaphore(0)
 
     def make(index):
         return free.wait() if index == 5 else float(index)
@@ -415,12 +414,13 @@ def test_a_stuck_thread_keeps_no_batches_of_others_once_the_loader_is_closed(mon
     def collate(samples):
         batch = np.array(samples)
         batches.append(weakref.ref(batch))
+        collated.release()
         return batch
 
     iterator = iter(loader_of(make, collate_fn=collate))
     next(iterator)
-    while len(batches) < 3:
-        time.sleep(0.001)
+    for _ in range(3):
+        assert collated.acquire(timeout=30)
     with pytest.warns(RuntimeWarning, match="left behind"):
         iterator.close()
     del iterator

@@ -95,17 +95,6 @@ def test_the_consumers_queue_waits_and_has_every_copy_before_the_batch_is_given(
     assert given_numbers == {id(tensor) for tensor in batch}
 
 
-def test_the_main_process_reads_what_was_sent_though_it_drops_batches_at_once(device, host):
-    def transform(batch):
-        device.use(batch[0])
-
-    copier = DeviceCopier(device, transform)
-    for number in range(20):
-        copier.finish(copier.begin([host.tensor(float(number))], step(number)))
-    device.drain()
-    assert device.read == [[float(number)] * 3 for number in range(20)]
-
-
 def test_what_is_on_the_device_already_stays(device):
     there = torch.empty(2, device="meta")
     device.device = torch.device("meta")
@@ -132,13 +121,6 @@ def test_a_slow_device_holds_the_thread_and_not_ever_more_memory(device, host):
         most = max(most, number + 1 - reached)
         assert host.num_held <= MAX_OUTSTANDING + 1
     assert most == MAX_BEHIND
-
-
-def test_batches_that_are_begun_and_never_finished_are_bounded(device, host):
-    copier = DeviceCopier(device)
-    for number in range(3 * MAX_OUTSTANDING):
-        copier.begin([host.tensor(float(number))], step(number))
-        assert host.num_held <= MAX_OUTSTANDING
 
 
 def test_a_quick_device_is_never_waited_for(device, host):
@@ -398,16 +380,6 @@ def test_batches_and_copiers_go_by_reference_counting_alone(device, host):
     del batch, thing, copier
     assert [ref() for ref in gone] == [None, None]
     assert host.num_held == 0
-
-
-@pytest.mark.usefixtures("no_collections")
-def test_what_begin_returned_keeps_nothing_after_finish(device, host):
-    copier = DeviceCopier(device)
-    begun = copier.begin([host.tensor(1.0)], step(0))
-    batch = copier.finish(begun)
-    gone = weakref.ref(batch[0])
-    del batch
-    assert gone() is None
 
 
 @pytest.mark.usefixtures("no_collections")

@@ -22,7 +22,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 from tests.examples.programs import imported
@@ -93,44 +92,6 @@ def steps_of(out):
 
 
 # What the loader gives
-
-
-def test_whole_images_of_a_run_with_mosaics_are_those_of_one_without(example, data_dir, tmp_path):
-    """Of a size that is no square: neither cut nor scaled by what belongs to the mosaic."""
-    root, box = portrait(data_dir, tmp_path)
-    height = 96 * (box[3] - box[1]) / 640  # of the object, letterboxed
-    for mosaic_until, epochs in ((1, range(1, 21)), (0, range(20))):
-        dataset = example.data.training_set(root, None, (96, 192), mosaic_until=mosaic_until)
-        loader = example.data.loader_for(dataset, 1, seed=4, num_workers=0)
-        for epoch in epochs:
-            loader.set_epoch(epoch)
-            ((images, targets),) = loader
-            assert images.shape == (1, 3, 96, 192)
-            ((_, top, _, bottom),) = targets[0]["boxes"].tolist()
-            assert 0.74 * height < bottom - top < 1.26 * height
-
-
-@pytest.mark.parametrize(("batch_size", "num_batches"), [(5, 2), (11, 1), (12, 1), (13, 1)])
-def test_a_last_batch_that_is_not_full_is_not_trained_on(example, cells, batch_size, num_batches):
-    run = example.train.Run(
-        options(example, cells, "out", "--batch-size", batch_size, "--balance", "none")
-    )
-    assert len(run.loader) == num_batches
-    assert run.num_steps == 2 * num_batches
-
-
-def portrait(data_dir, root):
-    """A folder of one photo, 480 px wide and 640 high, and its one box as Penstock counts."""
-    photo = next((data_dir / "bccd" / "JPEGImages").iterdir())
-    for folder in ("Annotations", "JPEGImages", "ImageSets/Main"):
-        (root / folder).mkdir(parents=True)
-    with Image.open(photo) as image:
-        image.rotate(90, expand=True).save(root / "JPEGImages/tall.jpg")
-    body = OBJECT.format("cell", 101, 201, 260, 440)  # VOC's pixels count from 1, both ends in
-    size = "<size><width>480</width><height>640</height><depth>3</depth></size>"
-    (root / "Annotations/tall.xml").write_text(f"<annotation>{size}{body}</annotation>")
-    (root / "ImageSets/Main/val.txt").write_text("tall\n")
-    return root, [100, 200, 260, 440]
 
 
 # Losses
@@ -463,60 +424,6 @@ def as_xywh(box):
     return [float(box[0]), float(box[1]), float(box[2] - box[0]), float(box[3] - box[1])]
 
 
-def test_a_false_detection_inside_of_a_difficult_object_is_one(example):
-    boxes = np.array([[0, 0, 10, 10], [50, 50, 90, 90.0]])
-    objects = [example.evaluate.Objects(boxes, [0, 0], [False, True])]
-    # The best one lies in the difficult object, and is a quarter of it. Then the same, twice.
-    for wrong, expected in (([60, 60, 80, 80.0], 0.5), ([50, 50, 90, 89.0], 1)):
-        found = torch.tensor([wrong, wrong, [0, 0, 10, 10.0]])[0 if expected == 1 else 1 :]
-        one = example.evaluate.Detections(
-            found, torch.linspace(0.9, 0.5, len(found)), torch.zeros(len(found), dtype=torch.int64)
-        )
-        scores = example.evaluate.score(objects, [one], ["cell"])
-        assert scores.map_50 == pytest.approx(expected)
-
-
-def test_more_objects_than_detections_that_count_are_warned_of(example):
-    corners = np.stack(np.meshgrid(np.arange(15) * 20.0, np.arange(10) * 20.0), axis=-1)
-    boxes = np.concatenate([corners, corners + 10], axis=-1).reshape(-1, 4)
-    crowd = example.evaluate.Objects(boxes, np.zeros(150, int), np.zeros(150, bool))
-    found = detections_of(example, [crowd])
-    with pytest.warns(UserWarning, match=r"1 of 1 images have more than 100 .* --most 150"):
-        scores = example.evaluate.score([crowd], found, ["cell"])
-    assert scores.map_50 == pytest.approx(2 / 3, abs=0.01)
-    scores = example.evaluate.score([crowd], found, ["cell"], most=150)  # warnings are errors
-    assert scores.map_50 == pytest.approx(1)
-
-
-def test_boxes_are_scored_as_the_xml_has_them(example, data_dir, tmp_path, monkeypatch):
-    """Truth and detections of a portrait photo come out of the letterbox by numbers of our own."""
-    root, box = portrait(data_dir, tmp_path)
-    model = example.model.RetinaNet(example.model.ModelOptions(1, 18, 0.125, 16, 1))
-    state = {
-        "model_options": dataclasses.asdict(model.options),
-        "model": model.state_dict(),
-        "options": {"size": (96, 128)},
-        "class_names": ("cell",),
-    }
-    # 640 px become 96: a scale of 0.15. 480 become 72, with 28 of 128 left at either side.
-    in_network = torch.tensor(box) * 0.15 + torch.tensor([28, 0, 28, 0])
-    one = example.evaluate.Detections(in_network[None], torch.ones(1), torch.zeros(1).long())
-    given = {}
-
-    def detect(_, size, **more):
-        given["detect"] = tuple(size), more["most"]
-        return [one]
-
-    def score(objects, found, names, *, most):
-        given["score"] = objects[0].boxes.tolist(), found[0].boxes.tolist(), most
-
-    monkeypatch.setattr(example.evaluate, "detect", detect)
-    monkeypatch.setattr(example.evaluate, "score", score)
-    example.evaluate.evaluate(state, root, "val", most=7)
-    assert given["detect"] == ((96, 128), 7)
-    assert given["score"] == ([pytest.approx(box, abs=1e-3)], [pytest.approx(box, abs=1e-3)], 7)
-
-
 # Training
 
 
@@ -628,24 +535,6 @@ def test_a_run_that_is_over_is_left_as_it_is(
 
 def loader_state(example, out):
     return example.checkpoint.load(out / "checkpoint.pt")["loader"]
-
-
-@pytest.mark.parametrize(
-    "torn",
-    ["", '{"step": 7, "lo', "\0" * 40 + "\n", '{"step": 7}'],
-    ids=["whole", "torn", "empty", "unended"],
-)
-def test_a_log_is_cut_by_the_steps_it_names_and_read_up_to_a_torn_line(
-    example, tmp_path, monkeypatch, torn
-):
-    path = tmp_path / "log.jsonl"
-    lines = [{"step": step, "class_loss": 0.1, "box_loss": 1 / step} for step in (1, 2, 4, 5, 6)]
-    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines) + torn)
-    assert example.step_log.read(path) == lines
-    monkeypatch.setattr(example.plot_losses.Figure, "savefig", lambda *_, **__: None)
-    example.plot_losses.draw(path, tmp_path / "losses.svg")
-    example.step_log.cut(path, 4)  # step 3 got lost: its line is not made up for by another
-    assert steps_of(tmp_path) == lines[:3]
 
 
 def signalled(example, monkeypatch, step, *signals):

@@ -80,11 +80,9 @@ def taken(loader, count=None):
     return [content(batch) for batch in itertools.islice(loader, count)]
 
 
-def train(kind, num_workers, num_epochs, cut, state=None):
+def train(kind, num_workers, num_epochs, cut):
     """Some epochs, then one up to the cut; the state is taken there."""
     loader = loader_of(kind, 8, num_workers=num_workers)
-    if state is not None:
-        loader.load_state_dict(json.loads(state))
     epochs = [taken(loader) for _ in range(num_epochs)]
     batches = iter(loader)
     epochs.append([content(batch) for batch in itertools.islice(batches, cut)])

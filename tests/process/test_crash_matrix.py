@@ -266,6 +266,8 @@ def assert_ends_with(error, outcome, place):
     elif isinstance(outcome, Dies):
         assert type(error) is WorkerDied
         assert_said(outcome.said, said)
+        if place in PLACES_OF_SAMPLES:
+            assert_said(", epoch 0. It held steps", said)
     else:
         assert type(error) is WorkerTimeout
         assert_said("wait_for_ever", said)
@@ -311,6 +313,8 @@ def test_without_a_policy_an_epoch_ends_as_the_table_says(place, fault, method, 
             return
         batches, error = drain(stream)
         assert_ends_with(error, outcome, place)
+        if isinstance(outcome, Dies):
+            assert next(stream, None) is None
         assert len(batches) <= (BAD // BATCH_SIZE if place in PLACES_OF_SAMPLES else 0)
         assert_same(good_batches(place)[: len(batches)], batches)
         begun = time.monotonic()

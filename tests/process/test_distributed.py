@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.process.distributed_run import LENGTH, content, loader_of, source_of, taken
+from tests.process.distributed_run import LENGTH, content, loader_of, taken
 
 from penstock.errors import StateError
-from penstock.sampling import DistributedSampler
 
 ROOT = Path(__file__).parents[2]
 KINDS = ["dataset", "weighted", "torch weighted", "torch weighted, own generator", "user's"]
@@ -67,19 +66,6 @@ def saved(tmp_path_factory):
     return dict(zip(KINDS, two_ranks(tmp_path_factory.mktemp("saved"), runs), strict=True))
 
 
-@pytest.fixture(scope="module")
-def resumed(saved, tmp_path_factory):
-    """Kind -> what two more processes gave from there on: the rest of epoch 2, and of epoch 3.
-
-    Each has another number of workers than before, and loads the state of rank 0.
-    """
-    runs = [
-        {"kind": kind, "num_workers": [0, 2], "num_epochs": 1, "cut": 1, "state": one["state"]}
-        for kind, (one, _) in saved.items()
-    ]
-    return dict(zip(KINDS, two_ranks(tmp_path_factory.mktemp("resumed"), runs), strict=True))
-
-
 def together(*shares):
     """The k-th batches of all ranks as one, for each k: the ranks take turns."""
     width = max(map(len, shares))
@@ -88,10 +74,6 @@ def together(*shares):
         [sample for turn in itertools.zip_longest(*batches) for sample in turn if sample]
         for batches in zip(*padded, strict=True)
     ]
-
-
-def indices_of(batches):
-    return [index for batch in batches for index, _ in batch]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -103,16 +85,6 @@ def test_ranks_come_from_the_process_group_and_save_the_same_state(saved, kind):
     assert json.loads(one["state"])["samples"] == CUT * 16
 
 
-@pytest.mark.parametrize("kind", ["dataset", "user's"])
-def test_shares_of_two_processes_are_disjoint_and_complete(saved, kind):
-    one, other = saved[kind]
-    for epoch in (0, 1):
-        mine, theirs = indices_of(one["epochs"][epoch]), indices_of(other["epochs"][epoch])
-        assert len(mine) == len(theirs) == LENGTH // 2
-        assert sorted(mine + theirs) == list(range(LENGTH))
-    assert one["epochs"][0] != one["epochs"][1]
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_processes_together_give_what_one_process_gives(saved, kind):
     one, other = saved[kind]
@@ -121,16 +93,6 @@ def test_the_processes_together_give_what_one_process_gives(saved, kind):
         batches = together(one["epochs"][epoch], other["epochs"][epoch])
         assert len(batches) == NUM_BATCHES
         assert batches == taken(alone)
-
-
-@pytest.mark.parametrize("kind", ["dataset", "weighted"])
-def test_the_processes_together_give_the_order_of_the_sampler_that_is_wrapped(saved, kind):
-    one, other = saved[kind]
-    sampler = DistributedSampler(source_of(kind)).sampler
-    for epoch in (0, 1):
-        sampler.set_epoch(epoch)
-        batches = together(one["epochs"][epoch], other["epochs"][epoch])
-        assert indices_of(batches) == list(sampler)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -145,16 +107,6 @@ def test_one_process_goes_on_where_two_were(saved, kind, num_workers):
     alone.load_state_dict(json.loads(one["state"]))
     assert alone.epoch == 2
     assert [taken(alone), taken(alone)] == [expected[0][CUT:], expected[1]]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_two_processes_go_on_with_other_numbers_of_workers(saved, resumed, kind):
-    whole = loader_of(kind, 16)
-    whole.set_epoch(2)
-    expected = [taken(whole), taken(whole)]
-    one, other = resumed[kind]
-    assert together(one["epochs"][0], other["epochs"][0]) == expected[0][CUT:]
-    assert together(one["epochs"][1], other["epochs"][1]) == expected[1][:1]
 
 
 def test_a_state_of_two_ranks_is_refused_where_the_global_batch_is_another(saved):

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 import warnings
 
 import numpy as np
@@ -19,34 +18,15 @@ import psutil
 import pytest
 from tests.process.faulty_datasets import Blocking, Noting, Rows
 from tests.support.holdings import sizes_of_mapped_slots
-from tests.support.processes import told_by
+from tests.support.processes import completed, told_by
 
 from penstock import Loader, get_worker_info
 from penstock.data import IterableDataset
 from penstock.engine import stream as stream_module
 from penstock.engine.backends import process
-from penstock.errors import WorkerDied, WorkerTimeout
+from penstock.errors import WorkerDied
 from penstock.torch import DataLoader
 from penstock.transport import arena
-
-
-class Deadly(Rows):
-    """The sample `at` ends its worker in the given way."""
-
-    def __init__(self, at, how):
-        super().__init__()
-        self.at = at
-        self.how = how
-
-    def __getitem__(self, index):
-        if index == self.at:
-            if self.how == "SIGKILL":
-                os.kill(os.getpid(), signal.SIGKILL)
-            elif self.how == "os._exit":
-                os._exit(3)
-            else:
-                sys.exit(0)
-        return super().__getitem__(index)
 
 
 class LongLastWords(Rows):
@@ -212,37 +192,8 @@ def test_an_epoch_broken_off_leaves_no_batch_of_it_in_the_next():
     loader._stream.close()
 
 
-@pytest.mark.parametrize(
-    ("how", "said"),
-    [("SIGKILL", "killed by SIGKILL"), ("os._exit", "code 3"), ("sys.exit", "code 0")],
-)
-def test_a_worker_that_ends_early_raises_after_the_batches_before_it(how, said):
-    stream = iter(Loader(Deadly(30, how), batch_size=4, num_workers=2))
-    seen = 0
-    # Which batch is the last one is not ours to say, so the block holds the whole loop.
-    with pytest.raises(WorkerDied, match=f"{said} .*, epoch 0. It held steps"):  # noqa: PT012
-        for batch in stream:
-            assert_rows(batch, 4 * seen)
-            seen += 1
-    assert seen <= 7
-    with pytest.raises(StopIteration):
-        next(stream)
-
-
-def test_no_batch_within_the_timeout_is_an_error_and_the_workers_are_gone_soon():
-    stream = iter(Loader(Blocking(8), batch_size=4, num_workers=2, timeout=2.5))
-    assert_rows(next(stream), 0)
-    assert_rows(next(stream), 4)
-    with pytest.raises(WorkerTimeout, match=r"2\.5 seconds"):
-        next(stream)
-    begun = time.monotonic()
-    del stream
-    gc.collect()
-    assert time.monotonic() - begun < 5.0
-
-
-def run_script(body, **options):
-    """Run a script in a process of its own, with what the tests of this file need at hand."""
+def script_of(body):
+    """Return a script, with what the tests of this file need at hand."""
     head = f"""
         import faulthandler, sys, os, time, signal, threading
         faulthandler.dump_traceback_later(50)  # where it waits, if it does not end
@@ -251,9 +202,13 @@ def run_script(body, **options):
         from penstock import Loader
         from tests.process.faulty_datasets import Blocking, Rows
     """
-    script = textwrap.dedent(head) + textwrap.dedent(body)
+    return textwrap.dedent(head) + textwrap.dedent(body)
+
+
+def run_script(body, **options):
+    """Run a script in a process of its own."""
     return subprocess.Popen(
-        [sys.executable, "-c", script],
+        [sys.executable, "-c", script_of(body)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -488,31 +443,24 @@ def test_a_dev_shm_of_one_megabyte_is_enough():
     probe = subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False)
     if probe.returncode:
         pytest.skip("no permission to make a mount namespace of our own")
-    process = run_script(body)
-    script = process.args[2]
-    finish(process)
-    done = subprocess.run(
-        ["unshare", "-m", "sh", "-c", command + '"$0" "$@"', sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    start = ["unshare", "-m", "sh", "-c", command + '"$0" "$@"']
+    done = completed([*start, sys.executable, "-c", script_of(body)])
     assert done.stderr == ""
     assert done.stdout.split() == ["1024", "ok"]
 
 
+class Texts(list):
+    """A batch is all of it, whatever is asked for."""
+
+    def get_batch(self, indices, alloc):
+        return list(self)
+
+
 def test_a_worker_blocked_on_sending_and_a_consumer_with_large_tasks_do_not_wait_for_each_other():
     # Tasks of 800 KB and messages of 30 KB: both directions of the sockets fill up.
-    texts = [f"{index:06d}" * 50 for index in range(100)]
-
-    def collate(samples):
-        return samples[:100]
-
+    texts = Texts(f"{index:06d}" * 50 for index in range(100))
     batches = [[index % 100 for index in range(100_000)] for _ in range(12)]
-    loader = Loader(
-        texts, batch_sampler=batches, num_workers=2, prefetch_factor=6, collate_fn=collate
-    )
+    loader = Loader(texts, batch_sampler=batches, num_workers=2, prefetch_factor=6)
     assert [batch == texts for batch in loader] == [True] * 12
 
 

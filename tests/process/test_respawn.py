@@ -301,16 +301,6 @@ def test_a_timeout_shows_where_the_worker_is_stuck_and_the_stream_goes_on():
             next(stream)
 
 
-def test_under_a_policy_a_stuck_worker_is_ended_and_its_sample_left_out():
-    loader = Loader(Stuck(), batch_size=4, num_workers=2, timeout=2.5, on_error="skip")
-    with pytest.warns(UserWarning, match="1 bad sample"):
-        indices = [int(row[0]) for batch in loader for row in batch]
-    assert indices == [i for i in range(48) if i != 13]
-    (failure,) = loader.failures
-    assert "no batch came within timeout=2.5 seconds" in str(failure.error)
-    assert loader.stats().replaced_workers == 2
-
-
 class Slow(Noise):
     """Each sample takes its time, and a batch of them longer than `timeout`."""
 
@@ -437,15 +427,6 @@ class Segfaulting(Noise):
         return super().__getitem__(index)
 
 
-def test_a_segfault_is_told_with_the_python_stack_that_led_to_it():
-    with pytest.raises(WorkerDied) as caught:
-        list(Loader(Segfaulting(), batch_size=4, num_workers=1))
-    message = str(caught.value)
-    assert "SIGSEGV while reading sample 13 of step 3" in message
-    assert "in segfault" in message
-    assert "in __getitem__" in message
-
-
 def test_a_users_own_faulthandler_is_not_needed_and_does_no_harm():
     import faulthandler
 
@@ -467,15 +448,6 @@ def test_the_message_of_a_killed_worker_has_figures_of_memory(tmp_path):
     assert "MB" in message
     assert "The machine has" in message
     assert "fewer workers" in message
-
-
-def test_a_worker_that_hangs_in_its_start_is_shown_too():
-    def never_ready(worker_id):
-        Stuck().wait_for_nothing()
-
-    stream = iter(Loader(Noise(), num_workers=1, timeout=3, worker_init_fn=never_ready))
-    with pytest.raises(WorkerTimeout, match="in never_ready"):
-        next(stream)
 
 
 class Grandparent(Noise):

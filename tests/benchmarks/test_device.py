@@ -6,12 +6,12 @@ from __future__ import annotations
 import ast
 import importlib.util
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from tests.support.processes import python
 
 from penstock.torch import DataLoader
 
@@ -33,12 +33,7 @@ def gpu():
 
 
 def run(*arguments):
-    return subprocess.run(
-        [sys.executable, str(FILE), "--device", "cpu", "--smoke", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=110,
-    )
+    return python(FILE, "--device", "cpu", "--smoke", *arguments)
 
 
 def test_the_docstring_has_all_its_parts_in_order():
@@ -115,13 +110,8 @@ def test_a_program_that_fails_does_not_keep_the_others_from_their_turn(tmp_path)
     path.write_text(broken, encoding="utf-8")
     for name in ("_meter.py", "_runner.py"):
         (tmp_path / name).symlink_to(FILE.parents[1] / name)
-    command = [sys.executable, str(path), "--device", "cpu", "--smoke", "--out", str(tmp_path)]
-    done = subprocess.run(
-        [*command, "--only", "poison: device", "poison: control"],
-        capture_output=True,
-        text=True,
-        timeout=110,
-    )
+    programs = ("poison: device", "poison: control")
+    done = python(path, "--device", "cpu", "--smoke", "--out", tmp_path, "--only", *programs)
     assert done.returncode == 1
     kept = json.loads((tmp_path / "gpu.json").read_text())
     assert list(kept["failures"]) == ["poison: device"]

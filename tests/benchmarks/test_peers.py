@@ -16,6 +16,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from tests.support.processes import python
 
 PEERS = Path(__file__).parents[2] / "benchmarks" / "peers"
 FILES = sorted(path for path in (PEERS / "contenders").glob("*.py") if path.stem != "__init__")
@@ -28,11 +29,6 @@ compare, contender, environments, measure, page, works = (
 )
 CONTENDERS = contender.contenders()
 INSTALLATIONS = sorted((PEERS / "requirements").glob("*.txt"))
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(PEERS / arguments[0]), *arguments[1:]]
-    return subprocess.run(command, capture_output=True, text=True, timeout=110)
 
 
 # ---------------------------------------------------------------- the list
@@ -242,7 +238,9 @@ def test_what_a_process_did_is_told(photos: Path, monkeypatch, labels, end, expe
 
 def test_a_small_comparison_runs_in_this_environment(tmp_path: Path) -> None:
     arguments = ("--here", "--smoke", "--data", str(tmp_path), "--works", "tiny", "transport")
-    done = run("compare.py", *arguments, "--only", "penstock (processes)", "torch (simple*")
+    done = python(
+        PEERS / "compare.py", *arguments, "--only", "penstock (processes)", "torch (simple*"
+    )
     assert done.returncode == 0, done.stderr
     for name in ("penstock (processes)", "torch (simplejpeg, OpenCV)"):
         assert len([line for line in done.stdout.splitlines() if line.startswith(name)]) == 2
@@ -259,7 +257,7 @@ def test_a_contender_that_fails_is_named_with_its_error_and_the_others_go_on(
     )
     arguments = ("--here", "--smoke", "--data", str(tmp_path), "--works", "tiny")
     pattern = broken.name.replace("[", "?")
-    done = run("compare.py", *arguments, "--only", pattern, "torch (batch*")
+    done = python(PEERS / "compare.py", *arguments, "--only", pattern, "torch (batch*")
     assert done.returncode == 1
     assert f"{broken.name} " in done.stdout
     assert "FAILED" in done.stdout
@@ -428,7 +426,7 @@ def test_the_page_tells_outcomes_in_words() -> None:
 
 
 def test_the_page_is_up_to_date() -> None:
-    done = run("page.py", "--check")
+    done = python(PEERS / "page.py", "--check")
     assert done.returncode == 0, done.stderr
 
 

@@ -6,11 +6,10 @@ from __future__ import annotations
 import ast
 import contextlib
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.support.processes import python
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 FILES = sorted(path for path in BENCHMARKS.glob("*.py") if path.name[0] != "_")
@@ -48,13 +47,6 @@ BENCHMARK = Benchmark(
 if __name__ == "__main__":
     raise SystemExit(BENCHMARK.main())
 """
-
-
-def run(path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a benchmark file to its end."""
-    return subprocess.run(
-        [sys.executable, str(path), *arguments], capture_output=True, text=True, timeout=60
-    )
 
 
 @pytest.fixture
@@ -97,7 +89,7 @@ def listed() -> dict[str, list[list[str | None]]]:
         "print(json.dumps({n: [list(b.contenders), *([t.contender, t.peer] for t in b.targets)]"
         " for n, b in found.items()}))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = python("-c", code)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -113,11 +105,11 @@ def test_every_file_lists_a_peer_and_penstock_and_its_targets_are_of_them(name, 
 
 
 def test_list_prints_the_contenders(toy: Path) -> None:
-    assert run(toy, "--list").stdout.splitlines() == ["slow", "fast", "wrong", "leaves"]
+    assert python(toy, "--list").stdout.splitlines() == ["slow", "fast", "wrong", "leaves"]
 
 
 def test_a_table_shows_ratio_target_and_whether_it_is_met(toy: Path) -> None:
-    done = run(toy, "--only", "slow", "fast")
+    done = python(toy, "--only", "slow", "fast")
     assert done.returncode == 0, done.stderr
     assert "fast / slow: 3.00 x (target >= 2.5: met)" in done.stdout
     assert "fast / slow: 3.00 x (target >= 3.5: MISSED)" in done.stdout
@@ -125,20 +117,22 @@ def test_a_table_shows_ratio_target_and_whether_it_is_met(toy: Path) -> None:
 
 def test_rounds_take_their_turns(toy: Path) -> None:
     turns = [
-        line for line in run(toy, "--only", "slow", "fast").stderr.splitlines() if "round" in line
+        line
+        for line in python(toy, "--only", "slow", "fast").stderr.splitlines()
+        if "round" in line
     ]
     assert turns == ["round 1: slow", "round 1: fast", "round 2: slow", "round 2: fast"]
 
 
 def test_smoke_shows_no_ratio_of_sizes_that_mean_nothing(toy: Path) -> None:
-    done = run(toy, "--smoke", "--save", "--only", "slow", "fast")
+    done = python(toy, "--smoke", "--save", "--only", "slow", "fast")
     assert done.returncode == 0, done.stderr
     assert "target" not in done.stdout
     assert "not saved" in done.stderr
 
 
 def test_wrong_data_fails_the_run(toy: Path) -> None:
-    done = run(toy, "--smoke", "--only", "slow", "wrong")
+    done = python(toy, "--smoke", "--only", "slow", "wrong")
     assert done.returncode == 1
     assert "seven is not eight" in done.stderr
     assert "contender 'wrong' ended with exit code 1" in done.stderr
@@ -147,7 +141,7 @@ def test_wrong_data_fails_the_run(toy: Path) -> None:
 def test_a_process_that_a_contender_left_behind_is_ended_before_the_next(toy: Path) -> None:
     import psutil
 
-    done = run(toy, "--smoke", "--only", "leaves")
+    done = python(toy, "--smoke", "--only", "leaves")
     assert done.returncode == 0, done.stderr
     with contextlib.suppress(psutil.NoSuchProcess):
         left = psutil.Process(int(toy.with_suffix(".pid").read_text(encoding="utf-8")))

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 import traceback
 import weakref
 
@@ -14,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.device.fake import COPIES, POISON, TRAINER, FakeAccelerator, HostMemory
+from tests.support.processes import holds_in_child
 
 from penstock.errors import ConfigError
 from penstock.torch.device.accelerator import open_accelerator
@@ -351,15 +351,13 @@ def test_a_forked_copy_does_nothing(device, host):
     copier = DeviceCopier(device)
     copier.begin([host.tensor(1.0)], step(0))
     num_asked = len(device.log)
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        with contextlib.suppress(BaseException):
-            copier.close()
-            copier.__del__()
-            code = int(len(device.log) != num_asked or host.num_held != 1)
-        os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+    def does_nothing():
+        copier.close()
+        copier.__del__()
+        return len(device.log) == num_asked and host.num_held == 1
+
+    assert holds_in_child(does_nothing)
 
 
 @pytest.fixture

@@ -9,9 +9,7 @@ import os
 import random
 import resource
 import signal
-import subprocess
 import sys
-import textwrap
 import threading
 import time
 import traceback
@@ -19,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.support.processes import python
 
 from penstock import Loader
 from penstock.data import IterableDataset
@@ -314,18 +313,13 @@ def spawn_without_a_guard():
         "for batch in Loader(range(8), batch_size=4, num_workers=1,"
         " multiprocessing_context='spawn'):\n    pass\n"
     )
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)
+    done = python(script)
     found = [line for line in done.stderr.splitlines() if line.startswith("penstock.errors.")]
     return found[-1].partition(": ")[2]
 
 
 def said_in_a_process(program):
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = python("-c", program)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy.optimize import linear_sum_assignment
 from tests.examples.programs import ENVIRONMENT, imported, run
+from tests.support.processes import python
 
 from penstock.vision.annotations.imglab import read_imglab
 from penstock.vision.annotations.voc import read_voc_folder
@@ -121,13 +120,7 @@ def test_a_wrong_folder_is_told_in_a_line(tmp_path, is_there):
     folder = tmp_path / "wrong"
     if is_there:
         folder.mkdir()
-    done = subprocess.run(
-        [sys.executable, FOLDER / "train.py", folder],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        env=ENVIRONMENT,
-    )
+    done = python(FOLDER / "train.py", folder, env=ENVIRONMENT)
     assert done.returncode == 1
     assert re.fullmatch(r"StoreError: .*wrong.*\n", done.stderr)
 

@@ -91,9 +91,6 @@ def steps_of(out):
     return [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
 
 
-# What the loader gives
-
-
 # Losses
 
 

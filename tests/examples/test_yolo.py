@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import cv2
 import numpy as np
 import pytest
 from tests.examples.programs import ENVIRONMENT, imported, run
+from tests.support.processes import python
 from tests.vision.rectangles import is_colour, scene
 
 from penstock.torch import DataLoader
@@ -210,13 +210,7 @@ def test_a_wrong_folder_is_told_in_a_line(tmp_path, is_there):
     folder = tmp_path / "wrong"
     if is_there:
         folder.mkdir()
-    done = subprocess.run(
-        [sys.executable, FOLDER / "train.py", folder],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        env=ENVIRONMENT,
-    )
+    done = python(FOLDER / "train.py", folder, env=ENVIRONMENT)
     assert done.returncode == 1
     assert re.fullmatch(r"StoreError: .*wrong.*\n", done.stderr)
 

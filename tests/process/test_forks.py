@@ -14,7 +14,7 @@ from multiprocessing import popen_fork
 import numpy as np
 import pytest
 from tests.process.faulty_datasets import Ends, Forking, Rows
-from tests.support.processes import completed
+from tests.support.processes import completed, holds_in_child
 
 from penstock import Loader
 from penstock.errors import ConfigError, WorkerDied
@@ -29,18 +29,6 @@ def firsts(batches):
 
 
 ALL = [[4.0 * k, 4 * k + 1, 4 * k + 2, 4 * k + 3] for k in range(16)]
-
-
-def status_of_child(work):
-    """Fork, and return the exit status of the child, in which `work` says whether all is well."""
-    pid = os.fork()
-    if pid == 0:
-        ok = False
-        try:
-            ok = work()
-        finally:
-            os._exit(0 if ok else 1)
-    return os.waitpid(pid, 0)[1]
 
 
 # A dataset that forks
@@ -109,7 +97,7 @@ def test_a_loader_with_persistent_workers_has_its_own_in_a_forked_child(make, ba
         iter(loader).close()
         return ok
 
-    assert status_of_child(work) == 0
+    assert holds_in_child(work)
     assert firsts(loader) == ALL
     assert iter(loader).backend is backend
 
@@ -128,14 +116,14 @@ def test_an_iterator_cannot_go_on_in_a_forked_child_and_says_so(make, backend):
                 next(batches)
         return firsts(loader) == ALL
 
-    assert status_of_child(work) == 0
+    assert holds_in_child(work)
     assert firsts(batches) == ALL[1:]
 
 
 def test_an_iterator_without_workers_goes_on_in_both():
     batches = iter(Loader(Rows(), batch_size=4))
     next(batches)
-    assert status_of_child(lambda: firsts(batches) == ALL[1:]) == 0
+    assert holds_in_child(lambda: firsts(batches) == ALL[1:])
     assert firsts(batches) == ALL[1:]
 
 

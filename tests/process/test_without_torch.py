@@ -3,13 +3,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from tests.process.plain_datasets import Huge, ImportsLate, Mixed, Plain, Unstackable
 from tests.support.comparing import assert_same
+from tests.support.processes import python
 
 from penstock.torch import DataLoader
 
@@ -98,8 +96,5 @@ def test_torch_imported_by_a_sample_draws_what_it_would_have_drawn(tmp_path):
     ):
         script = tmp_path / f"late_{number}.py"
         script.write_text(LATE.format(early=early, workers=workers, context=context))
-        done = subprocess.run(
-            [sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=True
-        )
-        outputs.append(done.stdout)
+        outputs.append(python(script).stdout)
     assert outputs[0] == outputs[1] == outputs[2] != ""

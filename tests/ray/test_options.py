@@ -4,10 +4,9 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
-import sys
 
 import pytest
+from tests.support.processes import python
 
 from penstock import Loader
 from penstock.engine.backends.ray.cluster import RayOptions, checked_options
@@ -133,7 +132,7 @@ def test_without_ray_a_loader_without_workers_works_and_the_error_of_others_name
         f"try: {make.__name__}([0.0, 1.0], backend='ray', num_workers=1)\n"
         "except MissingExtraError as error: print(error)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = python("-c", code)
     batches, _, said = done.stdout.partition("\n")
     assert (batches, done.returncode) == ("[[0.0], [1.0]]", 0), done.stderr
     assert said.startswith('backend="ray" needs Ray')
@@ -146,7 +145,7 @@ def test_importing_penstock_or_making_other_loaders_does_not_import_ray():
         "list(penstock.Loader([0.0], num_workers=1)); list(penstock.torch.DataLoader([0.0]))\n"
         "print('ray' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = python("-c", code)
     assert done.stdout == "False\n", done.stderr
 
 

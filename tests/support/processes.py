@@ -69,13 +69,13 @@ def end(processes):
             process.wait()
 
 
-def status_of_child(work):
-    """Fork, and return the exit status of the child, in which `work` says whether all is well."""
+def holds_in_child(check):
+    """Return whether `check()` is true in a forked child."""
     pid = os.fork()
     if pid == 0:
-        ok = False
+        is_true = False
         try:
-            ok = work()
+            is_true = check()
         finally:
-            os._exit(0 if ok else 1)
-    return os.waitpid(pid, 0)[1]
+            os._exit(0 if is_true else 1)
+    return os.waitpid(pid, 0)[1] == 0

@@ -15,6 +15,7 @@ import weakref
 
 import numpy as np
 import pytest
+from tests.support.processes import holds_in_child
 
 from penstock import FaultPolicy, Loader, get_worker_info, sample_rng
 from penstock.data import IterableDataset
@@ -606,19 +607,15 @@ def test_a_forked_child_has_no_threads_and_neither_hangs_nor_waits():
     loader = loader_of(float)
     batches = iter(loader)
     next(batches)
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            with pytest.raises(WorkerDied, match="iterate the loader anew here"):
-                list(batches)
-            del batches
-            if [batch.tolist() for batch in loader][5] == [20, 21, 22, 23]:
-                code = 0
-        finally:
-            os._exit(code)
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == 0
+
+    def goes_on_anew():
+        nonlocal batches
+        with pytest.raises(WorkerDied, match="iterate the loader anew here"):
+            list(batches)
+        del batches
+        return [batch.tolist() for batch in loader][5] == [20, 21, 22, 23]
+
+    assert holds_in_child(goes_on_anew)
     assert len(list(batches)) == 5
 
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import json
 import sys
@@ -16,7 +15,6 @@ from tests.support.processes import python
 from penstock.torch import DataLoader
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "device" / "gpu.py"
-PARTS = ["Question", "Method", "Left out", "Machine", "Command", "Result", "What it does not show"]
 
 
 @pytest.fixture(scope="module")
@@ -34,22 +32,6 @@ def gpu():
 
 def run(*arguments):
     return python(FILE, "--device", "cpu", "--smoke", *arguments)
-
-
-def test_the_docstring_has_all_its_parts_in_order():
-    tree = ast.parse(FILE.read_text(encoding="utf-8"))
-    docstring = ast.get_docstring(tree)
-    lines = docstring.splitlines()
-    assert lines[0].endswith("?")
-    assert [line for line in lines if line in PARTS] == PARTS
-    assert "python benchmarks/device/gpu.py" in docstring
-    tops = [
-        alias.name if isinstance(node, ast.Import) else node.module or ""
-        for node in tree.body
-        if isinstance(node, ast.Import | ast.ImportFrom)
-        for alias in node.names
-    ]
-    assert not [name for name in tops if name.split(".")[0] in ("torch", "penstock")]
 
 
 def test_the_programs_run_without_a_gpu_and_their_rows_are_kept(tmp_path):

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 from tests.support.processes import python
+from tests.support.sources import imported_at_top
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 FILES = sorted(path for path in BENCHMARKS.glob("*.py") if path.name[0] != "_")
 # reliability.py asks what happens, not how fast: its cells are no contenders with a figure each.
 MEASURING = [path for path in FILES if path.stem != "reliability"]
+WITH_A_DOCSTRING = [*FILES, BENCHMARKS / "device" / "gpu.py"]
 PARTS = ["Question", "Method", "Left out", "Machine", "Command", "Result", "What it does not show"]
 
 # A benchmark of two contenders, of which one delivers wrong data, or leaves a process behind.
@@ -57,25 +59,19 @@ def toy(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", WITH_A_DOCSTRING, ids=lambda path: path.stem)
 def test_the_docstring_has_all_its_parts_in_order(path: Path) -> None:
     docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
     lines = docstring.splitlines()
     assert lines[0].endswith("?")
     assert [line for line in lines if line in PARTS] == PARTS
-    assert f"python benchmarks/{path.name}" in docstring
+    assert f"python benchmarks/{path.relative_to(BENCHMARKS)}" in docstring
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", WITH_A_DOCSTRING, ids=lambda path: path.stem)
 def test_no_file_imports_torch_or_penstock_at_its_top(path: Path) -> None:
     # A spawned worker imports the main module again: it would pay for both.
-    tops = [
-        alias.name if isinstance(node, ast.Import) else node.module or ""
-        for node in ast.parse(path.read_text(encoding="utf-8")).body
-        if isinstance(node, ast.Import | ast.ImportFrom)
-        for alias in node.names
-    ]
-    assert not [name for name in tops if name.split(".")[0] in ("torch", "penstock")]
+    assert not imported_at_top(path) & {"torch", "penstock"}
 
 
 @pytest.fixture(scope="module")

@@ -5,11 +5,16 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 EXTRAS := torch,vision,cli,lmdb,mongo,arrow,charts,report,tensorboard,prometheus,opentelemetry,ray,dev,docs
 BIN := $(VENV)/bin
-JOBS ?= 2
+JOBS ?= 3
 STAMP := $(VENV)/.installed
 CLIENTS_VENV ?= .venv-clients
 CLIENTS_EXTRAS := torch,vision,cli,lmdb,arrow,charts,tensorboard,ray,dev,clients
 CLIENTS_STAMP := $(CLIENTS_VENV)/.installed
+TESTS_THAT_FORK := $(addprefix tests/,contract engine hostile process threads torch transport)
+OTHER_TESTS := $(filter-out $(TESTS_THAT_FORK) $(addprefix tests/,__pycache__ clients examples release suites support), \
+	$(patsubst %/,%,$(wildcard tests/*/)) $(wildcard tests/test_*.py))
+# Else each process that starts, and many tests start some, compiles what it imports.
+export PYTHONDONTWRITEBYTECODE :=
 # The other files beside them are what the benchmarks share.
 BENCHMARKS := $(shell grep -l '^if __name__ == "__main__"' benchmarks/*.py)
 
@@ -53,10 +58,14 @@ $(CLIENTS_STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	"$(BIN)/python" examples/digits.py
 
-# Two processes: most tests wait for workers of their own. JOBS=0 runs them in one.
+# Three processes, also on two cores: many tests wait for workers of their own. JOBS=0 runs them in
+# one. Those that fork by the hundred run first and by themselves: what the others import, as pandas
+# and SciPy, makes a process twice as large, and each fork of it twice as dear. Tests that share a
+# fixture are neighbours, and stay together until a process has none left (worksteal).
 test: $(STAMP)
-	"$(BIN)/python" -m pytest -q -m "not slow and not ray and not docs" -n $(JOBS) \
-		--ignore tests/clients --ignore tests/examples --ignore tests/release
+	@status=0; for tests in "$(TESTS_THAT_FORK)" "$(OTHER_TESTS)"; do \
+		"$(BIN)/python" -m pytest -q -m "not slow and not ray and not docs" -n $(JOBS) --dist worksteal $$tests || status=1; \
+	done; exit $$status
 
 # Two clusters side by side: most of the time a test waits for actors to start.
 ray: $(STAMP)

@@ -374,8 +374,8 @@ How it is measured:
 - "x torch ..." is a ratio of medians, of the first column. Figures of another machine or another
   size are never divided or ranked.
 
-Not measured: more than two cores, training beside the loader, photos of many megapixels, a cold disk
-or a network (all files lie in the page cache), uint8 images that a GPU normalises, epochs of hours.
+Not measured: more than two cores, training beside the loader, photos of many megapixels, a cold
+disk, a network (all files lie in the page cache), uint8 images that a GPU normalises, long epochs.
 Delivery to the device has not yet run on a GPU: `make gpu` runs its tests and its benchmark on one.
 
 `backend="process"` is Penstock's default and takes any dataset. Threads are for work that releases

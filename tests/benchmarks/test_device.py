@@ -3,20 +3,18 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from tests.support.processes import python
 
 from penstock.torch import DataLoader
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "device" / "gpu.py"
-PARTS = ["Question", "Method", "Left out", "Machine", "Command", "Result", "What it does not show"]
 
 
 @pytest.fixture(scope="module")
@@ -33,86 +31,51 @@ def gpu():
 
 
 def run(*arguments):
-    return subprocess.run(
-        [sys.executable, str(FILE), "--device", "cpu", "--smoke", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=110,
-    )
+    return python(FILE, "--device", "cpu", "--smoke", *arguments)
 
 
-def test_the_docstring_has_all_its_parts_in_order():
-    tree = ast.parse(FILE.read_text(encoding="utf-8"))
-    docstring = ast.get_docstring(tree)
-    lines = docstring.splitlines()
-    assert lines[0].endswith("?")
-    assert [line for line in lines if line in PARTS] == PARTS
-    assert "python benchmarks/device/gpu.py" in docstring
-    tops = [
-        alias.name if isinstance(node, ast.Import) else node.module or ""
-        for node in tree.body
-        if isinstance(node, ast.Import | ast.ImportFrom)
-        for alias in node.names
+def test_the_programs_run_without_a_gpu_and_their_rows_are_kept(tmp_path):
+    """One of each sort: all of them together take a minute. `make bench-smoke` runs the rest."""
+    names = [
+        *("poison: device", "delivery: penstock, device, uint8", "images: uint8", "normalise"),
+        "training, 5 ms: penstock, device",
     ]
-    assert not [name for name in tops if name.split(".")[0] in ("torch", "penstock")]
-
-
-# One of each sort: all of them together take a minute. `make bench-smoke` runs the rest.
-@pytest.mark.parametrize(
-    "patterns",
-    [
-        ["poison: control", "poison: device"],
-        ["delivery: penstock, device, uint8", "images: uint8", "page-lock"],
-        ["training, 5 ms: penstock, device", "training, 5 ms: torch, prefetcher"],
-        ["normalise"],
-    ],
-    ids=lambda patterns: patterns[0],
-)
-def test_the_programs_run_without_a_gpu_and_their_rows_are_kept(patterns, tmp_path):
-    done = run("--only", *patterns, "--out", tmp_path / "new")
+    done = run("--only", *names, "page-lock", "--out", tmp_path / "new")
     assert done.returncode == 0, done.stderr
     kept = json.loads((tmp_path / "new" / "gpu.json").read_text())
     assert kept["failures"] == {}
-    assert kept["left_out"] == [name for name in patterns if name == "page-lock"]
-    titles = {name.split(":")[0] for name in kept["rows"]}
-    assert titles == {name.split(":")[0] for name in patterns if name != "page-lock"}
-    for figures in kept["rows"].values():
+    assert kept["left_out"] == ["page-lock"]
+    assert {name.split(":")[0] for name in kept["rows"]} == {name.split(":")[0] for name in names}
+    for name, figures in kept["rows"].items():
         assert "note" not in figures
-    for name in kept["rows"]:
         assert name.partition(": ")[2] in done.stdout
     caveat = "(smoke sizes, on the CPU: the figures mean nothing"
-    first, *_, last = [line for line in done.stdout.splitlines() if line]
-    if "page-lock" in patterns:
-        assert last == "  not run: page-lock"
-        last = done.stdout.splitlines()[-2]
+    first, *_, last, not_run = [line for line in done.stdout.splitlines() if line]
     assert first.startswith(caveat)
     assert last.startswith(caveat)
+    assert not_run == "  not run: page-lock"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_one_line_says_so():
-    done = subprocess.run([sys.executable, str(FILE)], capture_output=True, text=True, timeout=110)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr == "gpu.py: no CUDA device: --device cpu --smoke shows that it runs\n"
+def test_without_a_gpu_one_line_says_so(gpu, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        gpu.main([])
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == "gpu.py: no CUDA device: --device cpu --smoke shows that it runs\n"
 
 
-def test_a_program_that_is_not_there_is_refused_with_the_names_of_those_that_are(gpu):
-    done = run("--only", "poison*", "nonexist")
-    assert done.returncode == 2
-    assert "--only 'nonexist' names none of the programs" in done.stderr
-    assert [name for name in gpu.PROGRAMS if f"  {name}\n" not in done.stderr] == []
+def test_a_program_that_is_not_there_is_refused_with_the_names_of_those_that_are(gpu, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        gpu.main(["--device", "cpu", "--smoke", "--only", "poison*", "nonexist"])
+    said = capsys.readouterr().err
+    assert "--only 'nonexist' names none of the programs" in said
+    assert [name for name in gpu.PROGRAMS if f"  {name}\n" not in said] == []
 
 
-def test_the_help_says_what_it_is_for_and_what_the_arguments_take(gpu):
-    text = " ".join(run("--help").stdout.split())
-    assert gpu.__doc__.splitlines()[0] in text
-    assert "say nothing of a GPU" in text
-    assert "globs, such as 'poison*'" in text
-
-
-def test_every_program_is_listed_and_every_target_is_of_one(gpu):
-    names = run("--list").stdout.splitlines()
+def test_every_program_is_listed_and_every_target_is_of_one(gpu, capsys):
+    assert gpu.main(["--list"]) == 0
+    names = capsys.readouterr().out.splitlines()
     assert names == list(gpu.PROGRAMS)
     assert len(names) >= 18
     for target in gpu.TARGETS:
@@ -129,13 +92,8 @@ def test_a_program_that_fails_does_not_keep_the_others_from_their_turn(tmp_path)
     path.write_text(broken, encoding="utf-8")
     for name in ("_meter.py", "_runner.py"):
         (tmp_path / name).symlink_to(FILE.parents[1] / name)
-    command = [sys.executable, str(path), "--device", "cpu", "--smoke", "--out", str(tmp_path)]
-    done = subprocess.run(
-        [*command, "--only", "poison: device", "poison: control"],
-        capture_output=True,
-        text=True,
-        timeout=110,
-    )
+    programs = ("poison: device", "poison: control")
+    done = python(path, "--device", "cpu", "--smoke", "--out", tmp_path, "--only", *programs)
     assert done.returncode == 1
     kept = json.loads((tmp_path / "gpu.json").read_text())
     assert list(kept["failures"]) == ["poison: device"]
@@ -155,21 +113,3 @@ def test_a_single_wrong_byte_is_counted(gpu):
     setting = gpu.Setting("cpu", smoke=True)
     loader = DataLoader(WrongAt({"tiny": 10, "small": 5000}, 12), batch_size=1)
     assert gpu.count_bad(setting, "pin and to", loader, lambda: None) == (12, 2)
-
-
-def test_a_target_says_whether_it_is_met(gpu):
-    row = gpu.Row("training, 5 ms: penstock, device", {"idle %": 2.5})
-    target = next(target for target in gpu.TARGETS if target.figure == "idle %")
-    assert "MISSED" in target.line(row)
-    row.figures["idle %"] = 1.5
-    assert target.line(row).endswith("(target <= 2: met)")
-
-
-def test_no_time_is_left_means_no_program_is_begun(tmp_path):
-    done = run("--budget-s", "-1", "--only", "poison*")
-    assert done.returncode == 0
-    assert "not run: poison: control" in done.stdout
-
-
-def test_the_profiler_names_devices_as_the_file_expects():
-    assert torch.autograd.DeviceType.CUDA.name == "CUDA"

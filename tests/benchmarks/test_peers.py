@@ -3,12 +3,8 @@
 
 from __future__ import annotations
 
-import ast
-import contextlib
 import importlib
 import importlib.util
-import mmap
-import os
 import re
 import subprocess
 import sys
@@ -18,6 +14,8 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from tests.support.processes import python
+from tests.support.sources import imported_at_top
 
 PEERS = Path(__file__).parents[2] / "benchmarks" / "peers"
 FILES = sorted(path for path in (PEERS / "contenders").glob("*.py") if path.stem != "__init__")
@@ -33,11 +31,6 @@ CONTENDERS = contender.contenders()
 INSTALLATIONS = sorted((PEERS / "requirements").glob("*.txt"))
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(PEERS / arguments[0]), *arguments[1:]]
-    return subprocess.run(command, capture_output=True, text=True, timeout=110)
-
-
 # ---------------------------------------------------------------- the list
 
 
@@ -51,11 +44,6 @@ def test_a_contender_does_each_work_or_says_why_not(one) -> None:
     assert set(one.absent) <= known
     assert one.settings.strip()
     assert (one.pack is None) == (one.packed is None)
-
-
-@pytest.mark.parametrize("one", CONTENDERS.values(), ids=lambda one: one.name)
-def test_a_contender_has_an_environment(one) -> None:
-    assert one.environment in environments.names()
 
 
 @pytest.mark.parametrize("path", INSTALLATIONS, ids=lambda path: path.stem)
@@ -76,24 +64,13 @@ def test_packages_are_pinned(path: Path) -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_a_contender_file_imports_no_peer_at_its_top(path: Path) -> None:
     # All contenders are listed from environments that have one of these libraries, or none.
-    tops = [
-        name
-        for node in ast.parse(path.read_text("utf-8")).body
-        if isinstance(node, ast.Import | ast.ImportFrom)
-        for name in (
-            [alias.name for alias in node.names]
-            if isinstance(node, ast.Import)
-            else [node.module or ""]
-        )
-    ]
     allowed = {*sys.stdlib_module_names, "numpy", "contender", "contenders", "works"}
-    assert not [name for name in tops if name.split(".")[0] not in allowed]
+    assert imported_at_top(path) <= allowed
 
 
 def test_penstock_and_torch_are_among_them() -> None:
-    names = run("compare.py", "--list").stdout.splitlines()
-    assert names == list(CONTENDERS)
-    assert {"penstock (processes)", "penstock (threads)", "torch (simplejpeg, OpenCV)"} <= {*names}
+    names = {"penstock (processes)", "penstock (threads)", "torch (simplejpeg, OpenCV)"}
+    assert names <= {*CONTENDERS}
 
 
 # ---------------------------------------------------------------- checks that can fail
@@ -199,22 +176,6 @@ def test_wrong_rows_are_found() -> None:
         works.RowConsumer(100, 100).first(iter([torn]))
 
 
-def test_large_batches_are_counted_by_their_stamps() -> None:
-    consumer = works.BigBatchConsumer(2)
-    assert consumer.first(works.big_batch(k) for k in (1, 0)) == 2
-    with pytest.raises(works.WrongDataError, match=r"stamps are \[1, 1\]"):
-        consumer.take(works.big_batch(1) for _ in range(2))
-    with pytest.raises(works.WrongDataError, match="other numbers"):
-        consumer.first(np.zeros(works.BATCH_SHAPE, np.float32) for _ in range(2))
-
-
-def test_a_large_batch_that_is_still_held_is_not_written_to() -> None:
-    held = works.big_batch(0)[0]
-    for number in (1, 2, 3):
-        works.big_batch(number)
-    assert held[0, 0, 0] == 0
-
-
 def test_paths_that_come_twice_or_in_order_are_found() -> None:
     numbers = np.random.default_rng(0).permutation(1000)
     works.check_numbers(numbers[:500], 1000)
@@ -262,54 +223,16 @@ def test_what_a_process_did_is_told(photos: Path, monkeypatch, labels, end, expe
     assert outcome.items() >= expected.items()
 
 
-def test_a_corrupt_photo_is_expected_by_nobody(tmp_path: Path) -> None:
-    works.prepare(tmp_path, smoke=True)
-    photos = works.labelled_files(tmp_path / "photos")
-    corrupt = works.labelled_files(tmp_path / "corrupt")
-    assert works.PhotoConsumer(tmp_path / "corrupt", 8).num_photos == len(photos) == 70
-    assert [label for _, label in corrupt] == [*range(70), 70]
-    assert all(Path(path).parent.name == f"{label:04}" for path, label in corrupt[:70])
-
-
-def test_photos_of_an_older_layout_are_made_anew_with_what_was_packed(tmp_path: Path) -> None:
-    (tmp_path / "photos" / "hat").mkdir(parents=True)
-    (tmp_path / "packed" / "one").mkdir(parents=True)
-    works.prepare(tmp_path, smoke=True)
-    assert len(works.class_names(tmp_path / "photos")) == 70
-    assert not (tmp_path / "packed").exists()
-    made = (tmp_path / "photos").stat().st_mtime_ns
-    works.prepare(tmp_path, smoke=True)
-    assert (tmp_path / "photos").stat().st_mtime_ns == made
-
-
-def test_the_worker_that_is_killed_is_the_one_that_works() -> None:
-    code = "import time\nwhile time.process_time() < {}: pass\nprint(flush=True); input()"
-    children = [
-        subprocess.Popen(
-            [sys.executable, "-c", code.format(cpu_s)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        for cpu_s in (0, 1)
-    ]
-    try:
-        for child in children:
-            child.stdout.readline()
-        assert measure.busiest([child.pid for child in children]) == children[1].pid
-    finally:
-        for child in children:
-            child.communicate(b"\n")
-
-
 # ---------------------------------------------------------------- runs
 
 
 def test_a_small_comparison_runs_in_this_environment(tmp_path: Path) -> None:
-    arguments = ("--here", "--smoke", "--data", str(tmp_path), "--works", "tiny", "transport")
-    done = run("compare.py", *arguments, "--only", "penstock*", "torch (simple*")
+    arguments = ("--here", "--smoke", "--data", tmp_path, "--works", "tiny")
+    names = ("penstock (processes)", "torch (simplejpeg, OpenCV)")
+    done = python(PEERS / "compare.py", *arguments, "--only", *names)
     assert done.returncode == 0, done.stderr
-    for name in ("penstock (processes)", "torch (simplejpeg, OpenCV)"):
-        assert len([line for line in done.stdout.splitlines() if line.startswith(name)]) == 2
+    for name in names:
+        assert len([line for line in done.stdout.splitlines() if line.startswith(name)]) == 1
     assert "not saved" in done.stderr
 
 
@@ -323,72 +246,12 @@ def test_a_contender_that_fails_is_named_with_its_error_and_the_others_go_on(
     )
     arguments = ("--here", "--smoke", "--data", str(tmp_path), "--works", "tiny")
     pattern = broken.name.replace("[", "?")
-    done = run("compare.py", *arguments, "--only", pattern, "torch (batch*")
+    done = python(PEERS / "compare.py", *arguments, "--only", pattern, "torch (batch*")
     assert done.returncode == 1
     assert f"{broken.name} " in done.stdout
     assert "FAILED" in done.stdout
     assert "ModuleNotFoundError: No module named" in done.stdout
     assert "torch (batch sampler)" in done.stdout
-
-
-def started(tmp_path: Path, code: str, monkeypatch):
-    """Run `code` in the place of contender.py; return what run_once returned, and the remarks."""
-    (tmp_path / "contender.py").write_text(code, "utf-8")
-    monkeypatch.setattr(compare, "HERE", tmp_path)
-    monkeypatch.setattr(compare, "_GRACE_S", 1.0)
-    options = SimpleNamespace(here=True, smoke=True, prepare=False, data=tmp_path)
-    remarks: list[str] = []
-    return compare.run_once(fake("one"), "tiny", (), options, remarks), remarks
-
-
-@pytest.mark.parametrize(
-    ("end", "remark"),
-    [
-        ("", None),
-        ("os._exit(3)", "tiny: exit status 3 after its figures"),
-        ("os.kill(os.getpid(), 11)", "tiny: exit status -11 after its figures"),
-        ("threading.Event().wait()", "tiny: did not end within 1 s after its figures"),
-    ],
-)
-def test_a_bad_end_after_the_figures_is_remarked(tmp_path, monkeypatch, end, remark) -> None:
-    code = f"import os, threading\nprint('READING {{}}', flush=True)\n{end}"
-    (figures, _), remarks = started(tmp_path, code, monkeypatch)
-    assert figures == {}
-    assert remarks == ([remark] if remark else [])
-
-
-@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="there is no /dev/shm")
-def test_what_a_run_left_in_shared_memory_is_removed_and_what_is_in_use_is_not() -> None:
-    left, mapped, old = (
-        Path(f"/dev/shm/penstock-test-{os.getpid()}-{name}") for name in ("left", "mapped", "old")
-    )
-    try:
-        old.write_bytes(bytes(10))
-        left.write_bytes(bytes(5000))
-        mapped.write_bytes(bytes(5000))
-        before = compare._shared_files() - {left, mapped}  # of tests beside this one, nothing goes
-        with open(mapped, "r+b") as file:
-            memory = mmap.mmap(file.fileno(), 0)
-        with memory:
-            assert compare._remove_shared_files(before) == 5000
-            assert [path.exists() for path in (left, mapped, old)] == [False, True, True]
-    finally:
-        for path in (left, mapped, old):
-            path.unlink(missing_ok=True)
-
-
-def test_nothing_is_measured_beside_something_else(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(compare, "_LOCK", tmp_path / "lock")
-
-    def alone(*are_measured: bool) -> None:
-        with contextlib.ExitStack() as stack:
-            for is_measured in are_measured:
-                stack.enter_context(compare.alone(is_measured=is_measured))
-
-    alone(False, False)
-    for pair in ((False, True), (True, False), (True, True)):
-        with pytest.raises(BlockingIOError):
-            alone(*pair)
 
 
 def test_a_contender_that_fails_has_no_further_rounds(monkeypatch) -> None:
@@ -408,25 +271,6 @@ def test_a_contender_that_fails_has_no_further_rounds(monkeypatch) -> None:
     ran.clear()
     compare.compete("resume", [fake("good"), fake("bad")], options)
     assert ran == [("good", "resume-save"), ("good", "resume-restore"), ("bad", "resume-save")]
-
-
-def test_what_is_packed_has_another_name_when_its_contender_changes(tmp_path, monkeypatch) -> None:
-    one = CONTENDERS["torch (simplejpeg, OpenCV)"]
-    paths = contender.sources(one)
-    assert {"torch.txt", "torch_loader.py", "photo_ops.py"} <= {path.name for path in paths}
-    copy = tmp_path / "copy"
-    monkeypatch.setattr(measure, "sources", lambda _: [copy])
-    copy.write_text("a", "utf-8")
-    before = measure._key_of(one)
-    copy.write_text("b", "utf-8")
-    assert measure._key_of(one) != before
-
-
-def test_what_pip_said_is_kept_without_where_it_looked() -> None:
-    output = (
-        "WARNING: Location 'x'\nERROR: No matching distribution found for y==1\nnote: an error\n"
-    )
-    assert environments.reasons(output) == ["ERROR: No matching distribution found for y==1"]
 
 
 # ---------------------------------------------------------------- the page
@@ -459,15 +303,6 @@ def fake(name: str):
 def rendered(results, names, *, not_installed=None, remarks=None) -> str:
     known = {name: fake(name) for name in names}
     return page.render(results, known, not_installed or {}, remarks or {})
-
-
-def test_results_of_a_contender_that_there_is_no_longer_are_nowhere_on_the_page() -> None:
-    figures = {"fast": 9e3, "penstock (gone)": 5e3, "penstock (threads)": 2e3}
-    results = {"photos": {name: entry("photos", value) for name, value in figures.items()}}
-    assert "| 5,000, penstock (gone) | fast 9,000 |" in rendered(results, list(figures))
-    text = rendered(results, ["fast", "penstock (threads)"])
-    assert "| 2,000, penstock (threads) | fast 9,000 |" in text
-    assert "gone" not in text
 
 
 def test_the_page_names_who_is_ahead_of_penstock_and_in_what() -> None:
@@ -521,41 +356,6 @@ def test_rows_are_compared_with_the_faster_of_torchs_two_ways() -> None:
     text = rendered(results, names)
     assert "| x torch (batch sampler) |" in text
     assert "| **penstock (processes)** | 1.00 (n=1) | 0.33 |" in text
-
-
-def test_sizes_in_the_text_are_those_of_the_results() -> None:
-    one = {**entry("tiny", 1e6), "size": {"num_samples": 1234567}}
-    assert "1,234,567 rows of 32 float32" in rendered({"tiny": {"a": one}}, ["a"])
-
-
-def test_the_page_says_what_is_not_run_twice_and_what_did_not_end_well() -> None:
-    one = fake("one")
-    like = contender.Contender(
-        *("like", "abacus", (), "as it comes"),
-        photos=print,
-        absent=one.absent,
-        antialias=True,
-        same_loader_as="one",
-    )
-    assert like.has_part_in("photos")
-    assert not like.has_part_in("first")
-    results = {"photos": {"like": {**entry("photos", 9.0), "remarks": ["photos: left"] * 2}}}
-    text = page.render(results, {"one": one, "like": like}, {}, {})
-    assert text.count("- like: the loader is that of one: see there") == 3
-    assert "- like, photos: left (2 times)" in text
-    assert re.search(r"^\| like \| 9.00 \(n=1\) \|.* yes \|$", text, re.MULTILINE)
-
-
-def test_the_page_tells_the_loaders_part_from_the_decoders() -> None:
-    names = (
-        *("penstock (processes)", "torch (Penstock's ImagePipeline)"),
-        "torch (simplejpeg, OpenCV)",
-    )
-    assert {*names} <= {*CONTENDERS}
-    results = {"photos": {name: entry("photos", 100.0) for name in names}}
-    assert "**Loader or decoder?** penstock (processes) 100 images/s" in rendered(results, names)
-    del results["photos"][names[1]]
-    assert "Loader or decoder" not in rendered(results, names)
 
 
 def test_ranges_that_overlap_are_said_to() -> None:
@@ -632,5 +432,5 @@ def test_a_chart_has_a_bar_for_each_and_the_overview_one_for_each_loader() -> No
 
 
 def test_the_page_is_up_to_date() -> None:
-    done = run("page.py", "--check")
+    done = python(PEERS / "page.py", "--check")
     assert done.returncode == 0, done.stderr

@@ -6,16 +6,17 @@ from __future__ import annotations
 import ast
 import contextlib
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.support.processes import python
+from tests.support.sources import imported_at_top
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 FILES = sorted(path for path in BENCHMARKS.glob("*.py") if path.name[0] != "_")
 # reliability.py asks what happens, not how fast: its cells are no contenders with a figure each.
 MEASURING = [path for path in FILES if path.stem != "reliability"]
+WITH_A_DOCSTRING = [*FILES, BENCHMARKS / "device" / "gpu.py"]
 PARTS = ["Question", "Method", "Left out", "Machine", "Command", "Result", "What it does not show"]
 
 # A benchmark of two contenders, of which one delivers wrong data, or leaves a process behind.
@@ -50,13 +51,6 @@ if __name__ == "__main__":
 """
 
 
-def run(path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a benchmark file to its end."""
-    return subprocess.run(
-        [sys.executable, str(path), *arguments], capture_output=True, text=True, timeout=60
-    )
-
-
 @pytest.fixture
 def toy(tmp_path: Path) -> Path:
     """A benchmark that needs no loader."""
@@ -65,56 +59,53 @@ def toy(tmp_path: Path) -> Path:
     return path
 
 
-def test_every_question_of_the_design_has_its_file() -> None:
-    expected = {"first_batch", "memory", "overhead", "permutation", "tiny_samples", "transport"}
-    assert expected <= {path.stem for path in FILES}
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", WITH_A_DOCSTRING, ids=lambda path: path.stem)
 def test_the_docstring_has_all_its_parts_in_order(path: Path) -> None:
     docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
     lines = docstring.splitlines()
     assert lines[0].endswith("?")
     assert [line for line in lines if line in PARTS] == PARTS
-    assert f"python benchmarks/{path.name}" in docstring
+    assert f"python benchmarks/{path.relative_to(BENCHMARKS)}" in docstring
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", WITH_A_DOCSTRING, ids=lambda path: path.stem)
 def test_no_file_imports_torch_or_penstock_at_its_top(path: Path) -> None:
     # A spawned worker imports the main module again: it would pay for both.
-    tops = [
-        alias.name if isinstance(node, ast.Import) else node.module or ""
-        for node in ast.parse(path.read_text(encoding="utf-8")).body
-        if isinstance(node, ast.Import | ast.ImportFrom)
-        for alias in node.names
-    ]
-    assert not [name for name in tops if name.split(".")[0] in ("torch", "penstock")]
+    assert not imported_at_top(path) & {"torch", "penstock"}
 
 
-@pytest.mark.parametrize("path", MEASURING, ids=lambda path: path.stem)
-def test_every_file_lists_a_peer_and_penstock(path: Path) -> None:
-    done = run(path, "--smoke", "--list")
-    assert done.returncode == 0, done.stderr
-    names = done.stdout.splitlines()
-    assert any(name.startswith("torch") for name in names)
-    assert any(name.startswith("penstock") for name in names)
-
-
-@pytest.mark.parametrize("path", MEASURING, ids=lambda path: path.stem)
-def test_every_target_names_contenders_of_its_file(path: Path) -> None:
-    names = run(path, "--list").stdout.splitlines()
+@pytest.fixture(scope="module")
+def listed() -> dict[str, list[list[str | None]]]:
+    """File -> its contenders, and [contender, peer] of each of its targets."""
     code = (
-        f"import sys; sys.path.insert(0, {str(BENCHMARKS)!r}); import json, {path.stem} as b;"
-        "print(json.dumps([[t.contender, t.peer] for t in b.BENCHMARK.targets]))"
+        "import importlib, json, sys\n"
+        f"sys.path.insert(0, {str(BENCHMARKS)!r})\n"
+        f"names = {[path.stem for path in MEASURING]}\n"
+        "found = {n: importlib.import_module(n).BENCHMARK for n in names}\n"
+        "print(json.dumps({n: [list(b.contenders), *([t.contender, t.peer] for t in b.targets)]"
+        " for n, b in found.items()}))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    for contender, peer in json.loads(done.stdout):
+    done = python("-c", code)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("name", [path.stem for path in MEASURING])
+def test_every_file_lists_a_peer_and_penstock_and_its_targets_are_of_them(name, listed) -> None:
+    names, *targets = listed[name]
+    assert any(contender.startswith("torch") for contender in names)
+    assert any(contender.startswith("penstock") for contender in names)
+    for contender, peer in targets:
         assert contender in names
         assert peer is None or peer in names
 
 
+def test_list_prints_the_contenders(toy: Path) -> None:
+    assert python(toy, "--list").stdout.splitlines() == ["slow", "fast", "wrong", "leaves"]
+
+
 def test_a_table_shows_ratio_target_and_whether_it_is_met(toy: Path) -> None:
-    done = run(toy, "--only", "slow", "fast")
+    done = python(toy, "--only", "slow", "fast")
     assert done.returncode == 0, done.stderr
     assert "fast / slow: 3.00 x (target >= 2.5: met)" in done.stdout
     assert "fast / slow: 3.00 x (target >= 3.5: MISSED)" in done.stdout
@@ -122,26 +113,22 @@ def test_a_table_shows_ratio_target_and_whether_it_is_met(toy: Path) -> None:
 
 def test_rounds_take_their_turns(toy: Path) -> None:
     turns = [
-        line for line in run(toy, "--only", "slow", "fast").stderr.splitlines() if "round" in line
+        line
+        for line in python(toy, "--only", "slow", "fast").stderr.splitlines()
+        if "round" in line
     ]
     assert turns == ["round 1: slow", "round 1: fast", "round 2: slow", "round 2: fast"]
 
 
-def test_peak_memory_of_a_contender_is_not_zero(toy: Path) -> None:
-    done = run(toy, "--only", "slow")
-    row = next(line for line in done.stdout.splitlines() if line.startswith("slow"))
-    assert row.split()[-1] != "-"
-
-
 def test_smoke_shows_no_ratio_of_sizes_that_mean_nothing(toy: Path) -> None:
-    done = run(toy, "--smoke", "--save", "--only", "slow", "fast")
+    done = python(toy, "--smoke", "--save", "--only", "slow", "fast")
     assert done.returncode == 0, done.stderr
     assert "target" not in done.stdout
     assert "not saved" in done.stderr
 
 
 def test_wrong_data_fails_the_run(toy: Path) -> None:
-    done = run(toy, "--smoke", "--only", "slow", "wrong")
+    done = python(toy, "--smoke", "--only", "slow", "wrong")
     assert done.returncode == 1
     assert "seven is not eight" in done.stderr
     assert "contender 'wrong' ended with exit code 1" in done.stderr
@@ -150,7 +137,7 @@ def test_wrong_data_fails_the_run(toy: Path) -> None:
 def test_a_process_that_a_contender_left_behind_is_ended_before_the_next(toy: Path) -> None:
     import psutil
 
-    done = run(toy, "--smoke", "--only", "leaves")
+    done = python(toy, "--smoke", "--only", "leaves")
     assert done.returncode == 0, done.stderr
     with contextlib.suppress(psutil.NoSuchProcess):
         left = psutil.Process(int(toy.with_suffix(".pid").read_text(encoding="utf-8")))

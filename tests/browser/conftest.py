@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
-from tests.conftest import GRACE_S, Holdings
+from tests.conftest import GRACE_S
+from tests.support.holdings import Holdings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -26,7 +26,8 @@ from tests.clients.accelerate_run import (
     taken_over,
 )
 from tests.device.fake import FakeAccelerator
-from tests.distributed.launching import TORCHRUN, ended, environment, started
+from tests.distributed.launching import TORCHRUN, environment, started
+from tests.support.processes import ended
 from torch.utils.data import BatchSampler
 
 from penstock import sampling

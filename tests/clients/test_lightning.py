@@ -17,7 +17,8 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import data as trainer_data
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tests.distributed.launching import TORCHRUN, completed, environment
+from tests.distributed.launching import TORCHRUN, environment
+from tests.support.processes import completed
 from tests.torch.comparing import assert_same
 from torch.utils.data import Dataset, SequentialSampler
 

@@ -18,7 +18,8 @@ import pytest
 import torch
 import torch.utils.data
 from tests.clients.torchvision_operators import declare_missing
-from tests.distributed.launching import TORCHRUN, completed, environment
+from tests.distributed.launching import TORCHRUN, environment
+from tests.support.processes import completed
 
 import penstock.torch
 from penstock.collate import Collator

@@ -6,9 +6,9 @@ from __future__ import annotations
 import re
 
 import pytest
-from tests.distributed.launching import ROOT, completed
 from tests.distributed.launching import environment as of_ranks
 from tests.program.running import PYTHON, RUN, environment, ran, split, written
+from tests.support.processes import ROOT, completed
 
 IN_PROGRAMS = ("accelerate", "lightning")
 

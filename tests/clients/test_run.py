@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.distributed.launching import ROOT, TORCHRUN, completed, environment
+from tests.distributed.launching import TORCHRUN, environment
+from tests.support.processes import ROOT, completed
 
 IN_PROGRAMS = ("accelerate", "lightning", "transformers")
 PROGRAMS = Path(__file__).with_name("unedited")

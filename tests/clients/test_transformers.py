@@ -22,7 +22,8 @@ from tests.clients.trainer_run import (
     trainer,
     weights,
 )
-from tests.distributed.launching import TORCHRUN, ended, environment, started
+from tests.distributed.launching import TORCHRUN, environment, started
+from tests.support.processes import ended
 
 from penstock.errors import ConfigError, StateError
 from penstock.integrations.accelerate import PreparedLoader

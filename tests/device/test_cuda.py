@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.conftest import Holdings
+from tests.support.holdings import Holdings
 
 from penstock.torch import DataLoader, DevicePrefetcher, NormalizeImages
 from penstock.torch.device.accelerator import open_accelerator
@@ -184,26 +184,6 @@ def test_what_this_process_wrote_into_its_own_buffers_stays_there(workers):
     for batch in loader_of(dataset, workers, batch_size=1, pin_memory=True):
         assert batch[-1].data_ptr() in dataset.addresses
         assert batch[-1].is_pinned()
-
-
-class Boxed:
-    """A type that says itself how it is pinned."""
-
-    def __init__(self, samples):
-        self.rows = torch.stack([torch.as_tensor(sample["large"]) for sample in samples])
-        self.was_pinned = False
-
-    def pin_memory(self):
-        self.rows = self.rows.pin_memory()
-        self.was_pinned = True
-        return self
-
-
-@pytest.mark.parametrize("workers", WORKERS)
-def test_a_type_with_a_way_of_its_own_is_pinned_by_it(workers):
-    for box in loader_of(Tree(8), workers, batch_size=4, collate_fn=Boxed, pin_memory=True):
-        assert box.was_pinned
-        assert box.rows.is_pinned()
 
 
 @pytest.mark.parametrize("options", [{"pin_memory": True}, {"device": "cuda"}], ids=str)
@@ -385,12 +365,6 @@ def test_batches_arrive_on_the_device_and_are_the_same(workers, device, cuda):
             assert_equal(got, expected, cuda)
 
 
-def test_batches_that_are_kept_stay_what_they_are(cuda):
-    batches = list(loader_of(Marked(30), (2, "process"), batch_size=1, device=cuda))
-    for step, batch in enumerate(batches):
-        assert all(bool((tensor == step).all()) for tensor in batch)
-
-
 def test_the_main_processes_stream_is_the_one_that_is_current_at_each_step(cuda):
     seen = []
 
@@ -410,30 +384,6 @@ def test_the_main_processes_stream_is_the_one_that_is_current_at_each_step(cuda)
     assert seen == streams
 
 
-class Images:
-    def __len__(self):
-        return 32
-
-    def __getitem__(self, index):
-        return np.full((64, 64, 3), index, np.uint8), index
-
-
-def test_images_are_normalised_where_they_are(cuda):
-    normalize = NormalizeImages(mean=None, std=None, dtype=torch.float16).to(cuda)
-    loader = loader_of(
-        Images(),
-        (2, "process"),
-        batch_size=8,
-        device=cuda,
-        device_transform=lambda batch: (normalize(batch[0]), batch[1]),
-    )
-    for images, labels in loader:
-        assert images.shape == (8, 3, 64, 64)
-        assert images.is_contiguous(memory_format=torch.channels_last)
-        expected = (labels / 255).half()[:, None, None, None].expand_as(images)
-        torch.testing.assert_close(images, expected)
-
-
 def test_the_memory_of_a_device_does_not_grow(cuda, stall):
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
@@ -446,38 +396,6 @@ def test_the_memory_of_a_device_does_not_grow(cuda, stall):
     peak = torch.cuda.max_memory_allocated() - before
     assert peak < 16 * (LARGE_BYTES + (1 << 20))
     assert most_slots < 60
-
-
-@pytest.mark.parametrize("workers", WORKERS)
-def test_an_error_on_the_device_names_step_and_device_and_the_next_batch_comes(workers, cuda):
-    def transform(batch):
-        if int(batch[0][0]) == 3:
-            torch.empty(1 << 45, dtype=torch.uint8, device=cuda)  # 32 TiB
-        return batch
-
-    batches = iter(
-        loader_of(Marked(6), workers, batch_size=1, device=cuda, device_transform=transform)
-    )
-    got = [int(next(batches)[0][0]) for _ in range(3)]
-    with pytest.raises(torch.OutOfMemoryError) as raised:
-        next(batches)
-    notes = "\n".join(raised.value.__notes__)
-    assert "step 3" in notes
-    assert str(cuda) in notes
-    got += [int(batch[0][0]) for batch in batches]
-    assert got == [0, 1, 2, 4, 5]
-
-
-def test_a_loop_that_is_left_lets_go_of_everything(cuda):
-    before = torch.cuda.memory_allocated()
-    for step, batch in enumerate(loader_of(Marked(50), (2, "process"), batch_size=1, device=cuda)):
-        assert int(batch[0][0]) == step
-        if step == 5:
-            break
-    del batch
-    gc.collect()
-    torch.cuda.synchronize()
-    assert torch.cuda.memory_allocated() == before
 
 
 # Any iterable

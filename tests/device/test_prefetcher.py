@@ -12,7 +12,6 @@ from tests.device.fake import COPIES, FakeAccelerator, HostMemory
 
 from penstock.errors import ConfigError
 from penstock.torch.device import prefetcher
-from penstock.torch.device.copier import DeviceCopier
 from penstock.torch.device.prefetcher import DevicePrefetcher
 
 
@@ -221,15 +220,6 @@ def test_on_the_cpu_nothing_is_asked_for_ahead():
     assert asked == [(0.0, 1), (1.0, 2), (2.0, 3)]
 
 
-def test_the_attributes_are_what_was_given():
-    loader = [torch.ones(1)]
-    batches = DevicePrefetcher(loader, "cpu", transform=torch.neg)
-    assert batches.loader is loader
-    assert batches.device == torch.device("cpu")
-    assert batches.transform is torch.neg
-    assert [float(batch) for batch in batches] == [-1.0]
-
-
 def test_bad_arguments_are_refused_at_once():
     with pytest.raises(ConfigError, match="3 gives none"):
         DevicePrefetcher(3, "cpu")
@@ -244,11 +234,3 @@ def test_torchs_own_loader_goes_through(device):
     got = list(DevicePrefetcher(loader))
     device.drain()
     assert [batch.tolist() for batch in got] == [[0.0, 1.0], [2.0, 3.0], [4.0]]
-
-
-def test_every_pass_has_a_copier_of_its_own(device):
-    batches = DevicePrefetcher(Loader(2))
-    one, two = iter(batches), iter(batches)
-    assert isinstance(one._copier, DeviceCopier)
-    assert one._copier is not two._copier
-    assert values([next(one), next(two), next(one), next(two)], device) == [0.0, 0.0, 1.0, 1.0]

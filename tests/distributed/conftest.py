@@ -8,7 +8,8 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.distributed.launching import ended, environment, results_of, started, torchrun
+from tests.distributed.launching import environment, results_of, started, torchrun
+from tests.support.processes import ended
 
 if TYPE_CHECKING:
     from pathlib import Path

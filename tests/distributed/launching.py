@@ -7,12 +7,9 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
-import psutil
+from tests.support.processes import ROOT, ended
 
-ROOT = Path(__file__).parents[2]
-TIMEOUT_S = 100  # below pytest's faulthandler_timeout; some 10 s are usual
 OF_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 # What it starts imports torch.distributed.nn first. The functions there (torch 2.13) have the group
 # of the moment of the import for a default argument, and DistributedDataParallel imports it: only
@@ -45,55 +42,6 @@ def torchrun(module, num_processes, folder, *arguments, max_restarts=0):
     own_stores = environment(TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
     process = started([*command, *arguments], folder=folder, name="torchrun", env=own_stores)
     assert ended([process]) == [0], (folder / "torchrun.txt").read_text()
-
-
-def completed(command, **options):
-    """Run a command, torchrun perhaps, to its end; what it printed is in the result, as text."""
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
-    )
-    out, err = told_by(process)
-    return subprocess.CompletedProcess(command, process.returncode, out, err)
-
-
-def told_by(process, timeout_s=TIMEOUT_S):
-    """What a process writes into its two pipes until its end, or a failure with what it has."""
-    try:
-        return process.communicate(timeout=timeout_s)
-    except BaseException as error:
-        end([process])
-        if not isinstance(error, subprocess.TimeoutExpired):
-            raise
-        out, err = _last_words_of(process)
-        raise AssertionError(f"{process} has not ended in {timeout_s} s:\n{out}\n{err}") from None
-
-
-def _last_words_of(process):
-    """What a process that is gone has printed; one that it has started may still hold its pipes."""
-    try:
-        return process.communicate(timeout=5)
-    except subprocess.TimeoutExpired as held:
-        process.stdout.close()
-        process.stderr.close()
-        return held.output, "… and something that it has started goes on"
-
-
-def ended(processes):
-    """Wait for all of them; their exit codes. What they have started ends with them."""
-    try:
-        return [process.wait(timeout=TIMEOUT_S) for process in processes]
-    finally:
-        end(processes)
-
-
-def end(processes):
-    """End those that still run, and their children: torchrun's are in sessions of their own."""
-    for process in processes:
-        if process.poll() is None:
-            for child in psutil.Process(process.pid).children(recursive=True):
-                child.kill()
-            process.kill()
-            process.wait()
 
 
 def results_of(folder, num_processes):

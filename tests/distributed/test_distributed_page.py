@@ -7,7 +7,8 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.distributed.launching import TORCHRUN, ended, environment, started
+from tests.distributed.launching import TORCHRUN, environment, started
+from tests.support.processes import ended
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "guide" / "distributed.md"

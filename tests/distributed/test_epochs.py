@@ -11,7 +11,7 @@ import socket
 import numpy as np
 import pytest
 from tests.distributed.conftest import GOING_ON, MAP_STYLE, PLAN
-from tests.distributed.launching import TORCHRUN, ended, environment, results_of, started
+from tests.distributed.launching import TORCHRUN, environment, results_of, started
 from tests.distributed.loaders import (
     K_SAMPLES,
     LABELS,
@@ -24,6 +24,7 @@ from tests.distributed.loaders import (
     taken,
 )
 from tests.process.test_distributed import together
+from tests.support.processes import ended
 
 from penstock.errors import StateError
 from penstock.sampling import ClassBalancedSampler, DistributedSampler, WeightedRandomSampler

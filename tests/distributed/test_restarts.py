@@ -13,15 +13,9 @@ import sys
 import psutil
 import pytest
 from tests.distributed import lone_run, restarting_run
-from tests.distributed.launching import (
-    ROOT,
-    TIMEOUT_S,
-    end,
-    ended,
-    environment,
-    torchrun,
-)
+from tests.distributed.launching import environment, torchrun
 from tests.distributed.restarting_run import LENGTH, NUM_EPOCHS, NUM_STEPS
+from tests.support.processes import ROOT, TIMEOUT_S, end, ended
 
 NUM_LONE_STEPS = 6
 

@@ -10,9 +10,7 @@ import os
 import random
 import resource
 import signal
-import subprocess
 import sys
-import textwrap
 import threading
 import time
 import traceback
@@ -20,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.support.processes import python
 
 from penstock import Loader
 from penstock.data import IterableDataset
@@ -282,13 +281,14 @@ def export_without_prometheus():
 
 
 def fork_with_openmp():
+    """Start threads of scikit-learn's OpenMP, without scikit-learn, whose import takes seconds."""
     pytest.importorskip("sklearn")
     return said_in_a_process("""
-        import os
-        os.environ["OMP_NUM_THREADS"] = "3"
-        import numpy as np
-        from sklearn.cluster import KMeans
-        KMeans(3, n_init=1, random_state=0).fit(np.random.default_rng(0).random((5000, 10)))
+        import ctypes, glob, importlib.util, os
+        os.environ["OMP_WAIT_POLICY"] = "passive"  # where a thread spins, nobody sees that it waits
+        (folder,) = importlib.util.find_spec("sklearn").submodule_search_locations
+        (library,) = glob.glob(f"{folder}/../scikit_learn.libs/libgomp*")
+        ctypes.CDLL(library).GOMP_parallel(ctypes.CDLL(None).free, None, 3, 0)  # free(NULL)
         import warnings
         from penstock import Loader
         with warnings.catch_warnings(record=True) as caught:
@@ -305,18 +305,13 @@ def spawn_without_a_guard():
         "for batch in Loader(range(8), batch_size=4, num_workers=1,"
         " multiprocessing_context='spawn'):\n    pass\n"
     )
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)
+    done = python(script)
     found = [line for line in done.stderr.splitlines() if line.startswith("penstock.errors.")]
     return found[-1].partition(": ")[2]
 
 
 def said_in_a_process(program):
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = python("-c", program)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import ast
 import itertools
-import os
 import re
-import select
 import shlex
 import tomllib
 from pathlib import Path
 
 import pytest
 from tests.docs.page_setups import NOT_RUN, SETUPS, TESTED_BY
-from tests.docs.pages import ROOT, Setup, blocks_of, code_of, num_fences, run, run_page
+from tests.docs.pages import ROOT, Setup, blocks_of, code_of, num_fences, run_page
 from tests.docs.promised import promised_modules, promised_names
 
 PAGES = sorted(
@@ -242,28 +240,6 @@ def test_files_and_commands_of_a_page_are_run_in_its_order(tmp_path, until):
     (tmp_path / "a").unlink()
     with pytest.raises(AssertionError, match=r"'python one\.py && ls b' ended with 2"):
         run_page(page.replace("ls a", "ls b"), tmp_path, until)
-
-
-def has_ended(pid):
-    """Wait for a process that is no child of ours."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    with os.fdopen(descriptor) as watched:
-        return bool(select.select([watched], [], [], 30)[0])
-
-
-def test_a_program_leaves_no_process_behind(until):
-    done = run(["bash", "-c", "sleep 600 >/dev/null 2>&1 & echo $!"], until=until)
-    assert has_ended(int(done.stdout))
-
-
-def test_a_program_that_does_not_end_is_ended_and_said_to_be_late(tmp_path):
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    with pytest.raises(AssertionError, match="had not ended when the test's time was over"):
-        run(["cat", str(pipe)], until=0)  # nobody writes into it
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import re
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch.utils.data
-from tests.docs.pages import run
+from tests.docs.pages import DEADLINE_S, run
 
 import penstock.torch
 
@@ -95,17 +97,47 @@ def head() -> str:
     return first + second
 
 
+# Each recipe in a fork of one program that has torch already: recipes set limits and strategies of
+# the whole process, and an import of torch takes as long as all of them.
+IN_TURN = """
+import gc, json, os, sys
+import penstock.torch
+gc.collect()
+gc.freeze()  # or each fork collects all of torch at its end
+for number, code in enumerate(json.loads(sys.argv[1])):
+    if (pid := os.fork()) == 0:
+        for descriptor, kind in ((1, "out"), (2, "err")):
+            os.dup2(os.open(f"{number}.{kind}", os.O_WRONLY | os.O_CREAT), descriptor)
+        exec(compile(code, f"recipe {number}", "exec"), {"__name__": "__main__"})
+        sys.exit(0)
+    with open(f"{number}.status", "w") as file:
+        file.write(str(os.waitpid(pid, 0)[1]))
+"""
+
+
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory):
+    """Recipe -> its exit status, what it prints, and what it writes on stderr."""
+    folder = tmp_path_factory.mktemp("recipes")
+    programs = json.dumps([head() + code for code in recipes().values()])
+    command = [sys.executable, "-W", "ignore", "-c", IN_TURN, programs]
+    done = run(command, until=time.monotonic() + DEADLINE_S, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return {
+        title: tuple((folder / f"{number}.{kind}").read_text() for kind in ("status", "out", "err"))
+        for number, title in enumerate(recipes())
+    }
+
+
 @pytest.mark.parametrize("title", recipes() if PAGE.exists() else [])
-def test_a_recipe_runs_and_prints_what_it_says(title, tmp_path, until):
+def test_a_recipe_runs_and_prints_what_it_says(title, printed):
     text = PAGE.read_text(encoding="utf-8")
     section = text.split(f"\n### {title}\n")[1].split("\n## ")[0].split("\n### ")[0]
     assert "Before" in section
     assert "After" in section
-    # In a process of its own: recipes set limits and strategies of the whole process.
-    code = head() + recipes()[title]
-    done = run([sys.executable, "-W", "ignore", "-c", code], until=until, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == re.findall(r"^# (.*)$", recipes()[title], re.MULTILINE)
+    status, out, err = printed[title]
+    assert status == "0", err
+    assert out.splitlines() == re.findall(r"^# (.*)$", recipes()[title], re.MULTILINE), err
 
 
 def test_both_sides_of_each_recipe_are_there():

@@ -190,11 +190,3 @@ def test_every_picture_says_in_words_what_it_shows(site):
     assert len(pictures) >= 4
     for name, image in pictures:
         assert len(image.get("alt") or "") >= 10, f"{name}: {image['src']} has no alt text"
-
-
-@pytest.mark.docs
-def test_the_changelog_is_the_one_of_the_repository(site):
-    lines = (ROOT / "CHANGELOG.md").read_text().splitlines()
-    for line in lines:
-        if line.startswith("#"):
-            assert line.lstrip("# ") in site["CHANGELOG.html"].text

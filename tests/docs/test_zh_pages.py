@@ -131,17 +131,6 @@ def test_tables_have_the_same_rows_and_defaults(page):
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_argument_has_its_row(page):
-    english, chinese = texts_of(page)
-    row = re.compile(r"^\| (`\w+`) \| (`[^`]*`|required|\u5fc5\u586b) \|", re.MULTILINE)
-    defaults = row.findall(english)
-    assert [
-        (name, re.sub("^\u5fc5\u586b$", "required", d)) for name, d in row.findall(chinese)
-    ] == (defaults)
-    assert bool(defaults) == (page == "migrating-from-torch.md")
-
-
-@pytest.mark.parametrize("page", PAGES)
 def test_links_lead_where_the_english_ones_lead(page):
     english, chinese = map(sections_of, texts_of(page))
     original_of = {

@@ -7,8 +7,8 @@ import os
 import signal
 import threading
 
-import numpy as np
 import pytest
+from tests.support.datasets import Rows
 
 from penstock import Loader
 from penstock.engine.backends import process
@@ -67,14 +67,6 @@ def test_in_another_thread_it_does_nothing():
     assert errors == []
 
 
-class Rows:
-    def __len__(self):
-        return 400
-
-    def __getitem__(self, index):
-        return np.full(3000, index)
-
-
 @pytest.mark.parametrize("nth", [1, 2, 5])
 def test_a_ctrl_c_while_a_message_is_taken_in_loses_no_descriptor_of_it(monkeypatch, nth):
     """The fixture looks after descriptors, mappings and processes."""
@@ -87,7 +79,7 @@ def test_a_ctrl_c_while_a_message_is_taken_in_loses_no_descriptor_of_it(monkeypa
 
     monkeypatch.setattr(process, "decode_result", decode_under_fire)
     with pytest.raises(KeyboardInterrupt):
-        list(Loader(Rows(), batch_size=2, num_workers=2))
+        list(Loader(Rows(400, 6000), batch_size=2, num_workers=2))
 
 
 _firing = []
@@ -106,5 +98,5 @@ def test_a_ctrl_c_while_workers_are_forked_is_not_lost_and_leaves_none():
     """Python ignores what is raised in a hook of `os.fork`."""
     _firing.append(True)
     with pytest.raises(KeyboardInterrupt):
-        list(Loader(Rows(), batch_size=2, num_workers=2))
+        list(Loader(Rows(400, 6000), batch_size=2, num_workers=2))
     assert _firing == []

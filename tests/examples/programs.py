@@ -6,8 +6,9 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-import subprocess
 import sys
+
+from tests.support.processes import python
 
 __all__ = ["ENVIRONMENT", "imported", "run"]
 
@@ -20,13 +21,7 @@ ENVIRONMENT = {
 
 def run(*command):
     """Run Python on `command`; return what it printed."""
-    done = subprocess.run(
-        [sys.executable, *map(str, command)],
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    done = python(*command, env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -13,7 +13,8 @@ import pytest
 import torch
 from PIL import Image
 from tests.distributed import launching
-from tests.distributed.launching import completed, environment
+from tests.distributed.launching import environment
+from tests.support.processes import completed
 
 FOLDER = Path(__file__).parents[2] / "examples" / "imagenet"
 README = FOLDER / "README.md"

@@ -4,15 +4,13 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from scipy.optimize import linear_sum_assignment
 from tests.examples.programs import ENVIRONMENT, imported, run
+from tests.support.processes import python
 
 from penstock.vision.annotations.imglab import read_imglab
 from penstock.vision.annotations.voc import read_voc_folder
@@ -88,23 +86,6 @@ def test_a_mirrored_face_has_its_landmarks_where_those_of_a_face_are(example, da
     assert np.array_equal(order, linear_sum_assignment(distances)[1])
 
 
-def test_a_mirrored_face_looks_to_the_other_side(example):
-    mirror = example["data"].MirrorFace(["frontal", "left", "right"])
-    face = {
-        "image": np.arange(48, dtype=np.uint8).reshape(4, 4, 3),
-        "boxes": np.zeros((4, 4), np.float32),
-        "landmarks": np.zeros((4, 68, 2), np.float32),
-        "pose": np.array([0, 1, 2, -1]),
-    }
-    seen = set()
-    for _ in range(50):
-        result = mirror(face)
-        is_mirrored = np.array_equal(result["image"], face["image"][:, ::-1])
-        assert result["pose"].tolist() == ([0, 2, 1, -1] if is_mirrored else [0, 1, 2, -1])
-        seen.add(is_mirrored)
-    assert seen == {True, False}
-
-
 def test_what_is_around_a_face_has_its_pixels_box_and_landmarks(example):
     rng = np.random.default_rng(0)
     image = rng.integers(0, 256, (60, 80, 3), dtype=np.uint8)
@@ -140,13 +121,7 @@ def test_a_wrong_folder_is_told_in_a_line(tmp_path, is_there):
     folder = tmp_path / "wrong"
     if is_there:
         folder.mkdir()
-    done = subprocess.run(
-        [sys.executable, FOLDER / "train.py", folder],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        env=ENVIRONMENT,
-    )
+    done = python(FOLDER / "train.py", folder, env=ENVIRONMENT)
     assert done.returncode == 1
     assert re.fullmatch(r"StoreError: .*wrong.*\n", done.stderr)
 
@@ -156,65 +131,3 @@ def test_a_folder_without_landmarks_is_refused_with_the_call_that_adds_them(exam
     refusal = r"have 0 landmarks, and 68 are .*convert .*--box"
     with pytest.warns(UserWarning, match="'pose'"), pytest.raises(ValueError, match=refusal):
         example["data"].Faces(photos, "train", augment=False)
-
-
-def test_losses_leave_out_what_is_not_known(example):
-    model = example["model"]
-    torch.manual_seed(0)
-    predicted = {
-        "box": torch.randn(3, 4, requires_grad=True),
-        "landmarks": torch.randn(3, 68, 2, requires_grad=True),
-        "pose": torch.randn(3, 3, requires_grad=True),
-    }
-    wanted = {
-        "box": torch.randn(3, 4),
-        "landmarks": torch.randn(3, 68, 2),
-        "pose": torch.tensor([2, -1, 0]),
-    }
-    wanted["landmarks"][1] = wanted["landmarks"][0, 5] = torch.nan
-    parts = model.losses(predicted, wanted)
-
-    def smooth_l1(name):
-        distance = (predicted[name] - wanted[name]).detach().numpy().ravel()
-        distance = np.abs(distance[~np.isnan(distance)])
-        return np.where(distance < 0.1, distance**2 / 0.2, distance - 0.05).mean()
-
-    logits = predicted["pose"].detach().double().numpy()
-    of_wanted = [logits[0, 2], logits[2, 0]]
-    pose = np.mean(np.log(np.exp(logits[[0, 2]]).sum(1)) - of_wanted)
-    assert parts["box"].item() == pytest.approx(smooth_l1("box"), rel=1e-5)
-    assert parts["landmarks"].item() == pytest.approx(smooth_l1("landmarks"), rel=1e-5)
-    assert parts["pose"].item() == pytest.approx(pose, rel=1e-5)
-    sum(parts.values()).backward()
-    assert all(value.grad.isfinite().all() for value in predicted.values())
-    assert (predicted["landmarks"].grad[1] == 0).all()
-    assert (predicted["pose"].grad[1] == 0).all()
-
-
-def test_a_batch_without_any_label_costs_nothing_but_its_boxes(example):
-    predicted = {
-        "box": torch.zeros(1, 4, requires_grad=True),
-        "landmarks": torch.zeros(1, 68, 2, requires_grad=True),
-        "pose": torch.zeros(1, 3, requires_grad=True),
-    }
-    wanted = {
-        "box": torch.ones(1, 4),
-        "landmarks": torch.full((1, 68, 2), torch.nan),
-        "pose": torch.tensor([-1]),
-    }
-    parts = example["model"].losses(predicted, wanted)
-    assert parts["landmarks"] == 0
-    assert parts["pose"] == 0
-    sum(parts.values()).backward()
-    assert parts["box"] > 0
-    assert all(value.grad.isfinite().all() for value in predicted.values())
-
-
-def test_landmark_errors_are_in_distances_of_the_outer_eye_corners(example):
-    wanted = torch.zeros(3, 68, 2)
-    wanted[:, 36], wanted[:, 45] = torch.tensor([-2.0, 0.0]), torch.tensor([2.0, 0.0])
-    predicted = wanted + torch.tensor([0.3, 0.4])  # half a unit off; the eyes are 4 apart
-    wanted[1, 10] = torch.nan  # not marked: left out of the mean
-    wanted[2] = torch.nan  # a face without landmarks: left out altogether
-    errors = example["model"].landmark_errors(predicted, wanted)
-    assert errors.tolist() == pytest.approx([0.125, 0.125])

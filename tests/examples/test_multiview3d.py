@@ -20,9 +20,8 @@ import pytest
 import torch
 from scipy.spatial.transform import Rotation
 from tests.clients.torchvision_operators import declare_missing
-from tests.distributed.launching import TORCHRUN, completed
-
-from penstock.collate import Collator
+from tests.distributed.launching import TORCHRUN
+from tests.support.processes import completed
 
 declare_missing()
 with warnings.catch_warnings():
@@ -286,22 +285,6 @@ def test_the_batch_is_what_the_readme_says(config):
         assert (tuple(batch[name].shape), str(batch[name].dtype)) == (wanted, f"torch.{dtype}")
 
 
-def test_the_collate_makes_the_same_batch_for_torchs_loader(plugin, sample):
-    collate = plugin["collate"].CollateViews([1] * 3, [2] * 3)
-    alone, into = collate([sample]), collate.collate_into([sample], Collator(np.empty))
-    assert all(np.array_equal(alone[key], into[key]) for key in alone if key != "metas")
-
-
-@pytest.mark.parametrize("per_camera", [True, False])
-def test_all_cameras_get_the_same_colours_or_each_its_own(plugin, per_camera):
-    view = np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)
-    jitter = plugin["transforms"].JitterViews(per_camera=per_camera)
-    views = jitter({"views": [view] * 6})["views"]
-    are_same = [np.array_equal(views[0], other) for other in views[1:]]
-    assert are_same == [not per_camera] * 5
-    assert not np.array_equal(views[0], view)
-
-
 def test_workers_change_nothing_and_epochs_differ(config):
     def epochs(num_workers):
         config.train_dataloader.update(num_workers=num_workers)
@@ -314,49 +297,6 @@ def test_workers_change_nothing_and_epochs_differ(config):
         pairs = zip(alone[epoch], together[epoch], strict=True)
         assert all(torch.equal(one, other) for one, other in pairs)
     assert not any(torch.equal(a, b) for a in alone[0] for b in alone[1])
-
-
-@pytest.mark.parametrize("stride", [1, 8])
-def test_features_are_fetched_where_points_are_seen(plugin, sample, stride):
-    geometry = plugin["geometry"]
-    height, width = 96, 160
-    rows, columns = torch.meshgrid(torch.arange(96.0), torch.arange(160.0), indexing="ij")
-    maps = torch.stack([columns, rows]).expand(6, 2, height, width)
-    if stride == 8:  # what the backbone's convolutions see in the middle of their kernels
-        model = plugin["model"].TinyDETR3D()
-        for layer in model.backbone:
-            if isinstance(layer, torch.nn.Conv2d):
-                torch.nn.init.dirac_(layer.weight)
-                torch.nn.init.zeros_(layer.bias)
-                maps = layer(torch.nn.functional.pad(maps, (0,) * 5 + (layer.in_channels - 2,)))
-                maps = maps[:, :2].detach()
-        assert maps.shape == (6, 2, height / stride, width / stride)
-    view_height, view_width = 90, 150  # the rest of it is padding
-    matrices = geometry.lidar2img(sample["intrinsics"], sample["extrinsics"])
-    points = np.random.default_rng(0).uniform([-40, -40, -2], [40, 40, 3], (400, 3))
-    pixels, depths = geometry.project(points, matrices)
-    sampled, is_seen = plugin["model"].sample_views(
-        maps[None],
-        torch.from_numpy(points).float()[None],
-        torch.from_numpy(matrices).float()[None],
-        torch.tensor([view_height, view_width]).expand(1, 6, 2),
-        stride,
-    )
-    u, v = pixels[..., 0], pixels[..., 1]
-    is_within = (u > -0.5) & (u < view_width - 0.5) & (v > -0.5) & (v < view_height - 0.5)
-    wanted = (depths > 0.1) & is_within
-    assert np.array_equal(is_seen[0].numpy(), wanted)
-    assert wanted.any(axis=1).all()  # each camera sees some
-    is_inner = wanted & (u > 0) & (u < width - stride) & (v > 0) & (v < height - stride)
-    np.testing.assert_allclose(sampled[0].numpy()[is_inner], pixels[is_inner], atol=0.01)
-
-
-def test_codes_of_boxes_turn_back_into_boxes(plugin, sample):
-    boxes = torch.from_numpy(sample["boxes"])
-    again = plugin["model"].decode_boxes(plugin["model"].encode_boxes(boxes))
-    turn = (again[:, 6] - boxes[:, 6] + np.pi) % (2 * np.pi) - np.pi
-    torch.testing.assert_close(again[:, :6], boxes[:, :6])
-    torch.testing.assert_close(turn, torch.zeros_like(turn), atol=1e-5, rtol=0)
 
 
 OPTIONS = [

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from tests.examples.programs import imported
+from tests.support.processes import python
 
 FOLDER = Path(__file__).parents[2] / "examples" / "seeds"
 README = (FOLDER / "README.md").read_text("utf-8")
@@ -23,13 +23,7 @@ ROW = re.compile(r"^\| \d+ \| (.*?) \| .* \| (holds|DOES NOT HOLD|not compared) 
 @pytest.fixture(scope="module")
 def run():
     """The script, as a user runs it; small."""
-    return subprocess.run(
-        [sys.executable, FOLDER / "prove.py", "--quick"],
-        capture_output=True,
-        text=True,
-        timeout=110,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    return python(FOLDER / "prove.py", "--quick", env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
 @pytest.fixture

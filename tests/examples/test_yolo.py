@@ -5,15 +5,14 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
-import torch
 from tests.examples.programs import ENVIRONMENT, imported, run
+from tests.support.processes import python
 from tests.vision.rectangles import is_colour, scene
 
 from penstock.torch import DataLoader
@@ -135,16 +134,6 @@ def test_the_last_epochs_have_whole_images_also_of_workers_that_stay(example, sc
     assert has_partners == [True, True, False]
 
 
-def test_mixup_keeps_the_objects_of_both_images(example, scenes):
-    whole = example["data"].Recipe(128, epochs=1, close_mosaic=0, mosaic=0, mixup=1)
-    alone = example["data"].Recipe(128, epochs=1, close_mosaic=0, mosaic=0, mixup=0)
-    counts = [
-        sum(len(s["boxes"]) for s in training_samples(example, scenes, recipe, 0))
-        for recipe in (alone, whole)
-    ]
-    assert counts[1] > 1.5 * counts[0]
-
-
 def test_validation_batches_are_rectangles_with_less_padding_than_squares(example, scenes):
     dataset = YOLODetection(scenes, "val")
     area_px, seen = 0, []
@@ -206,64 +195,6 @@ def test_targets_name_the_image_and_share_its_size(example):
     assert box == pytest.approx([10, 20, 30, 36])
 
 
-def test_a_batch_without_objects_has_no_rows_and_a_loss(example):
-    sample = {
-        "image": np.zeros((32, 32, 3), np.uint8),
-        "boxes": np.zeros((0, 4), np.float32),
-        "labels": np.zeros(0, np.int64),
-    }
-    images, targets, _ = example["targets"].YOLOCollate(STRIDE_PX)([sample, sample])
-    assert targets.shape == (0, 6)
-    model = example["model"].TinyDetector(2)
-    scores, boxes = model(torch.from_numpy(images))
-    loss, num_cells = example["model"].detection_loss(scores, boxes, torch.from_numpy(targets))
-    loss.backward()
-    assert num_cells == 0
-    # 2 images of 4 cells with 2 classes, each score near that of a rare object.
-    assert 0.05 < loss.item() < 1
-    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
-
-
-def test_the_loss_of_validation_is_that_of_all_images_however_they_are_batched(example):
-    torch.manual_seed(1)
-    model = example["model"].TinyDetector(2).eval()
-    images = torch.rand(4, 3, 64, 64)
-    rows = [[1, 0, 0.3, 0.3, 0.2, 0.2], [1, 1, 0.31, 0.31, 0.4, 0.4], [2, 1, 0.9, 0.1, 0.1, 0.1]]
-    targets = torch.tensor(rows)  # two in one cell; the first and the last image have none
-
-    def batch(start, stop):
-        of_batch = (targets[:, 0] >= start) & (targets[:, 0] < stop)
-        shift = torch.tensor([start, 0, 0, 0, 0, 0])
-        return images[start:stop], targets[of_batch] - shift, []
-
-    validate = example["train"].validate
-    whole = validate(model, [batch(0, 4)])
-    for ends in ([0, 1, 2, 3, 4], [0, 2, 4], [0, 3, 4]):
-        assert validate(model, map(batch, ends[:-1], ends[1:])) == pytest.approx(whole, rel=1e-5)
-
-
-def test_a_slot_has_the_images_and_the_table_alone(example):
-    shapes = []
-
-    class Memory:
-        def empty(self, shape, dtype):
-            shapes.append(tuple(shape))
-            return np.empty(shape, dtype)
-
-        def leaf(self, array):
-            return array
-
-    samples = [
-        {
-            "image": np.zeros((32, 48, 3), np.uint8),
-            "boxes": np.array([[1, 2, 3, 4]], np.float32),
-            "labels": np.array([1]),
-        }
-    ]
-    example["targets"].YOLOCollate(STRIDE_PX).collate_into(samples, Memory())
-    assert shapes == [(1, 3, 32, 48), (1, 6)]
-
-
 @pytest.mark.parametrize(("digests", "status"), [("aaa", 0), ("aab", 1), ("abc", 1)])
 def test_verify_ends_with_one_where_any_digest_differs(
     example, scenes, monkeypatch, digests, status
@@ -274,49 +205,14 @@ def test_verify_ends_with_one_where_any_digest_differs(
     assert train.main() == status
 
 
-def test_the_smallest_object_of_a_cell_is_the_one_it_answers_for(example):
-    targets = torch.tensor(
-        [
-            [0, 0, 0.30, 0.30, 0.1, 0.1],
-            [0, 1, 0.26, 0.26, 0.9, 0.9],
-            [1, 2, 1.0, 1.0, 0.2, 0.2],  # its centre is on the far border
-            [1, 1, 0.99, 0.99, 0.1, 0.1],
-        ]
-    )
-    cells, objects = example["model"].assigned(targets, batch=2, rows=4, columns=4)
-    assert cells.tolist() == [5, 31]
-    assert objects[:, 1].tolist() == [0, 1]
-
-
-def test_the_overlap_of_boxes_is_torchvisions(example, torchvision):
-    torch.manual_seed(1)
-    corners = torch.rand(2, 50, 2, 2).sort(dim=2).values.flatten(2)
-    expected = torchvision.ops.generalized_box_iou(corners[0], corners[1]).diagonal()
-    assert torch.allclose(example["model"].generalized_iou(*corners), expected, atol=1e-5)
-
-
 @pytest.mark.parametrize("is_there", [False, True])
 def test_a_wrong_folder_is_told_in_a_line(tmp_path, is_there):
     folder = tmp_path / "wrong"
     if is_there:
         folder.mkdir()
-    done = subprocess.run(
-        [sys.executable, FOLDER / "train.py", folder],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        env=ENVIRONMENT,
-    )
+    done = python(FOLDER / "train.py", folder, env=ENVIRONMENT)
     assert done.returncode == 1
     assert re.fullmatch(r"StoreError: .*wrong.*\n", done.stderr)
-
-
-@pytest.mark.parametrize(
-    ("epochs", "close_mosaic", "until"), [(12, 3, 9), (2, 3, 1), (1, 3, 1), (5, 9, 3), (4, 0, 4)]
-)
-def test_half_of_the_epochs_have_mosaics_at_least(example, epochs, close_mosaic, until):
-    recipe = example["data"].Recipe(epochs=epochs, close_mosaic=close_mosaic)
-    assert recipe.until_epoch == until
 
 
 def test_training_on_real_photos_lowers_the_loss(cells):

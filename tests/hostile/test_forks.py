@@ -12,6 +12,7 @@ import traceback
 
 import numpy as np
 import pytest
+from tests.support.datasets import Rows
 
 from penstock import Loader
 
@@ -20,19 +21,11 @@ LONGEST_S = 60
 BACKENDS = {"process": (2, "process"), "thread": (2, "thread"), "serial": (0, "process")}
 
 
-class Rows:
-    """Sample k is a row of k; a batch of 4 takes 1.1 MB: serial loaders have a pool from 1 MiB."""
-
-    def __len__(self):
-        return 4 * NUM_BATCHES
-
-    def __getitem__(self, index):
-        return np.full(70_000, index, np.float32)
-
-
 def loader_of(backend, **options):
     num_workers, backend = BACKENDS[backend]
-    return Loader(Rows(), batch_size=4, num_workers=num_workers, backend=backend, **options)
+    # A batch of 4 takes 1.1 MB: serial loaders have a pool from 1 MiB.
+    rows = Rows(4 * NUM_BATCHES, 70_000)
+    return Loader(rows, batch_size=4, num_workers=num_workers, backend=backend, **options)
 
 
 def is_batch(batch, step):

@@ -21,7 +21,7 @@ from penstock.errors import WorkerDied
 
 LENGTH = 24
 BAD = 13
-BACKENDS = {"process": (2, "process"), "thread": (2, "thread"), "serial": (0, "process")}
+BACKENDS = {"process": (1, "process"), "thread": (2, "thread"), "serial": (0, "process")}
 
 
 class NeedsTwo(Exception):

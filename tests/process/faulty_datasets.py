@@ -15,6 +15,7 @@ import sys
 import threading
 
 import numpy as np
+from tests.support.datasets import Rows
 
 from penstock import sample_rng
 from penstock.collate import default_collate
@@ -179,6 +180,16 @@ class StartsUp:
         strike(self.fault)
 
 
+class Noting:
+    """A `worker_init_fn` that makes a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __call__(self, worker_id):
+        self.path.touch()
+
+
 class ShutsDown:
     """A `worker_init_fn` that lets the fault strike when its worker ends.
 
@@ -206,18 +217,17 @@ def faulty(place, fault):
     }[place]()
 
 
-class Rows:
-    """`length` rows of floats, each filled with its index."""
+class Blocking(Rows):
+    """From sample `at` on, samples wait for ever."""
 
-    def __init__(self, length=64, size=4096):
-        self.length = length
-        self.size = size
-
-    def __len__(self):
-        return self.length
+    def __init__(self, at):
+        super().__init__()
+        self.at = at
 
     def __getitem__(self, index):
-        return np.full(self.size, index, np.float32)
+        if index >= self.at:
+            wait_for_ever()
+        return super().__getitem__(index)
 
 
 class Stuck(Rows):
@@ -244,3 +254,46 @@ class Gluttonous(Rows):
         if index == BAD:
             np.ones(2**30, np.uint8)
         return super().__getitem__(index)
+
+
+class Forking(Rows):
+    """Sample 5 forks a child, which ends in the given way; the worker waits for it."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how = how
+
+    def __getitem__(self, index):
+        if index == 5:
+            pid = os.fork()
+            if pid == 0:
+                if self.how == "raises":
+                    os.closerange(2, 3)  # where its traceback goes
+                    raise ValueError("in the child")
+                sys.exit(3)
+            os.waitpid(pid, 0)
+        return super().__getitem__(index)
+
+
+class Ends(Rows):
+    """Sample 13 ends its worker."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how = how
+
+    def __getitem__(self, index):
+        if index == 13:
+            if self.how == "sys.exit":
+                self.leave()
+            elif self.how == "os._exit":
+                os._exit(3)
+            elif self.how.startswith("SIG"):
+                resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+                os.kill(os.getpid(), getattr(signal, self.how))
+            else:
+                os.closerange(3, 256)
+        return super().__getitem__(index)
+
+    def leave(self):
+        sys.exit(3)

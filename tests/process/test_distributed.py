@@ -1,27 +1,83 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks share one global order, and a run goes on with another number of them."""
+"""Ranks share one global order, and a run goes on with another number of them.
+
+They are made in this process: arguments say which rank is which. tests/distributed has ranks of a
+process group.
+"""
 
 from __future__ import annotations
 
 import itertools
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
+import random
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.process.distributed_run import LENGTH, content, loader_of, source_of, taken
+from tests.process.seeded_datasets import Noise
 
-from penstock.errors import StateError
-from penstock.sampling import DistributedSampler
+from penstock.sampling import DistributedSampler, WeightedRandomSampler
+from penstock.torch import DataLoader
 
-ROOT = Path(__file__).parents[2]
 KINDS = ["dataset", "weighted", "torch weighted", "torch weighted, own generator", "user's"]
-CUT = 3  # batches, of 7 per rank
-NUM_BATCHES = 7
+CUT = 3  # batches
+SEED = 7
+LENGTH = 100
+WEIGHTS = [1.0 + index % 5 for index in range(LENGTH)]
+
+
+class Shuffled:
+    """A user's sampler, written without a thought for seeds or ranks."""
+
+    def __init__(self, length):
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+    def __iter__(self):
+        order = list(range(self.length))
+        random.shuffle(order)
+        np.random.shuffle(order)
+        return iter(order)
+
+
+def source_of(kind, length=LENGTH):
+    """What a DistributedSampler wraps."""
+    torch_weighted = torch.utils.data.WeightedRandomSampler
+    return {
+        "dataset": lambda: Noise(length),
+        "weighted": lambda: WeightedRandomSampler(WEIGHTS[:length], length, seed=3),
+        "torch weighted": lambda: torch_weighted(WEIGHTS[:length], length),
+        "torch weighted, own generator": lambda: torch_weighted(
+            WEIGHTS[:length], length, generator=torch.Generator()
+        ),
+        "user's": lambda: Shuffled(length),
+    }[kind]()
+
+
+def loader_of(kind, batch_size, *, length=LENGTH, num_workers=0, **ranks):
+    return DataLoader(
+        Noise(length),
+        batch_size=batch_size,
+        sampler=DistributedSampler(source_of(kind, length), **ranks),
+        seed=SEED,
+        num_workers=num_workers,
+        multiprocessing_context="fork" if num_workers else None,
+    )
+
+
+def content(batch):
+    """The samples of a batch: [index, the bytes of its random numbers]."""
+    indices, draws = batch
+    return [[int(i), row.numpy().tobytes().hex()] for i, row in zip(indices, draws, strict=True)]
+
+
+def taken(loader, count=None):
+    """The next epoch, or so many batches of it."""
+    return [content(batch) for batch in itertools.islice(loader, count)]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -31,53 +87,6 @@ def no_rank():
         patch.delenv("RANK", raising=False)
         patch.delenv("WORLD_SIZE", raising=False)
         yield
-
-
-def two_ranks(folder, runs):
-    """Run two processes to their end; what each run gave, on rank 0 and rank 1."""
-    plan = folder / "plan.json"
-    plan.write_text(json.dumps({"world_size": 2, "runs": runs}))
-    command = [sys.executable, "-m", "tests.process.distributed_run", str(plan)]
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    processes = [
-        subprocess.Popen(
-            [*command, str(rank)], cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True
-        )
-        for rank in (0, 1)
-    ]
-    try:
-        messages = [process.communicate(timeout=60)[1] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-            process.stderr.close()
-    assert [process.returncode for process in processes] == [0, 0], "\n".join(messages)
-    results = [json.loads(Path(f"{plan}.{rank}").read_text()) for rank in (0, 1)]
-    return list(zip(*results, strict=True))
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    """Kind -> what two processes gave in epochs 0 and 1, and in epoch 2 up to the cut.
-
-    The first has a worker, the second has none.
-    """
-    runs = [{"kind": kind, "num_workers": [1, 0], "num_epochs": 2, "cut": CUT} for kind in KINDS]
-    return dict(zip(KINDS, two_ranks(tmp_path_factory.mktemp("saved"), runs), strict=True))
-
-
-@pytest.fixture(scope="module")
-def resumed(saved, tmp_path_factory):
-    """Kind -> what two more processes gave from there on: the rest of epoch 2, and of epoch 3.
-
-    Each has another number of workers than before, and loads the state of rank 0.
-    """
-    runs = [
-        {"kind": kind, "num_workers": [0, 2], "num_epochs": 1, "cut": 1, "state": one["state"]}
-        for kind, (one, _) in saved.items()
-    ]
-    return dict(zip(KINDS, two_ranks(tmp_path_factory.mktemp("resumed"), runs), strict=True))
 
 
 def together(*shares):
@@ -90,86 +99,13 @@ def together(*shares):
     ]
 
 
-def indices_of(batches):
-    return [index for batch in batches for index, _ in batch]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_ranks_come_from_the_process_group_and_save_the_same_state(saved, kind):
-    one, other = saved[kind]
-    assert (one["rank"], other["rank"]) == ([0, 2], [1, 2])
-    assert one["states of all"] == [one["state"], one["state"]]
-    assert len(one["state"]) < 1024
-    assert json.loads(one["state"])["samples"] == CUT * 16
-
-
-@pytest.mark.parametrize("kind", ["dataset", "user's"])
-def test_shares_of_two_processes_are_disjoint_and_complete(saved, kind):
-    one, other = saved[kind]
-    for epoch in (0, 1):
-        mine, theirs = indices_of(one["epochs"][epoch]), indices_of(other["epochs"][epoch])
-        assert len(mine) == len(theirs) == LENGTH // 2
-        assert sorted(mine + theirs) == list(range(LENGTH))
-    assert one["epochs"][0] != one["epochs"][1]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_processes_together_give_what_one_process_gives(saved, kind):
-    one, other = saved[kind]
-    alone = loader_of(kind, 16)
-    for epoch in (0, 1):
-        batches = together(one["epochs"][epoch], other["epochs"][epoch])
-        assert len(batches) == NUM_BATCHES
-        assert batches == taken(alone)
-
-
-@pytest.mark.parametrize("kind", ["dataset", "weighted"])
-def test_the_processes_together_give_the_order_of_the_sampler_that_is_wrapped(saved, kind):
-    one, other = saved[kind]
-    sampler = DistributedSampler(source_of(kind)).sampler
-    for epoch in (0, 1):
-        sampler.set_epoch(epoch)
-        batches = together(one["epochs"][epoch], other["epochs"][epoch])
-        assert indices_of(batches) == list(sampler)
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("kind", KINDS)
-def test_one_process_goes_on_where_two_were(saved, kind, num_workers):
-    one, other = saved[kind]
-    whole = loader_of(kind, 16)
-    whole.set_epoch(2)
-    expected = [taken(whole), taken(whole)]
-    assert together(one["epochs"][2], other["epochs"][2]) == expected[0][:CUT]
-    alone = loader_of(kind, 16, num_workers=num_workers)
-    alone.load_state_dict(json.loads(one["state"]))
-    assert alone.epoch == 2
-    assert [taken(alone), taken(alone)] == [expected[0][CUT:], expected[1]]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_two_processes_go_on_with_other_numbers_of_workers(saved, resumed, kind):
-    whole = loader_of(kind, 16)
-    whole.set_epoch(2)
-    expected = [taken(whole), taken(whole)]
-    one, other = resumed[kind]
-    assert together(one["epochs"][0], other["epochs"][0]) == expected[0][CUT:]
-    assert together(one["epochs"][1], other["epochs"][1]) == expected[1][:1]
-
-
-def test_a_state_of_two_ranks_is_refused_where_the_global_batch_is_another(saved):
-    one, _ = saved["dataset"]
-    with pytest.raises(StateError, match="global_batch_size is 16 in the state and 8 here"):
-        loader_of("dataset", 8).load_state_dict(json.loads(one["state"]))
-
-
-# From here on ranks are made in this process: the arguments say which.
-
-
 def go_on(world_size, batch_size, count, state, rank_saved, epoch, **options):
     """All ranks up to `count` batches in all; their batches, and the state of one of them."""
     shares, states = [], []
     for rank in range(world_size):
+        # The ranks' generators differ, as they do where nobody has seeded them.
+        for seed in (random.seed, np.random.seed, torch.manual_seed):
+            seed(1000 + rank)
         loader = loader_of(batch_size=batch_size, num_replicas=world_size, rank=rank, **options)
         if state is None:
             loader.set_epoch(epoch)
@@ -240,3 +176,18 @@ def test_whole_epochs_of_four_ranks_differ_from_one_process_at_their_end_alone(k
         assert_equal_but_for_the_end(together(*shares), taken(whole), pad, 4)
         sizes = {sum(map(len, share)) for share in shares}
         assert len(sizes) == 1 or pad == "none"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_process_with_workers_goes_on_where_two_ranks_were(kind):
+    whole = loader_of(kind, 16)
+    whole.set_epoch(2)
+    expected = [taken(whole), taken(whole)]
+    batches, state = go_on(2, 8, CUT, None, 1, 2, kind=kind)
+    assert batches == expected[0][:CUT]
+    assert len(state) < 1024
+    assert json.loads(state)["samples"] == CUT * 16
+    alone = loader_of(kind, 16, num_workers=2)
+    alone.load_state_dict(json.loads(state))
+    assert alone.epoch == 2
+    assert [taken(alone), taken(alone)] == [expected[0][CUT:], expected[1]]

@@ -6,8 +6,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import resource
-import signal
 import sys
 import textwrap
 import threading
@@ -15,8 +13,8 @@ from multiprocessing import popen_fork
 
 import numpy as np
 import pytest
-from tests.distributed.launching import completed
-from tests.process.faulty_datasets import Rows
+from tests.process.faulty_datasets import Ends, Forking, Rows
+from tests.support.processes import completed, holds_in_child
 
 from penstock import Loader
 from penstock.errors import ConfigError, WorkerDied
@@ -33,38 +31,7 @@ def firsts(batches):
 ALL = [[4.0 * k, 4 * k + 1, 4 * k + 2, 4 * k + 3] for k in range(16)]
 
 
-def status_of_child(work):
-    """Fork, and return the exit status of the child, in which `work` says whether all is well."""
-    pid = os.fork()
-    if pid == 0:
-        ok = False
-        try:
-            ok = work()
-        finally:
-            os._exit(0 if ok else 1)
-    return os.waitpid(pid, 0)[1]
-
-
 # A dataset that forks
-
-
-class Forking(Rows):
-    """Sample 5 forks a child, which ends in the given way; the worker waits for it."""
-
-    def __init__(self, how):
-        super().__init__()
-        self.how = how
-
-    def __getitem__(self, index):
-        if index == 5:
-            pid = os.fork()
-            if pid == 0:
-                if self.how == "raises":
-                    os.closerange(2, 3)  # where its traceback goes
-                    raise ValueError("in the child")
-                sys.exit(3)
-            os.waitpid(pid, 0)
-        return super().__getitem__(index)
 
 
 @pytest.mark.parametrize("how", ["sys.exit", "raises"])
@@ -130,7 +97,7 @@ def test_a_loader_with_persistent_workers_has_its_own_in_a_forked_child(make, ba
         iter(loader).close()
         return ok
 
-    assert status_of_child(work) == 0
+    assert holds_in_child(work)
     assert firsts(loader) == ALL
     assert iter(loader).backend is backend
 
@@ -149,14 +116,14 @@ def test_an_iterator_cannot_go_on_in_a_forked_child_and_says_so(make, backend):
                 next(batches)
         return firsts(loader) == ALL
 
-    assert status_of_child(work) == 0
+    assert holds_in_child(work)
     assert firsts(batches) == ALL[1:]
 
 
 def test_an_iterator_without_workers_goes_on_in_both():
     batches = iter(Loader(Rows(), batch_size=4))
     next(batches)
-    assert status_of_child(lambda: firsts(batches) == ALL[1:]) == 0
+    assert holds_in_child(lambda: firsts(batches) == ALL[1:])
     assert firsts(batches) == ALL[1:]
 
 
@@ -265,30 +232,6 @@ def test_the_fork_server_knows_the_exit_status_all_the_same():
 
 
 # Last words
-
-
-class Ends(Rows):
-    """Sample 13 ends its worker."""
-
-    def __init__(self, how):
-        super().__init__()
-        self.how = how
-
-    def __getitem__(self, index):
-        if index == 13:
-            if self.how == "sys.exit":
-                self.leave()
-            elif self.how == "os._exit":
-                os._exit(3)
-            elif self.how.startswith("SIG"):
-                resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-                os.kill(os.getpid(), getattr(signal, self.how))
-            else:
-                os.closerange(3, 256)
-        return super().__getitem__(index)
-
-    def leave(self):
-        sys.exit(3)
 
 
 def death_of(dataset, capfd, **options):

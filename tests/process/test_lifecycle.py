@@ -11,67 +11,22 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 import warnings
 
 import numpy as np
 import psutil
 import pytest
-from tests.distributed.launching import told_by
+from tests.process.faulty_datasets import Blocking, Noting, Rows
+from tests.support.holdings import sizes_of_mapped_slots
+from tests.support.processes import completed, holds_in_child, told_by
 
 from penstock import Loader, get_worker_info
 from penstock.data import IterableDataset
 from penstock.engine import stream as stream_module
 from penstock.engine.backends import process
-from penstock.errors import WorkerDied, WorkerTimeout
+from penstock.errors import WorkerDied
 from penstock.torch import DataLoader
 from penstock.transport import arena
-
-
-class Rows:
-    """`length` samples of `size` float32, each filled with its index."""
-
-    def __init__(self, length=64, size=4096):
-        self.length = length
-        self.size = size
-
-    def __len__(self):
-        return self.length
-
-    def __getitem__(self, index):
-        return np.full(self.size, index, np.float32)
-
-
-class Deadly(Rows):
-    """The sample `at` ends its worker in the given way."""
-
-    def __init__(self, at, how):
-        super().__init__()
-        self.at = at
-        self.how = how
-
-    def __getitem__(self, index):
-        if index == self.at:
-            if self.how == "SIGKILL":
-                os.kill(os.getpid(), signal.SIGKILL)
-            elif self.how == "os._exit":
-                os._exit(3)
-            else:
-                sys.exit(0)
-        return super().__getitem__(index)
-
-
-class Blocking(Rows):
-    """From sample `at` on, samples wait for ever."""
-
-    def __init__(self, at):
-        super().__init__()
-        self.at = at
-
-    def __getitem__(self, index):
-        if index >= self.at:
-            threading.Event().wait()
-        return super().__getitem__(index)
 
 
 class LongLastWords(Rows):
@@ -113,12 +68,10 @@ class Labelled(Rows):
 
 def resources():
     gc.collect()
-    with open("/proc/self/maps") as maps:
-        mappings = sum("memfd:penstock" in line for line in maps)
     return {
         "fds": len(os.listdir("/proc/self/fd")),
         "threads": threading.active_count(),
-        "mappings": mappings,
+        "mappings": len(sizes_of_mapped_slots()),
         "shm": sum("penstock" in name for name in os.listdir("/dev/shm")),
         "children": len(multiprocessing.active_children()),
     }
@@ -163,11 +116,27 @@ def test_held_batches_are_distinct_and_correct_and_cost_no_descriptors():
     assert_rows(batches[1], 2)
 
 
+class Reporting(Rows):
+    """Sets an event as sample `at` is read."""
+
+    def __init__(self, at):
+        super().__init__(32)
+        self.at = at
+        self.is_read = multiprocessing.get_context("fork").Event()
+
+    def __getitem__(self, index):
+        if index == self.at:
+            self.is_read.set()
+        return super().__getitem__(index)
+
+
 def test_a_message_that_fails_leaves_no_descriptor_of_those_behind_it(monkeypatch):
     monkeypatch.setattr(process, "memory_warning", lambda *_: "too little")
     before = resources()
-    stream = iter(Loader(Rows(32), batch_size=4, num_workers=1, prefetch_factor=8))
-    time.sleep(1.0)  # until several messages are there, each with a descriptor
+    dataset = Reporting(28)
+    options = {"num_workers": 1, "prefetch_factor": 8, "multiprocessing_context": "fork"}
+    stream = iter(Loader(dataset, batch_size=4, **options))
+    assert dataset.is_read.wait(30)  # seven messages are there by then, each with a descriptor
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(RuntimeWarning, match="too little"):
@@ -186,16 +155,6 @@ def test_an_early_break_and_a_dropped_iterator_leave_no_worker():
     next(stream)
     del batch, stream
     assert resources() == before
-
-
-class Noting:
-    """A `worker_init_fn` that makes a file."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def __call__(self, worker_id):
-        self.path.touch()
 
 
 def test_workers_whose_loader_is_closed_while_they_start_set_nothing_up(tmp_path):
@@ -233,48 +192,23 @@ def test_an_epoch_broken_off_leaves_no_batch_of_it_in_the_next():
     loader._stream.close()
 
 
-@pytest.mark.parametrize(
-    ("how", "said"),
-    [("SIGKILL", "killed by SIGKILL"), ("os._exit", "code 3"), ("sys.exit", "code 0")],
-)
-def test_a_worker_that_ends_early_raises_after_the_batches_before_it(how, said):
-    stream = iter(Loader(Deadly(30, how), batch_size=4, num_workers=2))
-    seen = 0
-    # Which batch is the last one is not ours to say, so the block holds the whole loop.
-    with pytest.raises(WorkerDied, match=f"{said} .*, epoch 0. It held steps"):  # noqa: PT012
-        for batch in stream:
-            assert_rows(batch, 4 * seen)
-            seen += 1
-    assert seen <= 7
-    with pytest.raises(StopIteration):
-        next(stream)
-
-
-def test_no_batch_within_the_timeout_is_an_error_and_the_workers_are_gone_soon():
-    stream = iter(Loader(Blocking(8), batch_size=4, num_workers=2, timeout=2.5))
-    assert_rows(next(stream), 0)
-    assert_rows(next(stream), 4)
-    with pytest.raises(WorkerTimeout, match=r"2\.5 seconds"):
-        next(stream)
-    begun = time.monotonic()
-    del stream
-    gc.collect()
-    assert time.monotonic() - begun < 5.0
-
-
-def run_script(body, **options):
-    """Run a script in a process of its own, with what the tests of this file need at hand."""
+def script_of(body):
+    """Return a script, with what the tests of this file need at hand."""
     head = f"""
         import faulthandler, sys, os, time, signal, threading
         faulthandler.dump_traceback_later(50)  # where it waits, if it does not end
         sys.path[:0] = {sys.path!r}
         import numpy as np
         from penstock import Loader
-        from {__name__} import Rows, Blocking
+        from tests.process.faulty_datasets import Blocking, Rows
     """
-    script = textwrap.dedent(head) + textwrap.dedent(body)
+    return textwrap.dedent(head) + textwrap.dedent(body)
+
+
+def run_script(body, **options):
+    """Run a script in a process of its own."""
     return subprocess.Popen(
-        [sys.executable, "-c", script],
+        [sys.executable, "-c", script_of(body)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -415,13 +349,15 @@ def test_an_interpreter_that_exits_with_live_iterators_ends_cleanly():
 def test_a_fork_in_the_main_process_disturbs_neither_side():
     stream = iter(Loader(Rows(), batch_size=4, num_workers=2))
     batch = next(stream)
-    pid = os.fork()
-    if pid == 0:
-        ok = bool((batch[2] == 2).all())
+
+    def drops_it():
+        nonlocal stream
+        is_whole = bool((batch[2] == 2).all())
         del stream
         gc.collect()
-        os._exit(0 if ok else 1)
-    assert os.waitpid(pid, 0)[1] == 0
+        return is_whole
+
+    assert holds_in_child(drops_it)
     for step, batch in enumerate(stream, start=1):
         assert_rows(batch, 4 * step)
     assert step == 15
@@ -468,15 +404,6 @@ def test_a_worker_that_dies_after_its_share_of_an_iterable_is_not_missed():
     assert sorted(stream) == list(range(50))
 
 
-def sizes_of_mapped_slots():
-    with open("/proc/self/maps") as maps:
-        return [
-            int(line.split()[0].split("-")[1], 16) - int(line.split()[0].split("-")[0], 16)
-            for line in maps
-            if "memfd:penstock" in line
-        ]
-
-
 def test_a_loop_that_drops_its_batches_needs_two_slots_of_each_worker(monkeypatch):
     monkeypatch.setattr(process, "_SLOT_PATIENCE_S", 60.0)  # however busy the machine is
     monkeypatch.setattr(arena, "_WAITED_S", 600.0)
@@ -518,31 +445,24 @@ def test_a_dev_shm_of_one_megabyte_is_enough():
     probe = subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False)
     if probe.returncode:
         pytest.skip("no permission to make a mount namespace of our own")
-    process = run_script(body)
-    script = process.args[2]
-    finish(process)
-    done = subprocess.run(
-        ["unshare", "-m", "sh", "-c", command + '"$0" "$@"', sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    start = ["unshare", "-m", "sh", "-c", command + '"$0" "$@"']
+    done = completed([*start, sys.executable, "-c", script_of(body)])
     assert done.stderr == ""
     assert done.stdout.split() == ["1024", "ok"]
 
 
+class Texts(list):
+    """A batch is all of it, whatever is asked for."""
+
+    def get_batch(self, indices, alloc):
+        return list(self)
+
+
 def test_a_worker_blocked_on_sending_and_a_consumer_with_large_tasks_do_not_wait_for_each_other():
     # Tasks of 800 KB and messages of 30 KB: both directions of the sockets fill up.
-    texts = [f"{index:06d}" * 50 for index in range(100)]
-
-    def collate(samples):
-        return samples[:100]
-
+    texts = Texts(f"{index:06d}" * 50 for index in range(100))
     batches = [[index % 100 for index in range(100_000)] for _ in range(12)]
-    loader = Loader(
-        texts, batch_sampler=batches, num_workers=2, prefetch_factor=6, collate_fn=collate
-    )
+    loader = Loader(texts, batch_sampler=batches, num_workers=2, prefetch_factor=6)
     assert [batch == texts for batch in loader] == [True] * 12
 
 

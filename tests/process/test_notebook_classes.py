@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
+from tests.support.processes import python
 
 from penstock import Loader
 from penstock.errors import UnpicklableError
@@ -42,9 +42,7 @@ except ValueError as error:
 def test_a_class_of_a_prompt_reaches_the_workers_by_cloudpickle_or_is_explained(method):
     pytest.importorskip("cloudpickle")
     program = PROGRAM.replace("METHOD", repr(method))
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False
-    )
+    done = python("-c", program)
     batches, error = done.stdout.split("\n", 1)
     assert batches == "[[0.5, 1.5], [2.5, 3.5]]", done.stderr
     assert error.startswith("dataset.transform cannot be sent to a worker: ")

@@ -13,57 +13,22 @@ import sys
 import threading
 import time
 import warnings
+from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 import torch
+from tests.process import deadly_datasets
+from tests.process.deadly_datasets import Kept, Noise, Stream
+from tests.support.comparing import assert_same
 
 import penstock.torch
-from penstock import FaultPolicy, Loader, sample_rng
+from penstock import FaultPolicy, Loader
 from penstock.data import IterableDataset, shard
 from penstock.errors import WorkerDied, WorkerTimeout
 
-
-class Noise:
-    """Sample i is i, a draw of its own stream, and one of numpy's global generator."""
-
-    def __init__(self, length=48):
-        self.length = length
-
-    def __len__(self):
-        return self.length
-
-    def __getitem__(self, index):
-        return np.array([index, sample_rng().random(), np.random.random()])
-
-
-class Stream(IterableDataset):
-    """A share of 0, 1, 2 … with draws; without state, so that a lost place is replayed."""
-
-    def __iter__(self):
-        for index in shard(range(60)):
-            yield np.array([index, sample_rng().random()])
-
-
-class Kept(IterableDataset):
-    """The same with a state."""
-
-    def __init__(self):
-        self.at = 0
-
-    def __iter__(self):
-        mine = list(shard(range(60)))
-        while self.at < len(mine):
-            self.at += 1
-            yield np.array([mine[self.at - 1], sample_rng().random()])
-        self.at = 0
-
-    def state_dict(self):
-        return {"at": self.at}
-
-    def load_state_dict(self, state):
-        self.at = state["at"]
+ROOT = Path(__file__).parents[2]
 
 
 class Deadly(Noise):
@@ -94,12 +59,6 @@ def kill(stream, worker_id=0):
     process.join()
 
 
-def assert_same(batches, others):
-    assert len(batches) == len(others)
-    for batch, other in zip(batches, others, strict=True):
-        np.testing.assert_array_equal(np.asarray(batch), np.asarray(other))
-
-
 @pytest.mark.parametrize(
     ("dataset", "method"),
     [
@@ -124,7 +83,7 @@ def test_a_worker_killed_from_outside_does_not_show_in_the_data(dataset, method)
     batches += [next(stream), next(stream)]
     kill(stream, 1)
     batches += stream
-    assert_same(batches, expected)
+    assert_same(expected, batches)
     assert loader.failures == []
 
 
@@ -135,7 +94,7 @@ def test_batches_of_a_dead_worker_that_are_held_keep_their_values():
     held = [next(stream)]
     kill(stream)
     held += stream
-    assert_same(held, expected)
+    assert_same(expected, held)
 
 
 @pytest.mark.parametrize("persistent", [False, True])
@@ -196,7 +155,7 @@ def test_respawning_is_bounded_per_epoch_not_for_ever():
         batches = [next(stream)]
         kill(stream, epoch % 2)
         batches += stream
-        assert_same(batches, expected)
+        assert_same(expected, batches)
 
 
 def test_a_worker_is_replaced_though_hardly_a_descriptor_is_left():
@@ -211,7 +170,7 @@ def test_a_worker_is_replaced_though_hardly_a_descriptor_is_left():
         batches += stream
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, old)
-    assert_same(batches, list(Loader(Noise(), batch_size=4)))
+    assert_same(list(Loader(Noise(), batch_size=4)), batches)
 
 
 def test_a_policy_that_raises_still_replaces_a_worker_killed_from_outside(tmp_path):
@@ -221,7 +180,7 @@ def test_a_policy_that_raises_still_replaces_a_worker_killed_from_outside(tmp_pa
     batches = [next(stream)]
     kill(stream)
     batches += stream
-    assert_same(batches, expected)
+    assert_same(expected, batches)
     loader = Loader(
         Deadly(tmp_path / "tries"), batch_size=4, num_workers=2, on_error=FaultPolicy("raise")
     )
@@ -256,7 +215,7 @@ def test_two_workers_that_die_together_are_both_replaced():
     for pid in pids[:2]:
         os.kill(pid, signal.SIGKILL)
     batches += stream
-    assert_same(batches, expected)
+    assert_same(expected, batches)
 
 
 def test_out_of_order_every_batch_comes_once():
@@ -266,7 +225,7 @@ def test_out_of_order_every_batch_comes_once():
     kill(stream, 1)
     batches += stream
     expected = list(Loader(Noise(), batch_size=4))
-    assert_same(sorted(batches, key=lambda batch: batch[0, 0]), expected)
+    assert_same(expected, sorted(batches, key=lambda batch: batch[0, 0]))
 
 
 def test_a_worker_that_dies_while_it_starts_is_replaced_until_respawns_are_spent(tmp_path):
@@ -340,16 +299,6 @@ def test_a_timeout_shows_where_the_worker_is_stuck_and_the_stream_goes_on():
     for _ in range(2):
         with pytest.raises(WorkerTimeout, match="wait_for_nothing"):
             next(stream)
-
-
-def test_under_a_policy_a_stuck_worker_is_ended_and_its_sample_left_out():
-    loader = Loader(Stuck(), batch_size=4, num_workers=2, timeout=2.5, on_error="skip")
-    with pytest.warns(UserWarning, match="1 bad sample"):
-        indices = [int(row[0]) for batch in loader for row in batch]
-    assert indices == [i for i in range(48) if i != 13]
-    (failure,) = loader.failures
-    assert "no batch came within timeout=2.5 seconds" in str(failure.error)
-    assert loader.stats().replaced_workers == 2
 
 
 class Slow(Noise):
@@ -478,15 +427,6 @@ class Segfaulting(Noise):
         return super().__getitem__(index)
 
 
-def test_a_segfault_is_told_with_the_python_stack_that_led_to_it():
-    with pytest.raises(WorkerDied) as caught:
-        list(Loader(Segfaulting(), batch_size=4, num_workers=1))
-    message = str(caught.value)
-    assert "SIGSEGV while reading sample 13 of step 3" in message
-    assert "in segfault" in message
-    assert "in __getitem__" in message
-
-
 def test_a_users_own_faulthandler_is_not_needed_and_does_no_harm():
     import faulthandler
 
@@ -508,15 +448,6 @@ def test_the_message_of_a_killed_worker_has_figures_of_memory(tmp_path):
     assert "MB" in message
     assert "The machine has" in message
     assert "fewer workers" in message
-
-
-def test_a_worker_that_hangs_in_its_start_is_shown_too():
-    def never_ready(worker_id):
-        Stuck().wait_for_nothing()
-
-    stream = iter(Loader(Noise(), num_workers=1, timeout=3, worker_init_fn=never_ready))
-    with pytest.raises(WorkerTimeout, match="in never_ready"):
-        next(stream)
 
 
 class Grandparent(Noise):
@@ -586,19 +517,13 @@ def test_a_replacement_that_ends_workers_is_quarantined_not_the_sample_that_it_s
     assert {f.index for f in loader.failures} == {"a", "b"}
 
 
-class HoldsThePython(Noise):
-    """From sample 8 on native code holds the interpreter."""
-
-    def __getitem__(self, index):
-        if index >= 8:
-            ctypes.PyDLL(None).sleep(600)
-        return super().__getitem__(index)
-
-
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_a_worker_in_native_code_that_holds_the_interpreter_ends_with_the_main_process(method):
     trainer = subprocess.Popen(
-        [sys.executable, __file__, method], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", deadly_datasets.__name__, method],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     pids = [int(pid) for pid in trainer.stdout.readline().split()]
     workers = [psutil.Process(pid) for pid in pids]
@@ -607,14 +532,3 @@ def test_a_worker_in_native_code_that_holds_the_interpreter_ends_with_the_main_p
     gone, alive = psutil.wait_procs(workers, timeout=5)
     assert not alive
     assert len(gone) == 2
-
-
-if __name__ == "__main__":
-    loader = Loader(
-        HoldsThePython(), batch_size=4, num_workers=2, multiprocessing_context=sys.argv[1]
-    )
-    stream = iter(loader)
-    next(stream), next(stream)
-    sys.stdout.write(" ".join(str(p.pid) for p in stream.backend.processes) + "\n")
-    sys.stdout.flush()
-    next(stream)

@@ -9,48 +9,10 @@ import sys
 import numpy as np
 import pytest
 import torch
+from tests.process.shared_datasets import Counting, Holding, Reading
 
 from penstock.errors import UnpicklableError
 from penstock.torch import DataLoader
-
-
-class Counting:
-    """Counts its reads in whatever it was given to count in."""
-
-    def __init__(self, counter):
-        self.counter = counter
-
-    def __len__(self):
-        return 8
-
-    def __getitem__(self, index):
-        if hasattr(self.counter, "get_lock"):
-            with self.counter.get_lock():
-                self.counter.value += 1
-        else:
-            self.counter[index] += 1
-        return index
-
-
-class Holding:
-    """Writes to its array, and says where the array lies."""
-
-    def __init__(self, array):
-        self.array = array
-
-    def __len__(self):
-        return 6
-
-    def __getitem__(self, index):
-        before = float(self.array[index])
-        self.array[index] = -1
-        with open("/proc/self/maps") as maps:
-            address = self.array.__array_interface__["data"][0]
-            for line in maps:
-                start, stop = (int(part, 16) for part in line.split()[0].split("-"))
-                if start <= address < stop:
-                    return before, "memfd:penstock" in line
-        raise AssertionError("the array lies nowhere")
 
 
 class Deep:
@@ -92,16 +54,6 @@ def test_arrays_of_the_dataset_lie_in_one_segment_and_a_write_is_the_workers_own
         (float(index), True) for index in (0, 0, 1, 1, 2, 2)
     ]
     assert dataset.array[0] == 0
-
-
-class Reading(Holding):
-    """Samples are what comes out of a pipe, or what lies in shared ctypes."""
-
-    def __len__(self):
-        return 4
-
-    def __getitem__(self, index):
-        return self.array.recv() if hasattr(self.array, "recv") else self.array[index]
 
 
 def test_a_connection_in_the_dataset_reaches_the_worker_as_itself():

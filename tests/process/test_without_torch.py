@@ -3,22 +3,26 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from tests.process.plain_datasets import Huge, ImportsLate, Mixed, Plain, Unstackable
+from tests.support.comparing import assert_same
+from tests.support.processes import python
 
 from penstock.torch import DataLoader
 
 
-def batches_of(loader_class, dataset, **options):
+def batches_of(loader_class, dataset, method="spawn", **options):
     torch.manual_seed(11)
     loader = loader_class(
-        dataset, num_workers=2, multiprocessing_context="spawn", shuffle=True, **options
+        dataset, num_workers=2, multiprocessing_context=method, shuffle=True, **options
     )
     return list(loader)
+
+
+def torchs(dataset, **options):
+    """Torch's batches, which do not depend on the start method: a fork has torch already."""
+    return batches_of(torch.utils.data.DataLoader, dataset, "fork", **options)
 
 
 def without_workers(dataset, **options):
@@ -26,37 +30,20 @@ def without_workers(dataset, **options):
     return list(torch.utils.data.DataLoader(dataset, **options))
 
 
-def assert_same(a, b):
-    assert type(a) is type(b)
-    if isinstance(a, torch.Tensor):
-        assert a.dtype == b.dtype
-        assert a.stride() == b.stride()
-        assert torch.equal(a, b)
-    elif isinstance(a, dict):
-        assert list(a) == list(b)
-        for key in a:
-            if key != "torch":
-                assert_same(a[key], b[key])
-    elif isinstance(a, (list, tuple)):
-        assert len(a) == len(b)
-        for one, other in zip(a, b, strict=True):
-            assert_same(one, other)
-    else:
-        assert a == b
-
-
 @pytest.mark.parametrize("batch_size", [5, None])
 def test_batches_of_a_worker_without_torch_are_bit_identical(batch_size):
-    theirs = batches_of(torch.utils.data.DataLoader, Plain(), batch_size=batch_size)
+    theirs = torchs(Plain(), batch_size=batch_size)
     ours = batches_of(DataLoader, Plain(), batch_size=batch_size)
+    assert all(torch.as_tensor(batch.pop("torch")).all() for batch in theirs)
+    assert not any(torch.as_tensor(batch.pop("torch")).any() for batch in ours)
     assert_same(theirs, ours)
-    assert all(torch.as_tensor(batch["torch"]).all() for batch in theirs)
-    assert not any(torch.as_tensor(batch["torch"]).any() for batch in ours)
 
 
 def test_torch_is_seeded_and_set_up_when_a_sample_imports_it():
-    theirs = batches_of(torch.utils.data.DataLoader, ImportsLate(), batch_size=5)
+    theirs = torchs(ImportsLate(), batch_size=5)
     ours = batches_of(DataLoader, ImportsLate(), batch_size=5)
+    for batch in (*theirs, *ours):
+        del batch["torch"]
     assert_same(theirs, ours)
     assert all((batch["threads"] == 1).all() for batch in ours)
 
@@ -69,7 +56,7 @@ def test_what_has_no_tensor_type_is_refused_as_torch_does():
 
 
 def test_values_of_mixed_types_become_what_torch_makes_of_them():
-    theirs = batches_of(torch.utils.data.DataLoader, Mixed(), batch_size=4)
+    theirs = torchs(Mixed(), batch_size=4)
     ours = batches_of(DataLoader, Mixed(), batch_size=4)
     assert_same(theirs, ours)
 
@@ -109,8 +96,5 @@ def test_torch_imported_by_a_sample_draws_what_it_would_have_drawn(tmp_path):
     ):
         script = tmp_path / f"late_{number}.py"
         script.write_text(LATE.format(early=early, workers=workers, context=context))
-        done = subprocess.run(
-            [sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=True
-        )
-        outputs.append(done.stdout)
+        outputs.append(python(script).stdout)
     assert outputs[0] == outputs[1] == outputs[2] != ""

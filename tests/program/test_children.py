@@ -7,9 +7,10 @@ import subprocess
 import sys
 
 import pytest
-from tests.distributed.launching import TORCHRUN, completed
+from tests.distributed.launching import TORCHRUN
 from tests.distributed.launching import environment as of_ranks
 from tests.program.running import RUN, environment, ran, split, written
+from tests.support.processes import completed
 
 CHILDREN = """
 import multiprocessing, subprocess, sys, torch.multiprocessing

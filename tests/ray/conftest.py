@@ -20,7 +20,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.conftest import GRACE_S, Holdings
+from tests.conftest import GRACE_S
+from tests.support.holdings import Holdings
 
 # Before anybody imports ray, which reads them then.
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"

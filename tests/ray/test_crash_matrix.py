@@ -24,12 +24,12 @@ from tests.process.test_crash_matrix import (
     Unharmed,
     assert_ends_with,
     assert_is_the_bad_sample,
-    assert_same,
     batches_of,
     drain,
     good_batches,
     replacement_without_workers,
 )
+from tests.support.comparing import assert_same
 
 from penstock import Loader
 from penstock.errors import WorkerDied

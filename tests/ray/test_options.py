@@ -4,10 +4,9 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
-import sys
 
 import pytest
+from tests.support.processes import python
 
 from penstock import Loader, Ray
 from penstock.errors import ConfigError
@@ -112,7 +111,7 @@ except MissingExtraError as error: print(error)
 
 
 def test_without_ray_only_workers_raise_and_the_error_names_the_extra():
-    done = subprocess.run([sys.executable, "-c", NO_RAY], capture_output=True, text=True)
+    done = python("-c", NO_RAY)
     batches, error = done.stdout.splitlines()
     assert batches == "[[0.0], [1.0]]"
     assert error.startswith('backend="ray" needs Ray'), done.stderr
@@ -125,7 +124,7 @@ def test_importing_penstock_or_making_other_loaders_does_not_import_ray():
         "list(penstock.Loader([0.0], num_workers=1)); list(penstock.torch.DataLoader([0.0]))\n"
         "print('ray' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = python("-c", code)
     assert done.stdout == "False\n", done.stderr
 
 

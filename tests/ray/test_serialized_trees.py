@@ -15,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
+from tests.support.comparing import assert_same
 
 import penstock.torch  # noqa: F401 - which knows tensors
 from penstock.engine.backends.ray import backend
@@ -50,23 +51,6 @@ class Store:
         return SerializedTree(
             serialized.pickled, [self.keep(buffer) for buffer in serialized.buffers]
         )
-
-
-def assert_same(a, b):
-    assert type(a) is type(b)
-    if isinstance(a, dict):
-        assert list(a) == list(b)
-        for key in a:
-            assert_same(a[key], b[key])
-    elif isinstance(a, (list, tuple)):
-        assert len(a) == len(b)
-        for x, y in zip(a, b, strict=True):
-            assert_same(x, y)
-    elif isinstance(a, np.ndarray):
-        assert (a.dtype, a.shape) == (b.dtype, b.shape)
-        assert a.tobytes() == b.tobytes()
-    else:
-        assert a == b
 
 
 def large(array):

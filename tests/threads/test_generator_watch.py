@@ -6,7 +6,6 @@ from __future__ import annotations
 import random
 import sys
 import threading
-import time
 import warnings
 
 import numpy as np
@@ -186,12 +185,18 @@ def test_whoever_tells_the_dataset_of_the_epoch_is_watched():
         def set_epoch(self, epoch):
             self.order = random.sample(range(24), 24)
 
+    has_begun = threading.Event()
+
+    def make(index):
+        has_begun.set()
+        return float(index)
+
     def init(worker_id):
         if worker_id == 0:  # which is not the first to begin
-            time.sleep(0.2)
+            assert has_begun.wait(30)
 
     with pytest.warns(UserWarning, match="set_epoch .* uses random"):
-        list(Loader(Reshuffled(float), 3, num_workers=2, backend="thread", worker_init_fn=init))
+        list(Loader(Reshuffled(make), 3, num_workers=2, backend="thread", worker_init_fn=init))
 
 
 def test_an_init_function_that_seeds_a_shared_generator_is_named():

@@ -163,19 +163,6 @@ def test_a_resumed_stream_of_threads_goes_on_where_it_was(kind, num_workers):
         assert plain(begun) + plain(rest) == whole
 
 
-def test_epochs_with_kept_threads_are_those_of_new_ones():
-    kept = Loader(
-        OwnNoise(), 5, num_workers=3, backend="thread", seed=7, shuffle=True,
-        persistent_workers=True,
-    )  # fmt: skip
-    anew = Loader(OwnNoise(), 5, seed=7, shuffle=True)
-    for epoch in range(3):
-        kept.set_epoch(epoch)
-        anew.set_epoch(epoch)
-        assert plain(kept) == plain(anew)
-    del kept
-
-
 def test_an_epoch_that_is_left_early_does_not_show_in_the_next():
     loader = Loader(OwnNoise(), 2, num_workers=3, backend="thread", seed=7, persistent_workers=True)
     expected = plain(loader)

@@ -11,11 +11,11 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 import weakref
 
 import numpy as np
 import pytest
+from tests.support.processes import holds_in_child
 
 from penstock import FaultPolicy, Loader, get_worker_info, sample_rng
 from penstock.data import IterableDataset
@@ -407,7 +407,7 @@ def test_what_does_not_end_is_left_behind_and_said(monkeypatch):
 
 def test_a_stuck_thread_keeps_no_batches_of_others_once_the_loader_is_closed(monkeypatch):
     monkeypatch.setattr("penstock.engine.backends.thread._GRACE_S", 0.05)
-    free, batches = threading.Event(), []
+    free, batches, collated = threading.Event(), [], threading.Semaphore(0)
 
     def make(index):
         return free.wait() if index == 5 else float(index)
@@ -415,12 +415,13 @@ def test_a_stuck_thread_keeps_no_batches_of_others_once_the_loader_is_closed(mon
     def collate(samples):
         batch = np.array(samples)
         batches.append(weakref.ref(batch))
+        collated.release()
         return batch
 
     iterator = iter(loader_of(make, collate_fn=collate))
     next(iterator)
-    while len(batches) < 3:
-        time.sleep(0.001)
+    for _ in range(3):
+        assert collated.acquire(timeout=30)
     with pytest.warns(RuntimeWarning, match="left behind"):
         iterator.close()
     del iterator
@@ -606,19 +607,15 @@ def test_a_forked_child_has_no_threads_and_neither_hangs_nor_waits():
     loader = loader_of(float)
     batches = iter(loader)
     next(batches)
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            with pytest.raises(WorkerDied, match="iterate the loader anew here"):
-                list(batches)
-            del batches
-            if [batch.tolist() for batch in loader][5] == [20, 21, 22, 23]:
-                code = 0
-        finally:
-            os._exit(code)
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == 0
+
+    def goes_on_anew():
+        nonlocal batches
+        with pytest.raises(WorkerDied, match="iterate the loader anew here"):
+            list(batches)
+        del batches
+        return [batch.tolist() for batch in loader][5] == [20, 21, 22, 23]
+
+    assert holds_in_child(goes_on_anew)
     assert len(list(batches)) == 5
 
 

@@ -1,47 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two batches are the same: structure, types, dtypes, shapes, strides and every bit."""
+"""Two batches are the same as torch's: every bit, and strides, gradients and flags."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import torch
+from tests.support import comparing
 
 __all__ = ["assert_same"]
 
 
-def assert_same(expected, got, path="batch"):
-    """Fail, naming the place in the tree, unless both are the same down to the last bit."""
-    assert type(got) is type(expected), f"{path}: {type(got)} instead of {type(expected)}"
+def _assert_same_leaf(expected, got, path):
     if isinstance(expected, torch.Tensor):
         _assert_same_tensor(expected, got, path)
-    elif isinstance(expected, np.ndarray):
-        assert (got.dtype, got.shape) == (expected.dtype, expected.shape), path
-        assert got.flags.f_contiguous == expected.flags.f_contiguous, path
-        assert got.flags.writeable == expected.flags.writeable, path
-        if expected.dtype.hasobject:
-            assert_same(expected.tolist(), got.tolist(), path)
-        else:
-            assert got.tobytes() == expected.tobytes(), path
-    elif isinstance(expected, Mapping):
-        assert list(got) == list(expected), path
-        for key in expected:
-            assert_same(expected[key], got[key], f"{path}[{key!r}]")
-    elif isinstance(expected, Sequence) and not isinstance(expected, (str, bytes)):
-        assert len(got) == len(expected), path
-        for position, (one, other) in enumerate(zip(expected, got, strict=True)):
-            assert_same(one, other, f"{path}[{position}]")
-    elif dataclasses.is_dataclass(expected):
-        for field in dataclasses.fields(expected):
-            assert_same(
-                getattr(expected, field.name), getattr(got, field.name), f"{path}.{field.name}"
-            )
-    elif isinstance(expected, float) and np.isnan(expected):
-        assert np.isnan(got), path
     else:
-        assert got == expected, f"{path}: {got!r} instead of {expected!r}"
+        if isinstance(expected, np.ndarray):
+            assert got.flags.f_contiguous == expected.flags.f_contiguous, path
+            assert got.flags.writeable == expected.flags.writeable, path
+        comparing.assert_same_leaf(expected, got, path)
+
+
+assert_same = partial(comparing.assert_same, compare=_assert_same_leaf)
 
 
 def _assert_same_tensor(expected, got, path):

@@ -58,6 +58,10 @@ SEED = 20_240
 # How a loader is used: each yields what the user sees. After each the generators are compared.
 
 
+def one_epoch(loader: Any) -> Iterator[object]:
+    yield list(loader)
+
+
 def two_epochs(loader: Any) -> Iterator[object]:
     yield list(loader)
     yield list(loader)
@@ -248,38 +252,78 @@ CASES = [
     *for_workers(
         "unbatched, with collate", Rows, batch_size=None, collate_fn=double, workers=(0, 3)
     ),
-    # what a batch holds
-    *for_workers("tree", Tree, batch_size=4, shuffle=True),
-    *for_workers("numpy dtypes", Arrays, batch_size=4, workers=(0, 3)),
-    *for_workers("tensor dtypes and layouts", Tensors, batch_size=4, workers=(0, 3)),
-    *for_workers("tensors with gaps", Stepped, batch_size=4, workers=(0, 3)),
-    *for_workers("unbatched layouts", Tensors, batch_size=None, workers=(0, 3)),
+    # what a batch holds; a second epoch has the same
+    *for_workers("tree", Tree, one_epoch, batch_size=4, shuffle=True),
+    *for_workers("numpy dtypes", Arrays, one_epoch, batch_size=4, workers=(0, 3)),
+    *for_workers("tensor dtypes and layouts", Tensors, one_epoch, batch_size=4, workers=(0, 3)),
+    *for_workers("tensors with gaps", Stepped, one_epoch, batch_size=4, workers=(0, 3)),
+    *for_workers("unbatched layouts", Tensors, one_epoch, batch_size=None, workers=(0, 3)),
     *for_workers(
-        "dataclasses", Examples, batch_size=4, collate_fn=collate_examples, workers=(0, 3)
+        "dataclasses",
+        Examples,
+        one_epoch,
+        batch_size=4,
+        collate_fn=collate_examples,
+        workers=(0, 3),
     ),
-    *for_workers("samples as they are", Tensors, batch_size=4, collate_fn=collate_as_they_are),
-    *for_workers("dataclasses as they are", Examples, batch_size=4, collate_fn=collate_as_they_are),
-    *for_workers("collate that draws", Augmented, batch_size=4, collate_fn=collate_with_extras),
-    *for_workers("ragged batches", Rows, batch_size=4, collate_fn=collate_ragged, workers=(0, 3)),
     *for_workers(
-        "read-only arrays", Rows, batch_size=4, collate_fn=collate_read_only, workers=(0, 1)
+        "samples as they are", Tensors, one_epoch, batch_size=4, collate_fn=collate_as_they_are
+    ),
+    *for_workers(
+        "dataclasses as they are", Examples, one_epoch, batch_size=4, collate_fn=collate_as_they_are
+    ),
+    *for_workers("collate that draws", Augmented, batch_size=4, collate_fn=collate_with_extras),
+    *for_workers(
+        "ragged batches", Rows, one_epoch, batch_size=4, collate_fn=collate_ragged, workers=(0, 3)
+    ),
+    *for_workers(
+        "read-only arrays",
+        Rows,
+        one_epoch,
+        batch_size=4,
+        collate_fn=collate_read_only,
+        workers=(0, 1),
     ),
     # datasets
-    *for_workers("__getitems__", RowsByBatch, batch_size=4, shuffle=True),
-    *for_workers("__getitems__, unbatched", RowsByBatch, batch_size=None, workers=(0, 1)),
-    *for_workers("TensorDataset", tensors, batch_size=5, shuffle=True),
+    *for_workers("__getitems__", RowsByBatch, one_epoch, batch_size=4, shuffle=True),
     *for_workers(
-        "TensorDataset, unbatched", tensors, batch_size=None, shuffle=True, workers=(0, 3)
+        "__getitems__, unbatched", RowsByBatch, one_epoch, batch_size=None, workers=(0, 1)
     ),
-    *for_workers("TensorDataset, strided", transposed_tensors, batch_size=5, workers=(0, 3)),
-    *for_workers("Subset, ConcatDataset, random_split", combined, batch_size=4, shuffle=True),
-    *for_workers("StackDataset of a dict", stacked, batch_size=5, shuffle=True, workers=(0, 3)),
+    *for_workers("TensorDataset", tensors, one_epoch, batch_size=5, shuffle=True),
     *for_workers(
-        "StackDataset of a tuple", stacked_tuple, batch_size=5, shuffle=True, workers=(0, 3)
+        "TensorDataset, unbatched",
+        tensors,
+        one_epoch,
+        batch_size=None,
+        shuffle=True,
+        workers=(0, 3),
     ),
-    *for_workers("torch's TensorDataset", lambda _: tensors(theirs), batch_size=5, workers=(0, 3)),
-    *for_workers("torch's combination", lambda _: combined(theirs), batch_size=4, workers=(0, 3)),
-    *for_workers("added datasets", lambda _: Rows(5) + Rows(9), batch_size=4, workers=(0, 3)),
+    *for_workers(
+        "TensorDataset, strided", transposed_tensors, one_epoch, batch_size=5, workers=(0, 3)
+    ),
+    *for_workers(
+        "Subset, ConcatDataset, random_split", combined, one_epoch, batch_size=4, shuffle=True
+    ),
+    *for_workers(
+        "StackDataset of a dict", stacked, one_epoch, batch_size=5, shuffle=True, workers=(0, 3)
+    ),
+    *for_workers(
+        "StackDataset of a tuple",
+        stacked_tuple,
+        one_epoch,
+        batch_size=5,
+        shuffle=True,
+        workers=(0, 3),
+    ),
+    *for_workers(
+        "torch's TensorDataset", lambda _: tensors(theirs), one_epoch, batch_size=5, workers=(0, 3)
+    ),
+    *for_workers(
+        "torch's combination", lambda _: combined(theirs), one_epoch, batch_size=4, workers=(0, 3)
+    ),
+    *for_workers(
+        "added datasets", lambda _: Rows(5) + Rows(9), one_epoch, batch_size=4, workers=(0, 3)
+    ),
     # iterable
     *for_workers("stream", Stream, batch_size=4),
     *for_workers("stream, drop_last", Stream, batch_size=4, drop_last=True),
@@ -420,9 +464,10 @@ CASES = [
     case(
         "spawn, tree",
         Tree,
+        one_epoch,
         batch_size=4,
         shuffle=True,
-        num_workers=2,
+        num_workers=1,
         multiprocessing_context="spawn",
     ),
     case(

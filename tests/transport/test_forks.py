@@ -11,7 +11,7 @@ import sys
 import textwrap
 
 import pytest
-from tests.distributed.launching import completed
+from tests.support.processes import completed
 
 HEAD = """
     import os, sys, threading

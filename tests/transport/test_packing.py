@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from tests.support.comparing import assert_same
 
 from penstock.transport.arena import Arena, Extent, SlotPool, SlotWriter
 from penstock.transport.packing import pack, unpack
@@ -74,28 +75,6 @@ trees = st.recursive(
     ),
     max_leaves=8,
 )
-
-
-def assert_same(a, b):
-    assert type(a) is type(b)
-    if isinstance(a, np.ndarray):
-        assert a.dtype == b.dtype
-        assert a.shape == b.shape
-        assert a.tobytes() == b.tobytes()
-    elif isinstance(a, dict):
-        assert list(a) == list(b)
-        for key in a:
-            assert_same(a[key], b[key])
-    elif isinstance(a, (list, tuple)):
-        assert len(a) == len(b)
-        for one, other in zip(a, b, strict=True):
-            assert_same(one, other)
-    elif isinstance(a, Boxes):
-        assert_same(dataclasses.astuple(a), dataclasses.astuple(b))
-    elif isinstance(a, float):
-        assert np.float64(a).tobytes() == np.float64(b).tobytes() or (a != a and b != b)
-    else:
-        assert a == b
 
 
 @settings(deadline=None)

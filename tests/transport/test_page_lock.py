@@ -15,6 +15,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from tests.support.processes import holds_in_child
 from tests.transport.fake_page_lock import FakePageLock, Fence, kind_of_memory
 
 from penstock import forks
@@ -44,18 +45,6 @@ def deliver(pool, arena, slots):
     leased = arena.lease(slots)
     arena.remove(pool.take_retired())
     return leased
-
-
-def in_child(check):
-    """Return whether `check()` is true in a forked child."""
-    pid = os.fork()
-    if pid == 0:
-        ok = False
-        try:
-            ok = bool(check())
-        finally:
-            os._exit(0 if ok else 1)
-    return os.waitpid(pid, 0)[1] == 0
 
 
 def segment(size_bytes=100_000, page_lock=None):
@@ -112,7 +101,7 @@ def test_a_forked_child_unmaps_what_it_inherits_and_unlocks_nothing(make):
         del mapping
         return kind_of_memory(address) is None and device.locked and device.num_done == 0
 
-    assert in_child(drop)
+    assert holds_in_child(drop)
     assert kind_of_memory(address) == "rw-s"
     assert device.locked == {address: 100_000}
     del mapping
@@ -345,7 +334,7 @@ def test_a_slot_that_cools_at_a_fork_comes_back_and_a_leased_one_does_not():
     del array
     assert arena.take_freed() == ([], [])
     assert arena.num_leases == 1
-    assert in_child(lambda: True)
+    assert holds_in_child(lambda: True)
     device.begin_to_copy(held)
     del held
     assert arena.take_freed() == ([], [])
@@ -418,7 +407,7 @@ def test_a_garbage_collection_in_another_thread_ends_leases():
             freed, retired = arena.take_freed()
             pool.release(freed)
             if number == 30:
-                assert in_child(lambda: True)
+                assert holds_in_child(lambda: True)
             pool.retire(retired)
     finally:
         stopping.set()
@@ -503,7 +492,7 @@ def test_the_pool_uses_nothing_again_that_a_forked_child_may_see():
 def test_memory_that_is_private_is_used_again_after_a_fork():
     pool = BufferPool()
     address = pool.empty((2_000_000,), np.uint8).ctypes.data
-    assert in_child(lambda: pool.empty((2_000_000,), np.uint8).ctypes.data == address)
+    assert holds_in_child(lambda: pool.empty((2_000_000,), np.uint8).ctypes.data == address)
     assert pool.empty((2_000_000,), np.uint8).ctypes.data == address
 
 

@@ -45,7 +45,7 @@ def test_a_sample_without_a_label_has_no_class(sample):
 
 @pytest.mark.parametrize("labels", [[1, 2], [], np.array([1, 2])])
 def test_a_sample_of_several_labels_has_no_class(labels):
-    with pytest.raises(NotLabelsError, match=f"^has {len(labels)} labels$"):
+    with pytest.raises(NotLabelsError, match="labels$|as its label$"):
         class_of_sample(("pixels", labels))
 
 

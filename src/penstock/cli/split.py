@@ -283,7 +283,7 @@ def _of_lines(
     """Return the images of a list, in the order of their first lines."""
     import numpy as np
 
-    from penstock.data.labels.objects import labels_by_objects
+    from penstock.data.labels.values import labels_by_objects
     from penstock.data.ragged import RaggedArray
     from penstock.vision.annotations.text_lines import numbered_lines
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock.cli.loadable import loader_named
 from penstock.cli.reasons import errors_in_code
-from penstock.data.labels.names import class_names_of
+from penstock.data.labels.known import class_names_of
 from penstock.errors import ConfigError
 from penstock.vision.drawing.batches import samples_of_batch
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from penstock.data.dataset import is_current
-from penstock.data.labels.search import is_iterable
+from penstock.data.labels.known import is_iterable
 from penstock.errors import ConfigError
 from penstock.randomness.guarded import guarded_draws
 from penstock.randomness.keys import Purpose, seed_sequence

@@ -77,7 +77,7 @@ def column_of(index: Index, name: str) -> NDArray[np.int64] | RaggedArray:
         raise ConfigError(
             f"column {name!r} is that of {said['num_objects']:,} objects, and the store has "
             f"{len(labels.values):,}: samples were left out when it was packed. "
-            f"labels_of(dataset, column={name!r}, scan=True) reads it from every sample once."
+            f"labels_of(dataset, get_label=lambda sample: sample[{name!r}]) reads every sample."
         )
     else:
         try:
@@ -146,7 +146,7 @@ def _no_column(index: Index, name: str, packed: Mapping[str, Any]) -> str:
     )
     if COLUMNS not in index.metadata:  # packed from something else than annotations
         cure += (
-            f" Of samples that are dicts with {name!r}, labels_of(dataset, column={name!r}, "
-            "scan=True) reads it."
+            f" Of samples that are dicts with {name!r}, labels_of(dataset, get_label=lambda "
+            f"sample: sample[{name!r}]) reads it."
         )
     return f"there is no column {name!r}; {there}. {cure}"

@@ -102,7 +102,7 @@ def test_unknown_labels_are_refused_with_what_to_give():
     with pytest.raises(ConfigError) as caught:
         labels_of(Subset(dataset, [0]))
     message = str(caught.value)
-    assert message.startswith("labels_of cannot see the labels of the 1 samples of Subset of Files")
+    assert message.startswith("labels_of cannot see the labels of the samples of Subset of Files")
     assert "`labels`, `targets`, `_labels`, `samples`, `_samples`, `imgs`" in message
     assert "an attribute `labels`" in message
     assert "a list of the labels" in message

@@ -72,14 +72,6 @@ MAKE = {
     "penstock.torch.DevicePrefetcher": lambda: dropin.DevicePrefetcher(
         dropin.DataLoader(TENSOR), "cpu"
     ),
-    "penstock.torch.ConcatDataset": lambda: dropin.ConcatDataset([TENSOR] * 1000),
-    "penstock.torch.StackDataset": lambda: dropin.StackDataset(a=TENSOR, b=TENSOR),
-    "penstock.torch.Subset": lambda: dropin.Subset(TENSOR, range(80)),
-    "penstock.torch.TensorDataset": lambda: dropin.TensorDataset(TENSOR, TENSOR),
-    "penstock.torch.RandomSampler": lambda: dropin.RandomSampler(TENSOR, replacement=True),
-    "penstock.torch.SubsetRandomSampler": lambda: dropin.SubsetRandomSampler(range(80)),
-    "penstock.torch.WeightedRandomSampler": lambda: dropin.WeightedRandomSampler([1.0] * 90, 80),
-    "penstock.torch.DistributedSampler": lambda: dropin.DistributedSampler(TENSOR, 2, 1),
     "penstock.data.ArrayDataset": lambda: data.ArrayDataset(*[ARRAY] * 50),
     "penstock.data.ChainDataset": lambda: data.ChainDataset([Stream()] * 9),
     "penstock.data.ConcatDataset": lambda: data.ConcatDataset([ARRAY] * 1000),
@@ -87,10 +79,7 @@ MAKE = {
     "penstock.data.Subset": lambda: data.Subset(ARRAY, np.arange(80)),
     **SAMPLERS,
     "penstock.sampling.AbsentShard": lambda: sampling.AbsentShard(90),
-    "penstock.sampling.AspectRatioBatchSampler": lambda: sampling.AspectRatioBatchSampler(
-        np.full((90, 2), 30), 7
-    ),
-    "penstock.sampling.BalanceReport": lambda: sampling.balance_report(
+    "penstock.sampling.balance.BalanceReport": lambda: sampling.balance_report(
         sampling.ClassBalancedSampler(LABELS)
     ),
     "penstock.sampling.BalancedBatchSampler": lambda: sampling.BalancedBatchSampler(LABELS, 2, 3),

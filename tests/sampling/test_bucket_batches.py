@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 
 import numpy as np
@@ -15,8 +16,7 @@ from scipy import stats
 import penstock
 from penstock import Loader
 from penstock.errors import ConfigError, StateError
-from penstock.sampling.bucket_batches import BucketBatchSampler
-from penstock.sampling.buckets import BucketSampler
+from penstock.sampling.buckets import BucketBatchSampler
 from penstock.sampling.distributed import DistributedSampler
 from penstock.torch import DataLoader
 
@@ -282,7 +282,7 @@ def test_a_dataset_is_refused_and_not_read():
         def __getitem__(self, index):
             raise AssertionError("a sample was read")
 
-    for make in (BucketBatchSampler, BucketSampler):
+    for make in (BucketBatchSampler, functools.partial(BucketBatchSampler, window=2)):
         with pytest.raises(ConfigError, match=r"got a Unread\. For a dataset give the lengths"):
             make(Unread(), 4)
 

@@ -13,7 +13,7 @@ from penstock import Loader
 from penstock.data import ArrayDataset
 from penstock.errors import ConfigError
 from penstock.sampling import DistributedSampler
-from penstock.sampling.weighted import WeightedRandomSampler
+from penstock.sampling.samplers import WeightedRandomSampler
 
 seeds = st.integers(0, 1 << 70)
 # Zeros, subnormal numbers and huge ones.

@@ -198,7 +198,6 @@ class SamplerChoice:
         Raises:
             ConfigError: an option is out of range, or there is nothing to balance.
         """
-        from penstock.sampling.class_aware import ClassAwareSampler
         from penstock.sampling.class_balanced import ClassBalancedSampler
         from penstock.sampling.repeat_factor import RepeatFactorSampler
         from penstock.sampling.samplers import SequentialSampler
@@ -209,7 +208,7 @@ class SamplerChoice:
         if self.kind == SamplerKind.repeat_factor:
             return RepeatFactorSampler(labels, **options)
         if self.kind == SamplerKind.class_aware:
-            return ClassAwareSampler(labels, **options)
+            options["samples_per_class"] = 1
         if self.kind == SamplerKind.effective:
             options["alpha"] = "effective"
         return ClassBalancedSampler(labels, **options)

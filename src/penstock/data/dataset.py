@@ -126,9 +126,9 @@ _registered_by: Final = {"datasets.arrow_dataset.Dataset": "penstock.integration
 
 
 def register_batch_reader(cls: type, make_reader: Callable[[Any], BatchReader | None]) -> None:
-    """Say how datasets of exactly type `cls` are read by the batch, for classes that are not ours.
+    """Say how datasets of type `cls` are read by the batch, for classes that are not ours.
 
-    Subclasses of `cls` are not affected: they may have changed what a sample is.
+    Subclasses that define `__getitem__` or `__getitems__` are not affected: their samples differ.
 
     Args:
         cls: The class.
@@ -158,19 +158,17 @@ def batch_reader(dataset: object) -> BatchReader | None:
         True
     """
     cls = type(dataset)
-    make_reader = _registered.get(cls)
-    if make_reader is None:
-        module = _registered_by.get(f"{cls.__module__}.{cls.__qualname__}")
-        if module is not None:
-            importlib.import_module(module)
-            make_reader = _registered.get(cls)
+    module = _registered_by.get(f"{cls.__module__}.{cls.__qualname__}")
+    if module is not None:
+        importlib.import_module(module)
+    slow = {"__getitem__", "__getitems__"}
+    owner = next((base for base in cls.__mro__ if not slow.isdisjoint(vars(base))), cls)
+    make_reader = _registered.get(cls) or _registered.get(owner)
     if make_reader is not None:
         return make_reader(dataset)
-    if not is_current(cls, "get_batch", ("__getitem__", "__getitems__")):
+    if not is_current(cls, "get_batch", tuple(slow)):
         return None
-    if not {"get_batch", "__getitem__", "__getitems__"}.isdisjoint(
-        getattr(dataset, "__dict__", ())
-    ):
+    if not {"get_batch", *slow}.isdisjoint(getattr(dataset, "__dict__", ())):
         return None
     if not getattr(dataset, "can_get_batch", True):
         return None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a sampler does to the balance of classes: counted before and after, of images and objects.
+"""`balance_report`: the balance of classes before and after a sampler, of images and of objects.
 
 For detection the two differ. A class that is in nearly every image comes along with whatever image
 is shown, so that a sampler of images can even out the images of the classes and hardly their boxes.
@@ -7,6 +7,7 @@ is shown, so that a sampler of images can even out the images of the classes and
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,8 +18,7 @@ from penstock.data.labels.known import class_names_of, labels_given_or_known
 from penstock.data.ragged import RaggedArray
 from penstock.errors import ConfigError
 from penstock.sampling.balance_text import table_of, verdict_of
-from penstock.sampling.class_counts import ClassCounts
-from penstock.sampling.label_blocks import LabelBlocks
+from penstock.sampling.class_items import ClassItems, class_codes
 from penstock.sampling.samplers import check_positive
 from penstock.sampling.shown_times import is_loader, name_of, parts_of, sampler_in, times_shown
 from penstock.summary import Summarized
@@ -28,10 +28,95 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.sampling.label_blocks import LabelBlock
     from penstock.sampling.shown_times import ShownTimes
 
 __all__ = ["BalanceReport", "ClassCounts", "balance_report"]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class ClassCounts:
+    """How many of something each class has: in the data set, and in a mean epoch of a sampler.
+
+    Attributes:
+        before: In the data set, where each sample comes once; int64 of shape (classes,).
+        after: In an epoch; float64 of shape (classes,), the mean of the epochs that were counted.
+    """
+
+    before: NDArray[np.int64]
+    after: NDArray[np.float64]
+
+    @property
+    def shares_before(self) -> NDArray[np.float64]:
+        """Part of all classes' sum that each has, 0 to 1; a fresh array."""
+        return _shares(self.before)
+
+    @property
+    def shares_after(self) -> NDArray[np.float64]:
+        """Likewise, in an epoch."""
+        return _shares(self.after)
+
+    @property
+    def ratio_before(self) -> float:
+        """Largest class to smallest; infinite if one has none, 1 if there is no class."""
+        return _ratio(self.before)
+
+    @property
+    def ratio_after(self) -> float:
+        """Likewise, in an epoch."""
+        return _ratio(self.after)
+
+    @property
+    def effective_before(self) -> float:
+        """Number of equal classes of the same entropy, exp(-sum(p ln p)); 0 if all are empty."""
+        return _effective(self.before)
+
+    @property
+    def effective_after(self) -> float:
+        """Likewise, in an epoch."""
+        return _effective(self.after)
+
+    @property
+    def progress(self) -> float:
+        """How much of the way to equal classes was made, of ln(classes) - entropy; -1 to 1.
+
+        1 is all of it, 0 nothing. Below 0 it is the wrong way: so much of the way that is left now
+        was added. -1 is all of it, where classes were equal before.
+        """
+        equal = math.log(max(len(self.before), 1))
+        before = equal - math.log(self.effective_before or 1)
+        after = equal - math.log(self.effective_after or 1)
+        longer = max(before, after)
+        return (before - after) / longer if longer > 1e-9 else 0.0
+
+    def record(self) -> dict[str, Any]:
+        """Return the sums of it as JSON has them; null where the smallest class has none."""
+        before, after = self.ratio_before, self.ratio_after
+        return {
+            "total_before": int(self.before.sum()),
+            "total_after": float(self.after.sum()),
+            "largest_to_smallest_before": before if math.isfinite(before) else None,
+            "largest_to_smallest_after": after if math.isfinite(after) else None,
+            "effective_classes_before": self.effective_before,
+            "effective_classes_after": self.effective_after,
+            "progress": self.progress,
+        }
+
+
+def _shares(counts: NDArray[Any]) -> NDArray[np.float64]:
+    shares: NDArray[np.float64] = counts / max(float(counts.sum()), 1e-300)
+    return shares
+
+
+def _ratio(counts: NDArray[Any]) -> float:
+    if not counts.any():
+        return 1.0
+    least = float(counts.min())
+    return float(counts.max()) / least if least else math.inf
+
+
+def _effective(counts: NDArray[Any]) -> float:
+    there = _shares(counts[counts > 0])
+    return math.exp(-float((there * np.log(there)).sum())) if len(there) else 0.0
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -195,22 +280,20 @@ def balance_report(
     inner = sampler_in(sampler)
     given, named = _labels_of(sampler, inner) if labels is None else (labels, labels)
     known = labels_given_or_known(given, "balance_report")
-    shown = times_shown(inner, len(known), epochs)
-    blocks = LabelBlocks(known)
-    _check_names(blocks.classes, class_names)
-    images, objects = _counted(blocks, shown)
-    names = _names_known(named, blocks.classes) if class_names is None else class_names
+    shown = times_shown(sampler, len(known), epochs)
+    items = ClassItems.of(known)
+    _check_names(items.classes, class_names)
+    images, objects = _counted(items, known, shown)
+    names = _names_known(named, items.classes) if class_names is None else class_names
     return BalanceReport(
         sampler=name_of(inner),
-        classes=blocks.classes,
-        class_names=_names(blocks.classes, names),
-        images=ClassCounts(images[0].astype(np.int64), images[1] / epochs),
-        objects=ClassCounts(objects[0].astype(np.int64), objects[1] / epochs)
-        if blocks.is_ragged
-        else None,
+        classes=items.classes,
+        class_names=_names(items.classes, names),
+        images=ClassCounts(images[0], images[1] / epochs),
+        objects=None if objects is None else ClassCounts(objects[0], objects[1] / epochs),
         num_different=images[2] / epochs,
         num_samples=len(known),
-        num_unlabelled=_num_unlabelled(known),
+        num_unlabelled=len(items.unlabelled),
         epoch_size=int(shown.times.sum()) / epochs,
         num_epochs=epochs,
         num_shown=int(shown.epochs.sum()) / epochs,
@@ -241,29 +324,17 @@ def _labels_of(given: Any, sampler: Any) -> tuple[Any, Any]:  # noqa: ANN401
 
 
 def _counted(
-    blocks: LabelBlocks, shown: ShownTimes
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    items: ClassItems, labels: NDArray[Any] | RaggedArray, shown: ShownTimes
+) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
     """Return counts of images and of objects: a row before, one after, one of different images."""
-    num_classes = len(blocks.classes)
-    images = np.zeros((3, num_classes))
-    objects = np.zeros((3, num_classes))
-    for block in blocks:
-        objects += _of_block(block, shown, num_classes)
-        if blocks.is_ragged:
-            images += _of_block(block.once(num_classes), shown, num_classes)
-    return (images if blocks.is_ragged else objects), objects
-
-
-def _of_block(block: LabelBlock, shown: ShownTimes, num_classes: int) -> NDArray[np.float64]:
-    here = slice(block.start, block.stop)
-    weights = (None, shown.times[here][block.rows], shown.epochs[here][block.rows])
-    return np.stack([np.bincount(block.codes, w, num_classes) for w in weights]).astype(np.float64)
-
-
-def _num_unlabelled(labels: NDArray[Any] | RaggedArray) -> int:
-    if isinstance(labels, RaggedArray):
-        return int(np.count_nonzero(np.diff(labels.offsets) == 0))
-    return 0
+    images = np.stack([items.counts, items.sums(shown.times), items.sums(shown.epochs)])
+    if not isinstance(labels, RaggedArray):
+        return images, None
+    # A class that an image has twice is two objects, and one item.
+    codes, num_labels = class_codes(labels.values)[1], np.diff(labels.offsets)
+    times = np.repeat(shown.times, num_labels)
+    before, after = (np.bincount(codes, w, len(items.classes)) for w in (None, times))
+    return images, np.stack([before, after]).astype(np.int64)
 
 
 def _names(

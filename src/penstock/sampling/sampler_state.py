@@ -87,6 +87,8 @@ class Resumable:
             >>> list(again) == list(indices), len(list(again))
             (True, 5)
         """
+        if (counter := self._counter()) is not self:
+            return counter.state_dict()
         epoch, place = getattr(self, "epoch", None), self._place
         if place is None or place.epoch != epoch:
             place = SamplerPosition(epoch)
@@ -110,6 +112,9 @@ class Resumable:
             StateError: the state is of another sampler, or one with other settings; the message
                 says what differs.
         """
+        if (counter := self._counter()) is not self:
+            counter.load_state_dict(state)
+            return
         epoch, position, saved = _parsed(state)
         if found := differences(saved, self.settings()):
             raise StateError(
@@ -124,7 +129,11 @@ class Resumable:
 
     def forget_state(self) -> None:
         """Let the next `iter()` begin with the first item, whatever state was loaded."""
-        self._place = None
+        self._counter()._place = None
+
+    def _counter(self) -> Resumable:
+        """Return what counts the items that are given: this, or the sampler inside."""
+        return self
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch."""

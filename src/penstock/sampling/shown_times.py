@@ -39,38 +39,50 @@ class ShownTimes(NamedTuple):
 
     Attributes:
         times: How often each sample came in all of them together; int64 of shape (samples,).
-        epochs: In how many of them it came; int32 of shape (samples,).
+        epochs: In how many of them it came; int64 of shape (samples,).
         most_repeats: How often the sample that came most in one epoch came in that one.
     """
 
     times: NDArray[np.int64]
-    epochs: NDArray[np.int32]
+    epochs: NDArray[np.int64]
     most_repeats: int
 
 
-def times_shown(sampler: Any, num_samples: int, num_epochs: int) -> ShownTimes:  # noqa: ANN401
+def times_shown(given: Any, num_samples: int, num_epochs: int) -> ShownTimes:  # noqa: ANN401
     """Count some epochs, from the one that the sampler is in.
 
     Of what shares an epoch among ranks, the whole of it is counted. Samplers of others draw with
     the global generators seeded by the epoch, and those are put back.
 
     Args:
-        sampler: Of indices, or of batches of them; or the indices themselves.
+        given: A sampler of indices, or of batches of them; the indices themselves; or a loader.
         num_samples: Of the data set.
         num_epochs: At least 1.
 
     Raises:
         ConfigError: it yields no indices of such samples, or is indices and has one epoch.
     """
+    sampler = sampler_in(given)
     if num_epochs > 1 and _is_indices(sampler):
         raise ConfigError(f"indices are one epoch, but got epochs={num_epochs}. Give the sampler.")
     twin = sampler if _is_indices(sampler) else _copied(sampler, {})
-    first = _epoch_of(twin)
-    times = _shown_in(twin, first, num_samples)
-    epochs, most = (times > 0).astype(np.int32), int(times.max(initial=0))
-    for epoch in range(first + 1, first + num_epochs):
-        _tell(twin, epoch)
-        shown = _shown_in(twin, epoch, num_samples)
+    seed = getattr(given, "seed", None) if is_loader(given) else None
+    for part in parts_of(twin) if seed is not None else ():
+        if isinstance(part, IndexSampler):
+            part.take_seed(seed)
+    # The innermost sampler that has an epoch is the one that draws.
+    told = [part.epoch for part in parts_of(twin) if isinstance(getattr(part, "epoch", 0.5), int)]
+    first = told[-1] if told else 0
+    times, epochs = np.zeros((2, num_samples), np.int64)
+    most = 0
+    for epoch in range(first, first + num_epochs):
+        for part in parts_of(twin) if epoch > first else ():
+            if callable(set_epoch := getattr(part, "set_epoch", None)):
+                set_epoch(epoch)
+        shown = np.zeros(num_samples, np.int64)
+        with guarded_draws(twin, seed_sequence(0, Purpose.ORDER, epoch)):
+            for indices in _blocks_of(twin):
+                _count(indices, shown)
         times += shown
         epochs += shown > 0
         most = max(most, int(shown.max(initial=0)))
@@ -148,93 +160,52 @@ def _copied(sampler: Any, copies: dict[int, Any]) -> Any:  # noqa: ANN401
     if isinstance(twin, Resumable):
         twin.forget_state()
     if isinstance(twin, IndexSampler) and getattr(twin, "num_replicas", 1) > 1:
-        _give_all_ranks(twin)
+        twin.rank, twin.num_replicas = 0, 1
+        if isinstance(twin, DistributedSampler):
+            twin.pad = "none"
     return twin
 
 
-def _give_all_ranks(sampler: Any) -> None:  # noqa: ANN401
-    sampler.rank, sampler.num_replicas = 0, 1
-    if isinstance(sampler, DistributedSampler):
-        sampler.pad = "none"
-
-
-def _epoch_of(sampler: Any) -> int:  # noqa: ANN401
-    """Return the epoch of the innermost sampler that has one: it is the one that draws."""
-    epochs = [getattr(part, "epoch", None) for part in parts_of(sampler)]
-    return next((epoch for epoch in reversed(epochs) if isinstance(epoch, int)), 0)
-
-
-def _tell(sampler: Any, epoch: int) -> None:  # noqa: ANN401
-    for part in parts_of(sampler):
-        if callable(set_epoch := getattr(part, "set_epoch", None)):
-            set_epoch(epoch)
-
-
-def _shown_in(sampler: Any, epoch: int, num_samples: int) -> NDArray[np.int64]:  # noqa: ANN401
-    """Return how often each sample comes in the sampler's current epoch."""
-    shown = np.zeros(num_samples, np.int64)
-    if _is_ours(sampler):
-        _count(_pieces(sampler.indices()), shown)
+def _blocks_of(sampler: Any) -> Iterator[NDArray[Any]]:  # noqa: ANN401
+    """Yield the indices of an epoch, many at a time."""
+    if isinstance(sampler, IndexSampler) and is_current(type(sampler), "indices", ("__iter__",)):
+        order: Any = sampler.indices()
     elif hasattr(sampler, "__array__"):
-        _count(_pieces(np.asarray(sampler)), shown)
+        order = np.asarray(sampler)
     else:
-        with guarded_draws(sampler, seed_sequence(0, Purpose.ORDER, epoch)):
-            _count(_drawn(sampler), shown)
-    return shown
-
-
-def _is_ours(sampler: Any) -> bool:  # noqa: ANN401
-    kind = type(sampler)
-    return isinstance(sampler, IndexSampler) and is_current(kind, "indices", ("__iter__",))
-
-
-def _pieces(order: Any) -> Iterator[NDArray[Any]]:  # noqa: ANN401
+        drawn = sampler.index_batches() if isinstance(sampler, BatchSampler) else iter(sampler)
+        for first in drawn:  # looked at before the others
+            indices = _as_indices(first)
+            if indices.ndim == 0:
+                yield _as_indices([first, *itertools.islice(drawn, _BLOCK - 1)])
+            else:
+                yield indices
+        return
     for start in range(0, len(order), _BLOCK):
-        yield order[start : start + _BLOCK]
+        yield _as_indices(order[start : start + _BLOCK])
 
 
-def _drawn(sampler: Any) -> Iterator[NDArray[Any]]:  # noqa: ANN401
-    """Yield what iterating yields, many at a time; the first is looked at before the others."""
-    drawn = sampler.index_batches() if isinstance(sampler, BatchSampler) else iter(sampler)
-    for first in drawn:
-        _check_drawn(first)
-        if np.ndim(first) == 0:
-            yield np.asarray([first, *itertools.islice(drawn, _BLOCK - 1)])
-            continue
-        batches = [first, *itertools.islice(drawn, _BLOCK // max(len(first), 1))]
-        filled = [batch for batch in batches if len(batch)]  # an empty list were one of floats
-        yield np.concatenate(filled) if filled else np.empty(0, np.int64)
-
-
-def _check_drawn(item: Any) -> None:  # noqa: ANN401
+def _as_indices(items: Any) -> NDArray[Any]:  # noqa: ANN401
+    error = None
     try:
-        found = np.asarray(item)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise _no_indices(f"a {type(item).__name__}") from error
-    is_empty_batch = found.shape == (0,)
-    if found.ndim > 1 or (found.dtype.kind not in "iu" and not is_empty_batch):
-        raise _no_indices(f"a {type(item).__name__}")
+        found = np.asarray(items)
+    except (TypeError, ValueError, RuntimeError) as raised:
+        found, error = np.empty(1), raised
+    if found.size and (found.ndim > 1 or found.dtype.kind not in "iu"):
+        raise ConfigError(
+            "balance_report counts integers, indices of samples, but the sampler gave a "
+            f"{type(items).__name__} of {found.dtype}, shape {found.shape}."
+        ) from error
+    return found
 
 
-def _no_indices(what: str) -> ConfigError:
-    return ConfigError(
-        f"balance_report counts integers, indices of samples, but the sampler gave {what}."
-    )
-
-
-def _count(parts: Iterator[NDArray[Any]], shown: NDArray[np.int64]) -> None:
-    for part in parts:
-        if not part.size:
-            continue
-        if part.ndim != 1 or part.dtype.kind not in "iu":
-            raise _no_indices(f"an array of {part.dtype}, shape {part.shape}")
-        _check_range(int(part.min()), int(part.max()), len(shown))
-        np.add.at(shown, part, 1)
-
-
-def _check_range(least: int, most: int, num_samples: int) -> None:
-    if least < 0 or most >= num_samples:
+def _count(indices: NDArray[Any], shown: NDArray[np.int64]) -> None:
+    if not indices.size:
+        return
+    least, most = int(indices.min()), int(indices.max())
+    if least < 0 or most >= len(shown):
         raise ConfigError(
             f"the sampler gave index {least if least < 0 else most}, but there are labels of "
-            f"{num_samples} samples: it was made for another data set."
+            f"{len(shown)} samples: it was made for another data set."
         )
+    np.add.at(shown, indices, 1)

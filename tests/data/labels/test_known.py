@@ -367,7 +367,7 @@ def test_a_dataset_that_does_not_tell_is_refused_with_what_was_looked_for():
     with pytest.raises(ConfigError) as caught:
         labels_given_or_known(ConcatDataset([dataset]), "ClassBalancedSampler")
     message = str(caught.value)
-    assert message.startswith("ClassBalancedSampler cannot see the labels of the 4 samples of Conc")
+    assert message.startswith("ClassBalancedSampler cannot see the labels of the samples of Concat")
     assert "in Images: `targets` is a list of float; " in message
     assert "in ConcatDataset: dataset 0 (Images) has none" in message
     assert "`penstock.labels_of(dataset, get_label=lambda sample: sample[1])`" in message

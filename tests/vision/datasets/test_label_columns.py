@@ -20,9 +20,7 @@ from penstock.data.labels.known import class_names_of
 from penstock.errors import ConfigError, StoreError
 from penstock.sampling import (
     BalancedBatchSampler,
-    ClassAwareSampler,
     ClassBalancedSampler,
-    DynamicBalancedSampler,
     RepeatFactorSampler,
     balance_report,
 )
@@ -141,8 +139,8 @@ def test_every_sampler_balances_by_a_column(stored):
     assert report.images.before.tolist() == [1, 3, 1]
     assert report.images.after.tolist() == [3, 3, 3]
     for sampler in (
-        DynamicBalancedSampler(stored, 3, column="pose"),
-        ClassAwareSampler(stored, column="pose"),
+        ClassBalancedSampler(stored, (0, 1), num_epochs=3, column="pose"),
+        ClassBalancedSampler(stored, samples_per_class=1, column="pose"),
         RepeatFactorSampler(stored, 0.5, column="pose"),
         BalancedBatchSampler(stored, 3, 1, column="pose"),
     ):

@@ -262,7 +262,7 @@ class _Search:
             column = "labels"
         found = f" ({'; '.join(self.reasons[:_MOST_REASONS])})" if self.reasons else ""
         return (
-            f"{who} cannot see the labels of the {len(dataset)} samples of {_kind_of(dataset)}: "
+            f"{who} cannot see the labels of the samples of {_kind_of(dataset)}: "
             f"{looked}{found}. Give the dataset an attribute `{column}` (one label per sample), "
             "name what holds them by `column=`, give the samplers a list of the labels, or read "
             f"every sample by a function: `penstock.labels_of(dataset, {_FUNCTION})`."

@@ -8,7 +8,6 @@ import json
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -227,15 +226,6 @@ def test_a_state_may_be_loaded_with_another_number_of_ranks():
     ]
     assert len(united) == len(rest)
     assert all(few <= all_ for few, all_ in zip(rest, united, strict=True))
-
-
-@pytest.mark.parametrize("kind", [Loader, DataLoader, torch.utils.data.DataLoader])
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_loaders_take_it(kind, num_workers):
-    sampler = make_sampler()
-    loader = kind(Drawing(), batch_sampler=sampler, num_workers=num_workers)
-    assert len(loader) == 44
-    assert [batch[:, 0].tolist() for batch in loader] == list(make_sampler())
 
 
 def test_a_torch_loader_without_a_seed_resumes_in_the_epoch_of_the_sampler():

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import functools
-import json
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ import penstock
 from penstock import Loader
 from penstock.errors import ConfigError, StateError
 from penstock.sampling import BucketBatchSampler
-from penstock.torch import DataLoader
 
 by_shape = functools.partial(BucketBatchSampler, key="aspect_ratio")
 
@@ -64,16 +62,6 @@ def test_a_group_is_a_run_of_the_sorted_window():
     order = in_windows(keys, 10, window=100).indices()
     groups = {tuple(sorted(keys[order[k : k + 10]] // 10)) for k in range(0, 1000, 10)}
     assert groups == {(n,) * 10 for n in range(100)}
-
-
-def test_epochs_and_seeds_differ_and_repeat():
-    keys = np.random.default_rng(1).random(640)
-    sampler, other = in_windows(keys, 8, seed=3), in_windows(keys, 8, seed=4)
-    first = list(sampler)
-    sampler.set_epoch(1)
-    assert list(sampler) not in (first, list(other))
-    sampler.set_epoch(0)
-    assert list(sampler) == first
 
 
 def test_groups_are_not_the_same_in_every_epoch():
@@ -164,35 +152,6 @@ def test_a_subset_has_the_sizes_of_what_it_is_of(kind):
 def test_the_length_is_that_of_the_batches(drop_last):
     batches = by_shape(sizes_of(30), 8, drop_last)
     assert len(batches) == len(list(batches)) == (3 if drop_last else 4)
-
-
-@pytest.mark.parametrize("kind", [Loader, DataLoader, torch.utils.data.DataLoader])
-def test_loaders_take_it(kind):
-    sizes = sizes_of(50)
-    batches = list(kind(Sized(sizes), batch_sampler=by_shape(Sized(sizes), 8)))
-    assert [batch.tolist() for batch in batches] == list(by_shape(sizes, 8))
-
-
-@pytest.mark.parametrize("kind", [Loader, DataLoader])
-@pytest.mark.parametrize("epoch", [0, 2])
-def test_a_loader_resumes_in_the_middle(kind, epoch):
-    data = Sized(sizes_of(200))
-
-    def make():
-        return kind(data, batch_sampler=by_shape(data, 8, seed=5), seed=1)
-
-    loader = make()
-    loader.set_epoch(epoch)
-    batches = iter(loader)
-    for _ in range(11):
-        next(batches)
-    state = json.loads(json.dumps(loader.state_dict()))
-    rest = [batch.tolist() for batch in batches]
-    again = make()
-    again.load_state_dict(state)
-    assert [batch.tolist() for batch in again] == rest
-    assert len(rest) == 14
-    assert state["samples"] == 88
 
 
 def test_a_state_of_other_sizes_is_refused():

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from penstock.sampling.shown_times import is_loader, name_of, parts_of, sampler_
 from penstock.summary import Summarized
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -142,6 +142,8 @@ class BalanceReport(Summarized):
         most_repeats: How often the sample that came most in one epoch came in that one.
     """
 
+    _shows: ClassVar = ("sampler", "num_samples", "epoch_size", "num_never_shown", "verdict")
+
     sampler: str
     classes: NDArray[Any]
     class_names: tuple[str, ...]
@@ -188,16 +190,6 @@ class BalanceReport(Summarized):
     def verdict(self) -> str:
         """What changed, at what price, and what would help where it did not; in words."""
         return verdict_of(self)
-
-    def _summary(self) -> Iterator[tuple[str, object]]:
-        yield "sampler", self.sampler
-        yield "num_samples", self.num_samples
-        yield "classes", len(self.classes)
-        yield "epoch_size", self.epoch_size
-        yield "ratio_before", self.images.ratio_before
-        yield "ratio_after", self.images.ratio_after
-        yield "num_never_shown", self.num_never_shown
-        yield "verdict", self.verdict
 
     def __str__(self) -> str:
         """Return a table, the sums and the verdict, as text."""

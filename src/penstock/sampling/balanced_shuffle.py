@@ -52,38 +52,29 @@ _KEYS: Final = ("labels", "label", "targets", "target")
 class BalancedShuffle(IterableDataset[Any]):
     """The samples of a stream, shuffled, rare classes repeated and common ones thinned.
 
-    As many samples go out as come in. Each time a class is drawn, with the share that
-    `alpha` gives it by the samples of each class seen so far, then a sample of it: one that
-    was never given, at random, or else one that was, all of them in random order before any comes
-    again. `alpha=0` (or a single class) is a plain shuffle buffer: each sample comes exactly once.
+    As many samples go out as come in. Each time a class is drawn, with the share that `alpha` gives
+    it by the samples of each class seen so far, then a sample of it: one that was never given, at
+    random, or else one that was, all of them in random order before any comes again. `alpha=0` (or
+    a single class) is a plain shuffle buffer: each sample comes exactly once.
 
     The buffer holds `buffer_size` samples. A class keeps buffer_size / classes of them, or more
-    where others need less. What is crowded out without having been given is dropped. When the
-    stream has ended, the last `buffer_size` samples are drawn in the same way, and what of the
-    buffer has not been given by then is dropped. A stream that is sorted by class cannot be
-    balanced: while only one class has been seen, nothing else can be given. Of a rare class's first
-    samples there are few to choose from, so they come more often than later ones.
+    where others need less. What is crowded out without having been given is dropped, and what is
+    left in the buffer when as many samples went out as came in. A stream that is sorted by class
+    cannot be balanced: while only one class has been seen, nothing else can be given.
 
     The order is decided by the stream, `seed`, the epoch, and which worker and rank this is; the
-    seed of a loader, or torch's, does not reach it. Each worker has a buffer of its own, of its
-    share of the stream: let the stream deal itself out (`penstock.data.shard`). penstock's loaders
-    tell the epoch by themselves. With torch's own DataLoader call `set_epoch` before every epoch,
-    or the same order comes again; it does not reach persistent workers. There, under DDP, give each
-    rank a seed of its own.
+    seed of a loader does not reach it. Each worker has a buffer of its own, of its share of the
+    stream: let the stream deal itself out (`penstock.data.shard`). With torch's own DataLoader call
+    `set_epoch` before every epoch, which does not reach persistent workers; there, under DDP, give
+    each rank a seed of its own. A saved loader's state goes on exactly, by reading the stream again
+    from its start.
 
-    A saved loader's state goes on exactly, by reading the stream again from its start: what the
-    buffer holds is data, and does not go into a state.
+    What may come again is given as a copy (`copy.deepcopy`), so it may be written to. With
+    `alpha=0`, or while there is one class, nothing is copied.
 
-    What may come again is given as a copy (`copy.deepcopy`), so it may be written to; of a balanced
-    stream that is most of what the rare classes give, and little of the common ones. With
-    `alpha=0`, or while there is one class, nothing is copied. A sample of bytes and numbers is
-    copied in some microseconds, arrays and tensors at the speed of memory.
-
-    Memory: `buffer_size` samples, and one more while it comes in, in every worker: in all,
-    `buffer_size` x max(1, num_workers) x the size of a sample. Let the stream give encoded samples,
-    and decode and augment in `transform`: the buffer is then a small part of what decoded ones
-    take, and a repeated sample is augmented anew. (What a transform of the stream itself has drawn
-    is repeated with its sample.)
+    Memory: `buffer_size` samples, and one more, in every worker. Let the stream give encoded
+    samples, and decode and augment in `transform`: the buffer is then small, and a repeated sample
+    is augmented anew.
 
     Attributes:
         counts: What became of the samples of this process's newest epoch, by class: dicts `read`,
@@ -206,16 +197,9 @@ class BalancedShuffle(IterableDataset[Any]):
 
 @dataclass(slots=True)
 class ShuffleCounts:
-    """What became of the samples, by class, so far or in all.
+    """What became of the samples, by class: `read` ones were given, dropped, or are still held.
 
-    A class's samples came in, and each was given, dropped, or is still held: `read` is `given`
-    without `repeated`, and `dropped`, and those held that were never given.
-
-    Attributes:
-        read: Samples that came in.
-        given: Samples that went out, repeats among them.
-        repeated: Of those, the ones that had gone out before.
-        dropped: Samples that never went out: crowded out of the buffer, or left over in it.
+    `repeated` are those of `given` that had gone out before.
     """
 
     read: dict[Any, int] = field(default_factory=dict)
@@ -523,11 +507,7 @@ class _Reservoir(Generic[T]):
         self._fresh.append(sample)
 
     def give(self, rng: np.random.Generator) -> tuple[T, bool]:
-        """Return a sample, which stays held, and whether it was given before.
-
-        Raises:
-            IndexError: nothing is held.
-        """
+        """Return a sample, which stays held, and whether it was given before."""
         if self._fresh:
             sample = self.take(rng)
             self._given[self._num_first_given] = sample
@@ -541,11 +521,7 @@ class _Reservoir(Generic[T]):
                 return self._given[number], True
 
     def take(self, rng: np.random.Generator) -> T:
-        """Return a sample that was never given, and let go of it.
-
-        Raises:
-            IndexError: all that are held were given before, or nothing is held.
-        """
+        """Return a sample that was never given, and let go of it."""
         return _pop_any(self._fresh, rng)
 
     def crowd_out(self, rng: np.random.Generator) -> T | None:
@@ -553,9 +529,6 @@ class _Reservoir(Generic[T]):
 
         Of those given before the one goes that was first given the longest ago, so that all stay
         equally long. Where none was given, any goes, so that all fresh ones have the same chance.
-
-        Raises:
-            IndexError: nothing is held.
         """
         if self._given:
             self._given.popitem(last=False)

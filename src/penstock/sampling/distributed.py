@@ -33,11 +33,7 @@ __all__ = ["DistributedSampler", "check_pad", "chosen_rank"]
 
 
 def chosen_rank(rank: int | None, num_replicas: int | None) -> Rank:
-    """Return the rank that was given; what is None as `current_rank` says.
-
-    Raises:
-        ConfigError: it is not one of so many.
-    """
+    """Return the rank that was given; what is None as `current_rank` says."""
     found = current_rank()
     num_replicas = found.world_size if num_replicas is None else num_replicas
     rank = found.rank if rank is None else rank

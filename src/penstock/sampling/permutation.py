@@ -320,12 +320,7 @@ def _encipher(
 ) -> None:
     """Replace numbers below a x b by others, once through all rounds.
 
-    Args:
-        piece: The numbers, shape (n,).
-        a: Of the cipher; an array of shape (n,) where each number has a cipher of its own.
-        b: Likewise.
-        keys: Two words for each round; likewise.
-        scratch: Of length n.
+    `a`, `b` and the keys are arrays where each number has a cipher of its own.
     """
     left, right, hashed, shifted = scratch
     a_32, b_32 = a.astype(np.uint32), b.astype(np.uint32)

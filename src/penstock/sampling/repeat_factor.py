@@ -35,13 +35,10 @@ class RepeatFactorSampler(IndexSampler):
     To double the threshold is to repeat a rare class sqrt(2) = 1.41 times as often, not twice; only
     with `root=False` it is twice.
 
-    All epochs are equally long: round(sum of r_i). So a learning rate schedule that counts steps
-    stays right. For that the images that come once more are drawn together, by systematic sampling
-    from a random order: each with its own probability, and always the same number of them. What
-    rounding that number adds or takes away, less than one half of an image per epoch, is spread
-    over all images whose r_i is no whole number. So the mean number of times that image i comes is
-    r_i to within that image's part of one half. (Where the fractions sum to less than one half,
-    that is all of it: then none comes once more.)
+    All epochs are equally long: round(sum of r_i). For that the images that come once more are
+    drawn together, by systematic sampling from a random order: each with its own probability, and
+    always the same number of them. What rounding that number adds or takes away is spread over all
+    images whose r_i is no whole number.
 
     Attributes:
         labels: As given or found; not a copy.
@@ -50,9 +47,6 @@ class RepeatFactorSampler(IndexSampler):
         class_frequencies: f(c), float64 of shape (classes,).
         class_repeat_factors: r(c), likewise.
         repeat_factors: r of each image, float64 of shape (samples,).
-        threshold: As given.
-        root: As given.
-        shuffle: As given.
 
     Example:
         >>> boxes = [[0, 0], [0], [0, 1], [0], [], [0], [0], [0], [0]]  # classes of their boxes

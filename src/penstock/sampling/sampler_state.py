@@ -116,6 +116,7 @@ class Resumable:
             counter.load_state_dict(state)
             return
         epoch, position, saved = _parsed(state)
+        _take_seeds(self, saved)
         if found := differences(saved, self.settings()):
             raise StateError(
                 f"this state was saved by a sampler with another order than this "
@@ -200,6 +201,15 @@ class Resumable:
             return 0 < given >= len(self)  # type: ignore[arg-type]
         except TypeError:  # a sampler without a length
             return False
+
+
+def _take_seeds(sampler: Any, saved: dict[str, Any]) -> None:  # noqa: ANN401
+    """Let samplers without a seed of their own order by that of the loader that the state is of."""
+    if hasattr(sampler, "take_seed") and type(saved.get("seed")) is int:
+        sampler.take_seed(saved["seed"])
+    inner = saved.get("of", saved.get("sampler"))
+    if isinstance(inner, dict):
+        _take_seeds(getattr(sampler, "sampler", None), inner)
 
 
 def _is_asked_by_torch() -> bool:

@@ -44,7 +44,7 @@ from penstock.sampling.samplers import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from numpy.typing import NDArray
 
@@ -77,11 +77,7 @@ class AbsentShard(Dataset[Any]):
     is_drawless: bool = True
 
     def __init__(self, length: int) -> None:
-        """Set the number of samples, 0 or more.
-
-        Raises:
-            ConfigError: no such length.
-        """
+        """Set the number of samples, 0 or more."""
         self._length = length_in("shard 0", length)
 
     def __len__(self) -> int:
@@ -129,18 +125,11 @@ class ShardSampler(IndexSampler):
         "none"    every sample once, ranks are uneven: for validation
 
     These numbers are the same in every epoch. With "epoch", shards of the same size change places
-    by chance, and the nodes change their sets; which sizes lie together stays.
-
-    Memory is some 50 bytes per shard, whatever the number of samples.
+    by chance, and the nodes change their sets; which sizes lie together stays. Memory is some 50
+    bytes per shard.
 
     Attributes:
         lengths: Samples of each shard, int64 (shards,). Do not write.
-        num_nodes: As chosen, like the three that follow.
-        node: This one.
-        ranks_per_node: On every node.
-        local_rank: This one.
-        open_shards: As given.
-        pad: As given.
 
     Example:
         >>> nodes = [ShardSampler([2, 2, 2, 2], num_nodes=2, node=node, open_shards=1)
@@ -477,15 +466,17 @@ def lengths_in(source: Any, who: str, what: str) -> dict[Any, int]:  # noqa: ANN
     """
     # A StackDataset has `datasets` too, side by side.
     parts = source.datasets if hasattr(source, "cumulative_sizes") else source
-    if isinstance(parts, (list, tuple)) or getattr(parts, "ndim", 0) == 1:
-        parts = dict(enumerate(parts))
-    elif not isinstance(parts, Mapping):
+    if isinstance(parts, Mapping):
+        pairs: Iterable[tuple[Any, Any]] = parts.items()
+    elif isinstance(parts, (list, tuple)) or getattr(parts, "ndim", 0) == 1:
+        pairs = enumerate(parts)
+    else:
         # Anything else that can be iterated may be one dataset, and would be read through here.
         raise ConfigError(
             f"{who} takes a list or dict of {what}s, or of their lengths, or a ConcatDataset of "
             f"them; got {type(source).__name__}."
         )
-    lengths = {name: length_in(f"{what} {name!r}", part) for name, part in parts.items()}
+    lengths = {name: length_in(f"{what} {name!r}", part) for name, part in pairs}
     if not 0 < sum(lengths.values()) <= LARGEST:
         raise ConfigError(
             f"{len(lengths)} {what}s have {sum(lengths.values())} samples in all: there should be "

@@ -33,6 +33,7 @@ from penstock.sampling.class_balanced import check_alpha, class_shares
 from penstock.sampling.permutation import LARGEST, Permutation, Permutations
 from penstock.sampling.samplers import (
     LONGEST_STORED,
+    ComputedOrder,
     IndexSampler,
     as_weights,
     check_positive,
@@ -180,10 +181,11 @@ class MixtureSampler(IndexSampler):
         return {**super().settings(), "lengths": lengths, "quotas": quotas}
 
 
-class _MixtureOrder:
+class _MixtureOrder(ComputedOrder):
     """The order of one epoch, not stored."""
 
     def __init__(self, sampler: MixtureSampler) -> None:
+        super().__init__(sampler.num_samples)
         epoch, seed = sampler.epoch, sampler.seed
         drawn = np.flatnonzero(sampler.quotas)
         lengths, quotas = sampler.lengths[drawn].tolist(), sampler.quotas[drawn].tolist()
@@ -200,13 +202,8 @@ class _MixtureOrder:
         self._lengths = np.array(lengths, np.int64)
         self._starts = (np.cumsum(sampler.lengths) - sampler.lengths)[drawn]
 
-    def __len__(self) -> int:
-        return len(self._places)
-
-    def __getitem__(self, which: slice | NDArray[np.int64]) -> NDArray[np.int64]:
-        return self._indices(self._places[which])
-
-    def _indices(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+    def at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        places = self._places[positions]
         sources = np.searchsorted(self._stops, places, side="right")
         places += self._moves[sources]  # below 2^63: an offset and a quota are below 2^62 each
         places %= self._lengths[sources]

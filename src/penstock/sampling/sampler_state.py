@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import sys
 import warnings
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.errors import StateError
@@ -24,27 +25,18 @@ __all__ = ["Resumable", "SamplerPosition", "differences"]
 _FORMAT: Final = 1
 
 
+@dataclass(slots=True)
 class SamplerPosition:
-    """Position of one iterator of a sampler.
+    """Position of one iterator of a sampler."""
 
-    Attributes:
-        epoch: Of its order; None if the sampler tells none.
-        given: Items of it that were given.
-        settings: Of the sampler when it was first asked for them: a digest of many samples takes a
-            while, and some loaders ask for a state with every batch.
-        is_begun: Whether an item was asked for.
-        is_torchs: Whether torch's own loader made the iterator.
-        is_told: Whether the sampler was told an epoch after that.
-    """
-
-    def __init__(self, epoch: int | None, given: int = 0, *, is_begun: bool = False) -> None:
-        """Begin at an item."""
-        self.epoch = epoch
-        self.given = given
-        self.settings: dict[str, Any] | None = None
-        self.is_begun = is_begun
-        self.is_torchs = False
-        self.is_told = False
+    epoch: int | None  # of its order; None if the sampler has none
+    given: int = 0  # items of it
+    # Of the sampler when it was first asked for them: a digest of many samples takes a while, and
+    # some loaders ask for a state with every batch.
+    settings: dict[str, Any] | None = None
+    is_begun: bool = False  # whether an item was asked for
+    is_torchs: bool = False  # whether torch's own loader made the iterator
+    is_told: bool = False  # whether the sampler was told an epoch after that
 
     def begin(self, epoch: int | None) -> None:
         """Note that the first item is asked for, in an epoch that may be another by now."""

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
 __all__ = [
+    "ComputedOrder",
     "EveryNth",
     "IndexSampler",
     "Indices",
@@ -229,7 +230,7 @@ class SequentialSampler(IndexSampler):
 
     def indices(self) -> Indices:
         """Return 0, 1, 2 …: a fresh array, or one that is not stored if it were a long one."""
-        ascending = _Ascending(len(self.data_source))
+        ascending = ComputedOrder(len(self.data_source))
         return ascending if len(ascending) > LONGEST_STORED else ascending[:]
 
     def settings(self) -> dict[str, Any]:
@@ -240,19 +241,26 @@ class SequentialSampler(IndexSampler):
         return False
 
 
-class _Ascending:
-    """0, 1, 2 …, not stored."""
+class ComputedOrder:
+    """0, 1, 2 …, not stored; subclasses define `at`."""
 
     def __init__(self, length: int) -> None:
+        """Set the number of indices."""
         self._length = length
 
     def __len__(self) -> int:
+        """Return the number of indices."""
         return self._length
 
     def __getitem__(self, which: slice | NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the indices at some positions, a fresh array."""
         if isinstance(which, slice):
-            return np.arange(*which.indices(self._length), dtype=np.int64)
-        return which
+            which = np.arange(*which.indices(self._length), dtype=np.int64)
+        return self.at(which)
+
+    def at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the indices at positions from 0 on."""
+        return positions
 
 
 class RandomSampler(IndexSampler):
@@ -327,24 +335,19 @@ class RandomSampler(IndexSampler):
         return {**super().settings(), "source": source, "replacement": self.replacement}
 
 
-class EveryNth:
+class EveryNth(ComputedOrder):
     """Every n-th index of an order, which begins again at its end; a certain number of them."""
 
     def __init__(self, order: Indices, rank: int, num_replicas: int, length: int) -> None:
         """Begin at index `rank`, and go on in steps of `num_replicas`, `length` of them."""
+        super().__init__(length)
         self._order = order
         self._rank = rank
         self._num_replicas = num_replicas
-        self._length = length
 
-    def __len__(self) -> int:
-        """Return the number of indices."""
-        return self._length
-
-    def __getitem__(self, which: slice | NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the indices at some positions, a fresh array."""
-        turns = np.arange(*which.indices(self._length)) if isinstance(which, slice) else which
-        positions = turns * self._num_replicas + self._rank
+    def at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the indices at positions from 0 on."""
+        positions = positions * self._num_replicas + self._rank
         return self._order[positions % max(len(self._order), 1)]
 
 

@@ -36,6 +36,7 @@ from penstock.sampling.distributed import check_pad
 from penstock.sampling.permutation import LARGEST, Permutation, Permutations
 from penstock.sampling.samplers import (
     LONGEST_STORED,
+    ComputedOrder,
     EveryNth,
     IndexSampler,
     check_bool,
@@ -346,7 +347,7 @@ def _group_sizes(num_shards: int, most: int) -> NDArray[np.int64]:
     return np.diff(bounds)
 
 
-class _ShardOrder:
+class _ShardOrder(ComputedOrder):
     """The samples of shards, group after group, mixed within each; not stored."""
 
     def __init__(
@@ -369,15 +370,11 @@ class _ShardOrder:
         bounds = np.zeros(len(group_sizes) + 1, np.int64)
         np.cumsum(group_sizes, out=bounds[1:])
         self._group_bounds = stops[bounds]
+        super().__init__(int(stops[-1]))
         self._keys = keys
 
-    def __len__(self) -> int:
-        return int(self._group_bounds[-1])
-
-    def __getitem__(self, which: slice | NDArray[np.int64]) -> NDArray[np.int64]:
-        if isinstance(which, slice):
-            which = np.arange(*which.indices(len(self)), dtype=np.int64)
-        places = which if self._keys is None else self._mixed(which, self._keys)
+    def at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        places = positions if self._keys is None else self._mixed(positions, self._keys)
         shards = np.searchsorted(self._shard_stops, places, side="right")
         return np.asarray(places + self._moves[shards], np.int64)
 

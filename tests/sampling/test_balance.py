@@ -81,18 +81,6 @@ def test_labels_of_any_kind_are_counted(labels):
     assert report.class_names == tuple(map(str, sorted(set(labels.tolist()))))
 
 
-def test_more_samples_than_a_block_are_counted_as_one_block_is():
-    rng = np.random.default_rng(3)
-    labels = rng.integers(0, 50, 600_000)
-    order = rng.integers(0, len(labels), 700_000)
-    report = balance_report(order, labels)
-    assert report.images.before.tolist() == np.bincount(labels).tolist()
-    assert report.images.after.tolist() == np.bincount(labels[order]).tolist()
-    offsets = np.sort(np.append(rng.integers(0, 600_000, 299_999), [0, 600_000]))
-    several = balance_report(order[:1000] % 300_000, RaggedArray(labels, offsets))
-    assert several.objects.before.tolist() == np.bincount(labels).tolist()
-
-
 def test_entropy_and_ratio():
     report = balance_report([0, 1, 2, 3], np.array([0, 0, 0, 1]))
     counts = report.images

@@ -378,15 +378,9 @@ def read_parts(
 ) -> Any:  # noqa: ANN401 - a batch tree
     """Return a batch of datasets that lie one after the other, each one's share read at once.
 
-    Args:
-        indices: Within the whole, negative ones from the end.
-        ends: Where each of the datasets ends.
-        read: Reads a batch of one of them, by its number.
-        joined: Makes one array of those of all shares, whose rows have these positions.
-        alloc: For a batch of one dataset alone.
-
-    Raises:
-        UnlikeBatchesError: the shares do not fit together.
+    `read` reads a batch of one of them, by its number; `joined` makes one array of those of all
+    shares, whose rows have these positions. Raises `UnlikeBatchesError` where the shares do not fit
+    together.
     """
     chosen = np.where(indices < 0, indices + ends[-1], indices)
     sizes = np.asarray(ends)

@@ -144,18 +144,6 @@ def batch_reader(dataset: object) -> BatchReader | None:
     itself, redefines `__getitem__` or `__getitems__`, and that `can_get_batch`, where there is one,
     is true. Only classes are looked at, so an object that forwards unknown attributes to another is
     not mistaken for it.
-
-    Example:
-        >>> import numpy as np
-        >>> from penstock.data import ArrayDataset
-        >>> pairs = ArrayDataset(np.arange(4), np.arange(4) / 2)
-        >>> batch_reader(pairs)(np.array([2, -1]), np.empty)
-        [array([2, 3]), array([1. , 1.5])]
-        >>> class Doubled(ArrayDataset):
-        ...     def __getitem__(self, index: int) -> tuple[object, ...]:
-        ...         return tuple(2 * value for value in super().__getitem__(index))
-        >>> batch_reader(Doubled(np.arange(4))) is None
-        True
     """
     cls = type(dataset)
     module = _registered_by.get(f"{cls.__module__}.{cls.__qualname__}")
@@ -213,12 +201,6 @@ def is_drawless(dataset: object) -> bool:
     """Return whether reading `dataset` is known to draw no random number.
 
     Its class is known for it, or it says so itself, by an attribute `is_drawless`.
-
-    Example:
-        >>> import numpy as np
-        >>> from penstock.data import ArrayDataset, Subset
-        >>> is_drawless(Subset(ArrayDataset(np.arange(4)), [0, 2])), is_drawless([1, 2])
-        (True, False)
     """
     parts = _parts(dataset)
     if parts is not None:
@@ -248,14 +230,6 @@ def announce_epoch(dataset: object, epoch: int) -> None:
     """Tell a dataset the number of the epoch, if it has a method `set_epoch`.
 
     A combinator without one has its parts told.
-
-    Example:
-        >>> from penstock.data import Subset
-        >>> class Told(list):
-        ...     def set_epoch(self, epoch):
-        ...         print("epoch", epoch)
-        >>> announce_epoch(Subset(Told("abc"), [0]), 3)
-        epoch 3
     """
     set_epoch = getattr(dataset, "set_epoch", None)
     if callable(set_epoch):

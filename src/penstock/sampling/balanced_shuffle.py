@@ -435,13 +435,6 @@ def class_of_sample(sample: Any, get_label: Callable[[Any], Any] | None = None) 
 
     Raises:
         NotLabelsError: it has no class, or several; the message goes on a sentence about it.
-
-    Example:
-        >>> class_of_sample(("pixels", 3)), class_of_sample({"image": 0, "label": "cat"})
-        (3, 'cat')
-        >>> class_of_sample("cat 7", str.split)
-        Traceback (most recent call last):
-        penstock.data.labels.values.NotLabelsError: has a list as its label, which cannot be hashed
     """
     label = _usual_label(sample) if get_label is None else get_label(sample)
     if getattr(label, "ndim", None) == 0 and hasattr(label, "item"):

@@ -230,13 +230,9 @@ class BatchSampler(Resumable, Sampler[list[int]]):
 def batches_of(
     order: Indices, batch_size: int, drop_last: bool, start: int = 0
 ) -> Iterator[NDArray[np.int64]]:
-    """Yield the indices of each batch of an order.
+    """Yield the indices of each batch of an order, from position `start` on.
 
-    Args:
-        order: An array is cut into views. Any other order is computed in blocks.
-        batch_size: Indices in a batch.
-        drop_last: Whether a last, shorter batch is left out.
-        start: Position at which the first batch begins; what is before it costs nothing.
+    An array is cut into views. Any other order is computed in blocks.
     """
     stop = len(order) - (len(order) - start) % batch_size if drop_last else len(order)
     is_stored = isinstance(order, np.ndarray)

@@ -358,12 +358,6 @@ def class_shares(counts: ArrayLike, alpha: Alpha = 1.0, beta: float = 0.999) -> 
 
     A number for `alpha` makes it proportional to count ** (1 - alpha). "effective" divides the
     natural share by the effective number of samples, (1 - beta ** count) / (1 - beta).
-
-    Example:
-        >>> class_shares([100, 25], alpha=0.5)
-        array([0.66666667, 0.33333333])
-        >>> class_shares([100, 25], alpha="effective", beta=0.99).round(3)
-        array([0.584, 0.416])
     """
     logarithms = np.log(np.asarray(counts, np.float64))
     if alpha != "effective":

@@ -33,10 +33,6 @@ def class_codes(labels: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.unsigned
 
     Classes are uint64 if the labels are, int64 for other integers, else as the labels are. The
     positions are of the smallest type that holds all of them, and one more.
-
-    Example:
-        >>> class_codes(np.array([7, -3, 7]))
-        (array([-3,  7]), array([1, 0, 1], dtype=uint8))
     """
     if labels.dtype.kind == "b":
         classes, codes = class_codes(labels.view(np.uint8))
@@ -89,20 +85,8 @@ class ClassItems:
 
     A sample with several labels is an item of each of its classes, once. Samples without any make
     up a group of their own behind the classes. Draws are given as positions: of a class in
-    `classes`, or `len(classes)` for those without.
-
-    Attributes:
-        classes: The labels' own values, ascending, shape (classes,): integers or strings.
-        counts: Samples that have each class, int64 of shape (classes,), all above 0.
-        num_samples: Samples of the dataset.
-
-    Concurrency:
-        Any number of threads may use one; nothing changes. Do not write to its arrays.
-
-    Example:
-        >>> items = ClassItems.of(np.array([7, 3, 7, 7]))
-        >>> items.classes, items.counts, items.items_of(1)
-        (array([3, 7]), array([1, 3]), array([0, 2, 3], dtype=uint32))
+    `classes`, or `len(classes)` for those without. `counts` are the samples that have each class,
+    all above 0.
     """
 
     def __init__(

@@ -407,28 +407,12 @@ class Permutations:
 
     One call of `Permutation` costs some 100 us however few positions are asked for. Here the rounds
     of the cipher run over the positions of all orders together, each with the keys of its own.
-
     Takes some 50 us per order to make, 100 bytes for each long one and 2 per item for those up to
-    `TABLE_LIMIT`; then some 60 ns per value, however the positions are spread over the orders.
-
-    Concurrency:
-        Any number of threads may use one.
-
-    Example:
-        >>> both = Permutations([5, 10**10], [(7, 0), (7, 1)])
-        >>> both.at(np.array([0, 1, 0]), np.array([4, 3, 0]))
-        array([        3, 338145934,         1])
-        >>> Permutation(10**10, (7, 1))[3]
-        338145934
+    `TABLE_LIMIT`; then some 60 ns per value.
     """
 
     def __init__(self, lengths: Sequence[int], seeds: Sequence[tuple[int, ...]]) -> None:
-        """Make the orders.
-
-        Args:
-            lengths: Items of each, 0 to 2^62.
-            seeds: One for each, as `Permutation` takes them.
-        """
+        """Make orders of so many items each, by seeds as `Permutation` takes them."""
         count = len(lengths)
         self._lengths = np.array(lengths, np.int64)
         self._a = np.ones(count, np.uint64)
@@ -455,15 +439,7 @@ class Permutations:
         self._keys[:, :, number] = keys.reshape(_ROUNDS, _KEYS_PER_ROUND)
 
     def at(self, which: NDArray[np.integer], positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return what is at some positions of some orders.
-
-        Args:
-            which: Numbers of orders, shape (n,).
-            positions: For each a position in it, 0 or more and below its length; int64, shape (n,).
-
-        Returns:
-            Fresh int64 array, shape (n,).
-        """
+        """Return what is at some positions of some orders: a fresh int64 array, shape (n,)."""
         starts = self._table_starts[which]
         if not len(self._tables):
             values = positions.copy()

@@ -211,14 +211,7 @@ def _is_asked_by_torch() -> bool:
 
 
 def differences(saved: Any, here: Any, name: str = "") -> list[str]:  # noqa: ANN401
-    """Return a sentence for each value that is not the same in two trees of dicts.
-
-    Of two things of another "kind" that alone is told: the rest differs with it.
-
-    Example:
-        >>> differences({"sampler": {"seed": 1}}, {"sampler": {"seed": 2}})
-        ['sampler.seed is 1 in the state and 2 here']
-    """
+    """Return a sentence for each value that differs in two trees; of another "kind" that alone."""
     if isinstance(saved, dict) and isinstance(here, dict):
         found: list[str] = []
         of_kind = saved.get("kind") != here.get("kind") and {"kind"} <= saved.keys() & here.keys()

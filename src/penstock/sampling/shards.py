@@ -453,13 +453,8 @@ def _local_rank(*, is_needed: bool) -> tuple[int, int]:
 def lengths_in(source: Any, who: str, what: str) -> dict[Any, int]:  # noqa: ANN401
     """Return the lengths of datasets, or the lengths that were given, by name or number.
 
-    Args:
-        source: A list or dict of datasets or of lengths, or a `ConcatDataset`, ours or torch's.
-        who: What asks, for the message.
-        what: What each of them is.
-
-    Raises:
-        ConfigError: it is something else, or there are no samples, or more than 2^62.
+    The source is a list or dict of datasets or of lengths, or a `ConcatDataset`, ours or torch's;
+    `who` and `what` are for the message.
     """
     # A StackDataset has `datasets` too, side by side.
     parts = source.datasets if hasattr(source, "cumulative_sizes") else source

@@ -49,18 +49,10 @@ class ShownTimes(NamedTuple):
 
 
 def times_shown(given: Any, num_samples: int, num_epochs: int) -> ShownTimes:  # noqa: ANN401
-    """Count some epochs, from the one that the sampler is in.
+    """Count some epochs of a sampler, of indices or of a loader, from the one that it is in.
 
     Of what shares an epoch among ranks, the whole of it is counted. Samplers of others draw with
     the global generators seeded by the epoch, and those are put back.
-
-    Args:
-        given: A sampler of indices, or of batches of them; the indices themselves; or a loader.
-        num_samples: Of the data set.
-        num_epochs: At least 1.
-
-    Raises:
-        ConfigError: it yields no indices of such samples, or is indices and has one epoch.
     """
     sampler = sampler_in(given)
     if num_epochs > 1 and _is_indices(sampler):

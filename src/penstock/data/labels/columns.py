@@ -56,13 +56,6 @@ def class_column(dataset: Any, wanted: str | None = None) -> _Column | None:  # 
     It is the only one whose feature is a `ClassLabel`, or a list of them; a whole column goes
     before a field within one, as `objects.category` is. Without any it is the one called "label",
     "labels", "target" or "targets".
-
-    Args:
-        dataset: With features.
-        wanted: Its name, if the user gave it; "column.field" for a field.
-
-    Raises:
-        NotLabelsError: there are several, or none of the given name.
     """
     columns = [
         column for name, feature in dataset.features.items() for column in _leaves((name,), feature)
@@ -103,13 +96,8 @@ def labels_of_column(
 ) -> NDArray[Any] | RaggedArray:
     """Return what the column of the classes holds, in the order of the dataset's rows.
 
-    That order is the dataset's own, after `select`, `shuffle`, `sort` and the like.
-
-    Returns:
-        Shape (rows,), or a `RaggedArray`; without a copy where the table is in one piece.
-
-    Raises:
-        NotLabelsError: no column can be told for it, or it does not hold labels.
+    That order is the dataset's own, after `select`, `shuffle`, `sort` and the like. No copy is made
+    where the table is in one piece.
     """
     column = class_column(dataset, wanted)
     if column is None:

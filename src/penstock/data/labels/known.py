@@ -142,13 +142,6 @@ def known_labels(dataset: Any) -> Labels | None:  # noqa: ANN401
     """Return the labels of every sample as `labels_of` finds them; None where there are none.
 
     Texts stay texts. The result may be the dataset's own array.
-
-    Example:
-        >>> from penstock.data import Subset
-        >>> class Digits(list):
-        ...     targets = [3, 1, 3]
-        >>> known_labels(Subset(Digits("abc"), [2, 1]))
-        array([3, 1])
     """
     return _Search().find(dataset)
 
@@ -160,17 +153,7 @@ def labels_given_or_known(
 ) -> Labels:
     """Return labels that were given, in a form of `to_labels`, or those that a dataset knows.
 
-    Args:
-        source: The labels or the dataset.
-        who: What asks, for the message: the name of a sampler's class.
-        column: What a dataset calls them, as for `labels_of`.
-
-    Raises:
-        ConfigError: it is neither; the message says what was looked for.
-
-    Example:
-        >>> labels_given_or_known([1, 0, 1], "MySampler")
-        array([1, 0, 1])
+    `who` asks, and is named in the message that neither is there.
     """
     _check_no_stream(source, who)
     search = _Search(column)
@@ -523,17 +506,9 @@ def class_names_of(
     """Return the name of every class, by its number; None where the dataset does not say.
 
     Asked are `class_names`, `classes`, `class_to_idx`, and the `ClassLabel` of a Hugging Face
-    dataset's column, also those of the datasets within. Where the labels are texts, the names are
-    these, sorted, as `labels_of` numbers them. Names that leave a class of the labels out are no
-    answer. Those of a `column` are its texts in `attribute_names`; "(none)" is the class of objects
-    that lack it.
-
-    Example:
-        >>> from penstock.data import Subset
-        >>> class Pets(list):
-        ...     class_to_idx = {"dog": 1, "cat": 0}
-        >>> class_names_of(Subset(Pets("abc"), [2]))
-        ('cat', 'dog')
+    dataset's column, also those of the datasets within; where the labels are texts, these. Names
+    that leave a class of the labels out are no answer. Those of a `column` are its texts in
+    `attribute_names`; "(none)" is the class of objects that lack it.
     """
     labels = _Search(column).find(dataset)
     if isinstance(labels, TextRows):

@@ -59,25 +59,13 @@ def to_labels(value: Any) -> Labels:  # noqa: ANN401
     """Return labels that were given in any of the usual forms.
 
     One label per sample: a list, array or tensor of integers, bools or strings, on any device. A
-    column of shape (n, 1) counts as one.
-
-    Several per sample: a `RaggedArray`; a list of lists, sets or arrays of class numbers or texts;
-    or a two-dimensional array of zeros and ones (or rows of bools), where column c stands for class
-    c. Texts in rows are numbered in their sorted order, by each call for what it was given. Rows of
-    one entry each are one label per sample.
-
-    Returns:
-        Integers, bools or strings of shape (n,), the array itself if one was given; or rows of
-        class numbers.
+    column of shape (n, 1) counts as one. Several per sample: a `RaggedArray`; a list of lists, sets
+    or arrays of class numbers or texts; or a two-dimensional array of zeros and ones (or rows of
+    bools), where column c stands for class c. Texts in rows are numbered in their sorted order.
+    Rows of one entry each are one label per sample.
 
     Raises:
         NotLabelsError: it is none of the forms.
-
-    Example:
-        >>> to_labels(["cat", "dog"])
-        array(['cat', 'dog'], dtype='<U3')
-        >>> list(to_labels([[2, 0], []])), list(to_labels(np.array([[1, 0, 1], [0, 0, 0]])))
-        ([array([2, 0]), array([], dtype=int64)], [array([0, 2]), array([], dtype=int64)])
     """
     if isinstance(value, RaggedArray):
         return value
@@ -297,19 +285,9 @@ def _joined_rows(parts: list[RaggedArray]) -> RaggedArray:
 
 
 def labels_by_objects(labels: Labels, objects: Objects) -> Labels:
-    """Return the labels of samples by one object of each.
+    """Return the labels of samples by their "first" object, or the "rarest", which the fewest have.
 
-    Args:
-        labels: As `to_labels` returns them.
-        objects: "all" changes nothing; "first" takes the first class of each sample, "rarest" the
-            one that the fewest samples have, of several such the smallest.
-
-    Returns:
-        One class each, its number as before; rows of one or none where some samples have none.
-
-    Example:
-        >>> labels_by_objects(RaggedArray.of([[0, 1], [0], [0]]), "rarest")
-        array([1, 0, 0])
+    One class each, its number as before; rows of one or none where some samples have none.
     """
     if objects == "all" or not isinstance(labels, RaggedArray):
         return labels

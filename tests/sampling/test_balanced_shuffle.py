@@ -40,7 +40,7 @@ def labels_of(samples):
 
 def held_by(running):
     """The samples in the buffer."""
-    entries = [e for pool in running._pools for e in (*pool._fresh, *pool._given.values())]
+    entries = [e for pool in running._pools for e in (*pool.fresh, *pool._given.values())]
     return [sample for _, _, sample in entries]
 
 

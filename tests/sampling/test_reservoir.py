@@ -12,7 +12,7 @@ from penstock.sampling.balanced_shuffle import _Reservoir as Reservoir
 
 
 def held(reservoir):
-    return [*reservoir._fresh, *reservoir._given.values()]
+    return [*reservoir.fresh, *reservoir._given.values()]
 
 
 def filled(samples):
@@ -93,6 +93,6 @@ def test_what_is_taken_is_fresh_and_gone():
     taken = [reservoir.take(rng) for _ in range(3)]
     assert sorted([kept, *taken]) == list("abcd")
     assert held(reservoir) == [kept]
-    assert reservoir.num_fresh == 0
+    assert reservoir.fresh == []
     with pytest.raises(IndexError, match="holds no such sample"):
         reservoir.take(rng)

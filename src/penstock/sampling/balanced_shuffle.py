@@ -358,7 +358,7 @@ class _ShufflePass:
         if len(self._pools) == 1:
             return False
         is_largest = self._lengths[pool] == self._lengths.max()
-        return self._has_ended or not is_largest or self._pools[pool].num_fresh < 2
+        return self._has_ended or not is_largest or len(self._pools[pool].fresh) < 2
 
     def _copied(self, sample: Any, name: Hashable, place: int) -> Any:  # noqa: ANN401
         try:
@@ -480,28 +480,18 @@ class _Reservoir(Generic[T]):
 
     def __init__(self) -> None:
         """Hold nothing."""
-        self._fresh: list[T] = []
+        self.fresh: list[T] = []  # never given
         self._given: OrderedDict[int, T] = OrderedDict()  # by the number of its first giving
         self._due: list[int] = []  # of `_given`, in this round; some may have left since
         self._num_first_given = 0
 
-    @property
-    def fresh(self) -> list[T]:
-        """Samples that were never given."""
-        return list(self._fresh)
-
-    @property
-    def num_fresh(self) -> int:
-        """Number of samples that were never given."""
-        return len(self._fresh)
-
     def add(self, sample: T) -> None:
         """Take in a sample."""
-        self._fresh.append(sample)
+        self.fresh.append(sample)
 
     def give(self, rng: np.random.Generator) -> tuple[T, bool]:
         """Return a sample, which stays held, and whether it was given before."""
-        if self._fresh:
+        if self.fresh:
             sample = self.take(rng)
             self._given[self._num_first_given] = sample
             self._num_first_given += 1
@@ -515,7 +505,7 @@ class _Reservoir(Generic[T]):
 
     def take(self, rng: np.random.Generator) -> T:
         """Return a sample that was never given, and let go of it."""
-        return _pop_any(self._fresh, rng)
+        return _pop_any(self.fresh, rng)
 
     def crowd_out(self, rng: np.random.Generator) -> T | None:
         """Let go of a sample; return it if it was never given, else None.
@@ -526,7 +516,7 @@ class _Reservoir(Generic[T]):
         if self._given:
             self._given.popitem(last=False)
             return None
-        return _pop_any(self._fresh, rng)
+        return _pop_any(self.fresh, rng)
 
 
 def _pop_any(items: list[T], rng: np.random.Generator) -> T:

@@ -257,9 +257,9 @@ class _Search:
     # What the dataset says itself.
 
     def _own(self, dataset: Any, length: int) -> Labels | None:  # noqa: ANN401
-        for name, get in self._kept(dataset):
+        for name, read, arguments in self._kept(dataset):
             try:
-                value = get()
+                value = read(*arguments)
                 labels = _labels_in(value)
             except NotLabelsError as error:
                 self._note(dataset, f"{name} is {error}")
@@ -276,20 +276,20 @@ class _Search:
                     raise NotLabelsError("what it keeps does not fit its length")
         return None
 
-    def _kept(self, dataset: Any) -> Iterator[tuple[str, Callable[[], Any]]]:  # noqa: ANN401
-        """Yield the name of each place for labels, and what returns them."""
+    def _kept(self, dataset: Any) -> Iterator[tuple[str, Callable[..., Any], tuple[Any, ...]]]:  # noqa: ANN401
+        """Yield the name of each place for labels, and the call that returns them."""
         column = self._column
         for name in _ATTRIBUTES if column is None else (str(column),):
             value = _own(dataset, name)
             if value is not None and not callable(value):
-                yield f"`{name}`", lambda value=value: value
+                yield f"`{name}`", _itself, (value,)
         for name in _PAIRS if column is None else ():
             pairs = _own(dataset, name)
             if isinstance(pairs, (list, tuple, PackedList)) and _is_pair(pairs):
-                yield f"`{name}`", lambda pairs=pairs: [pair[1] for pair in pairs]
-        name, asked = ("get_labels", ()) if column is None else ("column", (column,))
+                yield f"`{name}`", _second_of_each, (pairs,)
+        name = "get_labels" if column is None else "column"
         if callable(method := _own(dataset, name)):
-            yield f"`{name}()`", lambda: method(*asked)
+            yield f"`{name}()`", method, () if column is None else (column,)
 
     # What the datasets say that it is made of.
 
@@ -369,6 +369,14 @@ class _Search:
         if found and reason:
             raise NotLabelsError(f"the last of its arrays is {reason}. {_ASK}")
         return _only(list(found.values()))
+
+
+def _itself(value: Any) -> Any:  # noqa: ANN401
+    return value
+
+
+def _second_of_each(pairs: Sequence[Any]) -> list[Any]:
+    return [pair[1] for pair in pairs]
 
 
 def _labels_in(value: Any) -> Labels:  # noqa: ANN401

@@ -87,7 +87,10 @@ class AbsentShard(Dataset[Any]):
 
     def __getitem__(self, index: int) -> NoReturn:
         """Raise `LookupError`."""
-        raise LookupError(
+        raise self._absent(index)
+
+    def _absent(self, index: int) -> LookupError:
+        return LookupError(
             f"sample {index} of a shard that this node does not have was asked for: it is an "
             f"AbsentShard of {self._length} samples. Give the loader a ShardSampler that was made "
             "with this node's number, and the dataset the shards in `sampler.shards()`."
@@ -95,11 +98,11 @@ class AbsentShard(Dataset[Any]):
 
     def __getitems__(self, indices: Sequence[int]) -> NoReturn:
         """Raise `LookupError`."""
-        self[int(indices[0])]
+        raise self._absent(int(indices[0]))
 
     def get_batch(self, indices: NDArray[np.int64], alloc: Allocator) -> NoReturn:
         """Raise `LookupError`."""
-        self[int(indices[0])]
+        raise self._absent(int(indices[0]))
 
 
 class ShardSampler(IndexSampler):

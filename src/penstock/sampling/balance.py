@@ -7,30 +7,43 @@ is shown, so that a sampler of images can even out the images of the classes and
 
 from __future__ import annotations
 
+import array
+import copy
+import itertools
 import math
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 
-from penstock.data.labels.known import class_names_of, labels_given_or_known
+from penstock.data.dataset import is_current
+from penstock.data.labels.known import class_names_of, is_iterable, labels_given_or_known
 from penstock.data.ragged import RaggedArray
 from penstock.errors import ConfigError
+from penstock.randomness.guarded import guarded_draws
+from penstock.randomness.keys import Purpose, seed_sequence
 from penstock.sampling.balance_text import table_of, verdict_of
+from penstock.sampling.batches import BatchSampler
 from penstock.sampling.class_items import ClassItems, class_codes
-from penstock.sampling.samplers import check_positive
-from penstock.sampling.shown_times import is_loader, name_of, parts_of, sampler_in, times_shown
+from penstock.sampling.distributed import DistributedSampler
+from penstock.sampling.sampler_state import Resumable
+from penstock.sampling.samplers import IndexSampler, check_positive
 from penstock.summary import Summarized
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from penstock.sampling.shown_times import ShownTimes
 
 __all__ = ["BalanceReport", "ClassCounts", "balance_report"]
+
+_BLOCK: Final = 1 << 20  # indices counted at a time: no array of a whole order is made for it
+_INNER: Final = ("sampler", "batch_sampler")
+_LISTS: Final = (list, tuple, range, array.array)
+_GENERATORS: Final = (random.Random, np.random.Generator, np.random.RandomState)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -269,16 +282,16 @@ def balance_report(
         (array([90, 10]), 9.0, True)
     """
     check_positive("epochs", epochs)
-    inner = sampler_in(sampler)
+    inner = _sampler_in(sampler)
     given, named = _labels_of(sampler, inner) if labels is None else (labels, labels)
     known = labels_given_or_known(given, "balance_report")
-    shown = times_shown(sampler, len(known), epochs)
+    shown = _times_shown(sampler, len(known), epochs)
     items = ClassItems.of(known)
     _check_names(items.classes, class_names)
     images, objects = _counted(items, known, shown)
     names = _names_known(named, items.classes) if class_names is None else class_names
     return BalanceReport(
-        sampler=name_of(inner),
+        sampler=_name_of(inner),
         classes=items.classes,
         class_names=_names(items.classes, names),
         images=ClassCounts(images[0], images[1] / epochs),
@@ -304,19 +317,19 @@ def _names_known(source: Any, classes: NDArray[Any]) -> tuple[str, ...] | None: 
 
 def _labels_of(given: Any, sampler: Any) -> tuple[Any, Any]:  # noqa: ANN401
     """Return the labels that a sampler keeps, or one inside it, and what has their names."""
-    for part in parts_of(sampler):
+    for part in _parts_of(sampler):
         if (labels := getattr(part, "labels", None)) is not None:
             return labels, part
-    if is_loader(given):
+    if _is_loader(given):
         return given.dataset, given.dataset
     raise ConfigError(
-        f"balance_report needs labels, and {name_of(sampler)} keeps none (it has no attribute "
+        f"balance_report needs labels, and {_name_of(sampler)} keeps none (it has no attribute "
         "`labels`). Give them as the second argument: the class of each sample, or the data set."
     )
 
 
 def _counted(
-    items: ClassItems, labels: NDArray[Any] | RaggedArray, shown: ShownTimes
+    items: ClassItems, labels: NDArray[Any] | RaggedArray, shown: _ShownTimes
 ) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
     """Return counts of images and of objects: a row before, one after, one of different images."""
     images = np.stack([items.counts, items.sums(shown.times), items.sums(shown.epochs)])
@@ -365,3 +378,175 @@ def _check_names(classes: NDArray[Any], names: object) -> None:
 def _plain(label: Any) -> Any:  # noqa: ANN401
     """Return a class as JSON has it."""
     return label.decode("utf-8", "backslashreplace") if isinstance(label, bytes) else label
+
+
+# How often a sampler shows each sample: counted on a copy of it, so that it stays as it was.
+
+
+class _ShownTimes(NamedTuple):
+    """What some epochs showed.
+
+    Attributes:
+        times: How often each sample came in all of them together; int64 of shape (samples,).
+        epochs: In how many of them it came; int64 of shape (samples,).
+        most_repeats: How often the sample that came most in one epoch came in that one.
+    """
+
+    times: NDArray[np.int64]
+    epochs: NDArray[np.int64]
+    most_repeats: int
+
+
+def _times_shown(given: Any, num_samples: int, num_epochs: int) -> _ShownTimes:  # noqa: ANN401
+    """Count some epochs of a sampler, of indices or of a loader, from the one that it is in.
+
+    Of what shares an epoch among ranks, the whole of it is counted. Samplers of others draw with
+    the global generators seeded by the epoch, and those are put back.
+    """
+    sampler = _sampler_in(given)
+    if num_epochs > 1 and _is_indices(sampler):
+        raise ConfigError(f"indices are one epoch, but got epochs={num_epochs}. Give the sampler.")
+    twin = sampler if _is_indices(sampler) else _copied(sampler, {})
+    seed = getattr(given, "seed", None) if _is_loader(given) else None
+    for part in _parts_of(twin) if seed is not None else ():
+        if isinstance(part, IndexSampler):
+            part.take_seed(seed)
+    # The innermost sampler that has an epoch is the one that draws.
+    told = [part.epoch for part in _parts_of(twin) if isinstance(getattr(part, "epoch", 0.5), int)]
+    first = told[-1] if told else 0
+    times, epochs = np.zeros((2, num_samples), np.int64)
+    most = 0
+    for epoch in range(first, first + num_epochs):
+        for part in _parts_of(twin) if epoch > first else ():
+            if callable(set_epoch := getattr(part, "set_epoch", None)):
+                set_epoch(epoch)
+        shown = np.zeros(num_samples, np.int64)
+        with guarded_draws(twin, seed_sequence(0, Purpose.ORDER, epoch)):
+            for indices in _blocks_of(twin):
+                _count(indices, shown)
+        times += shown
+        epochs += shown > 0
+        most = max(most, int(shown.max(initial=0)))
+    return _ShownTimes(times, epochs, most)
+
+
+def _sampler_in(given: Any) -> Any:  # noqa: ANN401
+    """Return what gives the indices: of a loader its batch sampler or its sampler.
+
+    Raises:
+        ConfigError: it is a loader of a stream, or a dataset. Nothing is read of it.
+    """
+    if _is_loader(given):
+        if is_iterable(given.dataset):
+            raise ConfigError(
+                f"{type(given).__name__} has a stream, {type(given.dataset).__name__}, and no "
+                "sampler to count."
+            )
+        return given.sampler if given.batch_sampler is None else given.batch_sampler
+    if hasattr(given, "__getitem__") and not _is_indices(given):
+        raise ConfigError(
+            f"balance_report counts what a sampler gives, but {type(given).__name__} has "
+            "__getitem__, as datasets have. Give the sampler first: balance_report(sampler, "
+            "dataset)."
+        )
+    return given
+
+
+def _is_loader(given: Any) -> bool:  # noqa: ANN401
+    """Whether it has a dataset, a sampler and a way to make batches, as loaders have."""
+    return all(hasattr(given, name) for name in ("dataset", *_INNER, "collate_fn"))
+
+
+def _parts_of(sampler: Any) -> Iterator[Any]:  # noqa: ANN401
+    """Yield a sampler, the one inside it, the one inside that."""
+    while sampler is not None:
+        yield sampler
+        sampler = next(
+            (found for name in _INNER if (found := getattr(sampler, name, None)) is not None), None
+        )
+
+
+def _name_of(sampler: Any) -> str:  # noqa: ANN401
+    """Return its kind, and which ranks are counted where there are several."""
+    if _is_indices(sampler):
+        return "indices"
+    name = type(sampler).__name__
+    if isinstance(sampler, DistributedSampler):
+        name += f" of {type(sampler.sampler).__name__}"
+    for part in _parts_of(sampler):
+        if (ranks := getattr(part, "num_replicas", 1)) > 1:
+            is_ours = isinstance(part, IndexSampler)
+            return name + (f", all {ranks} ranks" if is_ours else f", rank {part.rank} of {ranks}")
+    return name
+
+
+def _is_indices(sampler: Any) -> bool:  # noqa: ANN401
+    return isinstance(sampler, _LISTS) or hasattr(sampler, "__array__")
+
+
+def _copied(sampler: Any, copies: dict[int, Any]) -> Any:  # noqa: ANN401
+    """Return a copy, also of the samplers and generators in it, but of none of the data."""
+    if id(sampler) in copies:
+        return copies[id(sampler)]
+    try:
+        twin = copy.copy(sampler)
+    except TypeError:  # as of an iterator: there is no way but to use it up
+        return sampler
+    copies[id(sampler)] = twin
+    for name, value in getattr(sampler, "__dict__", {}).items():
+        if isinstance(value, Resumable) or (name in _INNER and value is not None):
+            twin.__dict__[name] = _copied(value, copies)
+        elif isinstance(value, _GENERATORS):
+            twin.__dict__[name] = copy.deepcopy(value)
+    if isinstance(twin, Resumable):
+        twin.forget_state()
+    if isinstance(twin, IndexSampler) and getattr(twin, "num_replicas", 1) > 1:
+        twin.rank, twin.num_replicas = 0, 1
+        if isinstance(twin, DistributedSampler):
+            twin.pad = "none"
+    return twin
+
+
+def _blocks_of(sampler: Any) -> Iterator[NDArray[Any]]:  # noqa: ANN401
+    """Yield the indices of an epoch, many at a time."""
+    if isinstance(sampler, IndexSampler) and is_current(type(sampler), "indices", ("__iter__",)):
+        order: Any = sampler.indices()
+    elif hasattr(sampler, "__array__"):
+        order = np.asarray(sampler)
+    else:
+        drawn = sampler.index_batches() if isinstance(sampler, BatchSampler) else iter(sampler)
+        for first in drawn:  # looked at before the others
+            indices = _as_indices(first)
+            if indices.ndim == 0:
+                yield _as_indices([first, *itertools.islice(drawn, _BLOCK - 1)])
+            else:
+                yield indices
+        return
+    for start in range(0, len(order), _BLOCK):
+        yield _as_indices(order[start : start + _BLOCK])
+
+
+def _as_indices(items: Any) -> NDArray[Any]:  # noqa: ANN401
+    error = None
+    try:
+        found = np.asarray(items)
+    except (TypeError, ValueError, RuntimeError) as raised:
+        found, error = np.empty(1), raised
+    if found.size and (found.ndim > 1 or found.dtype.kind not in "iu"):
+        raise ConfigError(
+            "balance_report counts integers, indices of samples, but the sampler gave a "
+            f"{type(items).__name__} of {found.dtype}, shape {found.shape}."
+        ) from error
+    return found
+
+
+def _count(indices: NDArray[Any], shown: NDArray[np.int64]) -> None:
+    if not indices.size:
+        return
+    least, most = int(indices.min()), int(indices.max())
+    if least < 0 or most >= len(shown):
+        raise ConfigError(
+            f"the sampler gave index {least if least < 0 else most}, but there are labels of "
+            f"{len(shown)} samples: it was made for another data set."
+        )
+    np.add.at(shown, indices, 1)

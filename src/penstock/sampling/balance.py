@@ -407,7 +407,7 @@ def _times_shown(given: Any, num_samples: int, num_epochs: int) -> _ShownTimes: 
     if num_epochs > 1 and _is_indices(sampler):
         raise ConfigError(f"indices are one epoch, but got epochs={num_epochs}. Give the sampler.")
     twin = sampler if _is_indices(sampler) else _copied(sampler, {})
-    seed = getattr(given, "seed", None) if _is_loader(given) else None
+    seed: Any = getattr(given, "seed", None) if _is_loader(given) else None
     for part in _parts_of(twin) if seed is not None else ():
         if isinstance(part, IndexSampler):
             part.take_seed(seed)
@@ -501,7 +501,7 @@ def _copied(sampler: Any, copies: dict[int, Any]) -> Any:  # noqa: ANN401
     if isinstance(twin, Resumable):
         twin.forget_state()
     if isinstance(twin, IndexSampler) and getattr(twin, "num_replicas", 1) > 1:
-        twin.rank, twin.num_replicas = 0, 1
+        twin.__dict__.update(rank=0, num_replicas=1)
         if isinstance(twin, DistributedSampler):
             twin.pad = "none"
     return twin

@@ -368,7 +368,8 @@ def _check_limits(keys: NDArray[Any], batch_size: int | None, max_tokens: float 
         if batch_size is None:
             raise ConfigError("batches need a batch_size, or max_tokens, or both; got neither.")
         return
-    if isinstance(max_tokens, bool) or not isinstance(max_tokens, numbers.Real):
+    given: object = max_tokens
+    if isinstance(given, bool) or not isinstance(given, numbers.Real):
         raise ConfigError(f"max_tokens should be a number, but got max_tokens={max_tokens!r}.")
     if (low := np.flatnonzero(keys < 0)).size:
         raise ConfigError(

@@ -361,7 +361,7 @@ def class_shares(counts: ArrayLike, alpha: Alpha = 1.0, beta: float = 0.999) -> 
     """
     logarithms = np.log(np.asarray(counts, np.float64))
     if alpha != "effective":
-        logarithms *= 1.0 - alpha  # type: ignore[operator]
+        logarithms *= 1.0 - alpha
     elif beta > 0:
         # expm1: of a beta near 1, 1 - beta ** count would lose its digits.
         numbers = np.expm1(np.asarray(counts, np.float64) * math.log(beta)) / (beta - 1.0)

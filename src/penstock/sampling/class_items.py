@@ -72,7 +72,8 @@ def _codes_by_table(
 
 def _above(labels: NDArray[Any], least: np.integer[Any]) -> NDArray[np.int64]:
     """How far labels are above the least one, which may be beyond what their type holds."""
-    return (labels.astype(least.dtype, copy=False) - least).astype(np.int64, copy=False)
+    above: NDArray[np.int64] = labels.astype(least.dtype, copy=False) - least
+    return above.astype(np.int64, copy=False)
 
 
 def _wide(dtype: np.dtype[Any]) -> np.dtype[Any]:

@@ -126,7 +126,7 @@ class RepeatFactorSampler(IndexSampler):
             1.0, np.sqrt(ratios) if self.root else ratios
         )
         self.repeat_factors: NDArray[np.float64] = np.ones(items.num_samples, np.float64)
-        for position in np.flatnonzero(self.class_repeat_factors > 1):
+        for position in np.flatnonzero(self.class_repeat_factors > 1).tolist():
             images, factor = items.items_of(position), self.class_repeat_factors[position]
             self.repeat_factors[images] = np.maximum(self.repeat_factors[images], factor)
 

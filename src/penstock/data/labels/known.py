@@ -116,12 +116,14 @@ def labels_of(
         )
     try:
         if get_label is not None:
-            labels: Labels | None = to_labels(_read(dataset, length, get_label))
+            found: Labels | None = to_labels(_read(dataset, length, get_label))
         else:
             search = _Search(column)
-            if (labels := search.find(dataset)) is None:
+            found = search.find(dataset)
+            if found is None:
                 raise ConfigError(search.refusal_of(dataset, "labels_of"))
-        labels = labels_by_objects(labels, objects)
+        assert found is not None
+        labels = labels_by_objects(found, objects)
         return labels if isinstance(labels, RaggedArray) else numbered(labels)
     except NotLabelsError as error:
         raise ConfigError(f"The labels of {_kind_of(dataset)} are {error}.") from None
@@ -504,7 +506,7 @@ def _reorders(dataset: Any, length: int) -> bool:  # noqa: ANN401
 def _one(parts: Sequence[Any], column: str | int) -> list[Any]:
     """The part at a position, as a list; empty if there is none."""
     is_there = isinstance(column, int) and -len(parts) <= column < len(parts)
-    return [parts[column]] if is_there else []  # type: ignore[index]
+    return [parts[column]] if is_there else []
 
 
 def class_names_of(

@@ -485,7 +485,7 @@ def _is_concatenation(dataset: Any, parts: Sequence[Any]) -> bool:  # noqa: ANN4
     ends, lengths = _get(dataset, "cumulative_sizes"), list(map(_length_of, parts))
     if ends is None or None in lengths:
         return False
-    return list(itertools.accumulate(lengths)) == list(ends)  # type: ignore[arg-type]
+    return list(itertools.accumulate(lengths)) == list(ends)
 
 
 def _reorders(dataset: Any, length: int) -> bool:  # noqa: ANN401
@@ -505,8 +505,9 @@ def _reorders(dataset: Any, length: int) -> bool:  # noqa: ANN401
 
 def _one(parts: Sequence[Any], column: str | int) -> list[Any]:
     """The part at a position, as a list; empty if there is none."""
-    is_there = isinstance(column, int) and -len(parts) <= column < len(parts)
-    return [parts[column]] if is_there else []
+    if isinstance(column, int) and -len(parts) <= column < len(parts):
+        return [parts[column]]
+    return []
 
 
 def class_names_of(

@@ -18,7 +18,7 @@ Method
                             the same, of 1,000 classes that all have 10,000 samples.
     penstock exact          the same with `exact=True`: equal counts in each epoch.
     penstock share of 8     `DistributedSampler` over it, rank 3 of 8.
-    penstock class-aware    `ClassAwareSampler(labels)`.
+    penstock class-aware    `ClassBalancedSampler(labels, samples_per_class=1)`.
     penstock repeat factor  `RepeatFactorSampler(labels, 0.001)`, LVIS's threshold.
     penstock mixture        `MixtureSampler` of ten sources, their lengths 1 / k of the largest, in
                             equal shares; the order taken in blocks of 2^14, as a loader does.
@@ -146,7 +146,7 @@ def torch_weighted(data: Data) -> Any:  # noqa: ANN401
 
 
 def weighted(data: Data, *, replacement: bool = True) -> Any:  # noqa: ANN401
-    from penstock.sampling.weighted import WeightedRandomSampler
+    from penstock.sampling.samplers import WeightedRandomSampler
 
     return WeightedRandomSampler(data.weights, len(data), replacement, seed=_SEED)
 
@@ -164,9 +164,9 @@ def share(data: Data) -> Any:  # noqa: ANN401
 
 
 def class_aware(data: Data) -> Any:  # noqa: ANN401
-    from penstock.sampling.class_aware import ClassAwareSampler
+    from penstock.sampling.class_balanced import ClassBalancedSampler
 
-    return ClassAwareSampler(data.labels, seed=_SEED)
+    return ClassBalancedSampler(data.labels, samples_per_class=1, seed=_SEED)
 
 
 def repeat_factor(data: Data) -> Any:  # noqa: ANN401

@@ -7,18 +7,6 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parents[1] / "src" / "penstock"
 
-# Promised public names. `penstock.torch` follows `torch.utils.data`, whose classes take a torch
-# generator; those of `penstock.data` and `penstock.sampling` do the same in numpy, with a seed.
-TORCHS_NAMES = {
-    "ConcatDataset": {"data/combinators.py", "torch/datasets.py"},
-    "DistributedSampler": {"sampling/distributed.py", "torch/samplers.py"},
-    "RandomSampler": {"sampling/samplers.py", "torch/samplers.py"},
-    "StackDataset": {"data/combinators.py", "torch/datasets.py"},
-    "Subset": {"data/combinators.py", "torch/datasets.py"},
-    "SubsetRandomSampler": {"sampling/samplers.py", "torch/samplers.py"},
-    "WeightedRandomSampler": {"sampling/weighted.py", "torch/samplers.py"},
-}
-
 
 def test_a_class_name_is_defined_once():
     places = defaultdict(list)
@@ -26,7 +14,6 @@ def test_a_class_name_is_defined_once():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(path.relative_to(SOURCE).as_posix())
-    assert len(places) > 500
+    assert len(places) >= 350
     repeated = {name: set(files) for name, files in places.items() if len(files) > 1}
-    assert repeated == TORCHS_NAMES
-    assert all(len(places[name]) == 2 for name in TORCHS_NAMES)
+    assert not repeated

@@ -156,20 +156,6 @@ def test_no_reader_waits_for_what_is_no_file(tmp_path, read, kind):
         assert str(caught.value) == f"cannot read {path}: not a regular file, but {kind}."
 
 
-def test_labels_are_read_anew_where_their_file_is_a_fifo(tmp_path):
-    from penstock.labels import labels_of
-
-    pairs = [(0, 3), (0, 4)]
-    labels_of(pairs, scan=True, cache=tmp_path / "a")
-    (file,) = (tmp_path / "a").iterdir()
-    file.unlink()
-    os.mkfifo(file)
-    os.mkfifo(tmp_path / "other.npz")
-    for place in (tmp_path / "a", tmp_path / "other.npz"):
-        with no_waiting(), pytest.warns(UserWarning, match="is a FIFO"):
-            assert labels_of(pairs, scan=True, cache=place).tolist() == [3, 4]
-
-
 def test_check_goes_over_a_voc_folder_with_fifos_and_devices(tmp_path, capsys):
     pytest.importorskip("cv2")
     from penstock.cli import main

@@ -11,7 +11,6 @@ import stat
 import numpy as np
 import pytest
 
-from penstock import labels_of
 from penstock.cli import main
 from penstock.errors import StoreError
 from penstock.stores import pack
@@ -152,13 +151,3 @@ def test_traces_and_reports_refuse_it(special):
     list(loader)
     with pytest.raises(OSError, match=IS_SPECIAL):
         loader.trace(special)
-
-
-def test_labels_are_not_kept_in_it(tmp_path):
-    path = tmp_path / "labels.npz"
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind(str(path))
-    samples = [(np.zeros(2), n) for n in range(4)]
-    with pytest.warns(UserWarning, match="is a socket, and nothing is put in its place"):
-        labels_of(samples, scan=True, num_workers=0, cache=path)
-    assert stat.S_ISSOCK(path.stat().st_mode)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import albumentations as A
 from targets import YOLOCollate
 
-from penstock.sampling import AspectRatioBatchSampler
+from penstock.sampling import BucketBatchSampler
 from penstock.torch import DataLoader
 from penstock.vision import (
     Albumentations,
@@ -110,7 +110,9 @@ def validation_loader(
     photos = YOLODetection(folder, "val", transform=Letterbox(size_px, stride=1))
     return DataLoader(
         photos,
-        batch_sampler=AspectRatioBatchSampler(photos, batch_size, shuffle=False),
+        batch_sampler=BucketBatchSampler(
+            photos, batch_size, key="aspect_ratio", shuffle=False
+        ),
         num_workers=num_workers,
         collate_fn=YOLOCollate(STRIDE_PX),
         seed=0,

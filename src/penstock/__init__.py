@@ -18,8 +18,8 @@ if sys.platform == "win32":  # here, before any module asks for what is not ther
     raise ImportError("Penstock needs forks and Unix sockets; Windows is not supported yet")
 
 if TYPE_CHECKING:
+    from penstock.data.labels.known import labels_of
     from penstock.faults import Failure, FaultPolicy
-    from penstock.labels import labels_of
     from penstock.loader import Loader
     from penstock.options import Auto, Ray
     from penstock.randomness.everything import seed_everything, seeded
@@ -47,7 +47,7 @@ _named, __dir__ = lazy_names(
     __name__,
     {
         ".faults": ("Failure", "FaultPolicy"),
-        ".labels": ("labels_of",),
+        ".data.labels.known": ("labels_of",),
         ".loader": ("Loader",),
         ".options": ("Auto", "Ray"),
         ".randomness.everything": ("seed_everything", "seeded"),

@@ -19,7 +19,7 @@ from penstock.randomness.guarded import GuardedIterator, guarded_draws
 from penstock.randomness.keys import Purpose, seed_sequence
 from penstock.sampling.batches import BatchLayout, BatchSampler, batches_of, pieces_of
 from penstock.sampling.distributed import DistributedSampler
-from penstock.sampling.samplers import IndexSampler, digest
+from penstock.sampling.samplers import IndexSampler, Sampler, digest
 from penstock.warn import users_level
 
 if TYPE_CHECKING:
@@ -145,6 +145,7 @@ class SeededIndices:
         have been notified of another epoch.
         """
         sequence = seed_sequence(self._seed, Purpose.ORDER, epoch)
+        self._tell_seed()
         with guarded_draws(self._outer, sequence):
             tell_epoch(epoch, *self._parts)
         if self._order is not None:
@@ -154,6 +155,12 @@ class SeededIndices:
         drawn = GuardedIterator(self._outer, sequence)
         first = drawn.take(1)
         return self._one_by_one(first, drawn, progress.given.num_steps)
+
+    def _tell_seed(self) -> None:
+        """Give the loader's seed to the samplers; those with a seed of their own keep it."""
+        for part in self._parts:
+            if isinstance(part, IndexSampler):
+                part.take_seed(self._seed)
 
     def foresee(self, epoch: int) -> Iterator[object] | None:
         """Return an epoch's indices without notifying a sampler; None if that is impossible.
@@ -166,7 +173,7 @@ class SeededIndices:
         is_even = self._batches is None or self._batches.is_even
         if self._order is None or not is_even or not all(map(_is_ours, parts)):
             return None
-        with _in_epoch(parts, epoch):
+        with _in_epoch(parts, epoch, self._seed):
             return self._by_position(self._order.indices(), self._layout(), 0)
 
     def _layout(self) -> BatchLayout:
@@ -223,6 +230,7 @@ class SeededIndices:
 
     def describe(self) -> Description:
         """Return what the order depends on besides the loader's seed."""
+        self._tell_seed()
         size = self._batch_size
         world_size = 1 if self._order is None else self._order.world_size
         settings: dict[str, Any] = {"sampler": _kinds(self._described)}
@@ -244,7 +252,8 @@ class SeededIndices:
         """Where the batches of an epoch begin, whatever epoch the sampler is in."""
         if self._order is None or self._batches is None or self._batches.is_even:
             return None
-        with _in_epoch([self._order], self._order.epoch if epoch is None else epoch):
+        epoch = self._order.epoch if epoch is None else epoch
+        with _in_epoch([self._order], epoch, self._seed):
             return self._layout().offsets
 
     def notified_epoch(self) -> NotifiedEpoch | None:
@@ -261,13 +270,14 @@ class SeededIndices:
 
 
 @contextlib.contextmanager
-def _in_epoch(samplers: Sequence[Any], epoch: int) -> Iterator[None]:
+def _in_epoch(samplers: Sequence[Any], epoch: int, seed: int) -> Iterator[None]:
     """Put Penstock's samplers into another epoch for the block; no notification counts."""
     orders = [sampler for sampler in samplers if isinstance(sampler, IndexSampler)]
     before = [(order.epoch, order.times_told, order._place) for order in orders]
     try:
         for order in orders:
             order._place = None  # what it has given is not to be marked
+            order.take_seed(seed)  # another loader may have used it in between
             order.set_epoch(epoch)
         yield
     finally:
@@ -377,6 +387,12 @@ def _check_dealt_once(parts: list[Any], dataset: object) -> None:
         ranks = getattr(part, "num_replicas", None)
         if isinstance(part, (IndexSampler, BatchSampler)) or not isinstance(ranks, int):
             continue
+        if type(part).__name__ == "DistributedSampler" and isinstance(part.dataset, Sampler):
+            raise ConfigError(
+                f"torch's DistributedSampler takes a dataset, but got a "
+                f"{type(part.dataset).__name__}: it deals out its positions, not its indices. "
+                "penstock.sampling.DistributedSampler deals out the order of any sampler."
+            )
         for inner in _held_by(part, dataset) if ranks > 1 else ():
             if isinstance(inner, IndexSampler) and inner.world_size > 1:
                 raise ConfigError(

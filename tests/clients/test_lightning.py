@@ -28,7 +28,6 @@ from penstock.errors import ConfigError
 from penstock.integrations.lightning import ExactResume
 from penstock.integrations.tensorboard import StatsWriter
 from penstock.sampling import (
-    AspectRatioBatchSampler,
     BalancedBatchSampler,
     BucketBatchSampler,
     ClassBalancedSampler,
@@ -294,7 +293,7 @@ def test_a_subclass_that_passes_keywords_on_keeps_every_argument_of_ours(name, m
     [
         BalancedBatchSampler(Noisy(), 2, 2),
         BucketBatchSampler(range(20), 4),
-        AspectRatioBatchSampler([[4, 4]] * 20, 4),
+        BucketBatchSampler([[4, 4]] * 20, 4, key="aspect_ratio"),
     ],
     ids=lambda batches: type(batches).__name__,
 )

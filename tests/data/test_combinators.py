@@ -18,9 +18,9 @@ from penstock.data import (
     IterableDataset,
     StackDataset,
     Subset,
-    batch_reader,
     random_split,
 )
+from penstock.data.dataset import batch_reader
 from penstock.errors import CollateError, ConfigError
 
 

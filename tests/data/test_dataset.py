@@ -12,9 +12,9 @@ from penstock.data import (
     Dataset,
     IterableDataset,
     Subset,
-    batch_reader,
     register_batch_reader,
 )
+from penstock.data.dataset import batch_reader
 
 
 class Doubled(ArrayDataset):

@@ -29,7 +29,6 @@ from penstock.sampling import (
 )
 from penstock.sampling.balance import balance_report
 from penstock.sampling.class_balanced import ClassBalancedSampler
-from penstock.sampling.label_blocks import LabelBlocks
 from penstock.sampling.repeat_factor import RepeatFactorSampler
 
 # Every image has cells; a third has one rare thing.
@@ -80,25 +79,6 @@ def test_labels_of_any_kind_are_counted(labels):
     assert report.images.after.tolist() == [3, 1]
     assert report.objects is None
     assert report.class_names == tuple(map(str, sorted(set(labels.tolist()))))
-
-
-def test_more_samples_than_a_block_are_counted_as_one_block_is():
-    rng = np.random.default_rng(3)
-    labels = rng.integers(0, 50, 600_000)
-    order = rng.integers(0, len(labels), 700_000)
-    report = balance_report(order, labels)
-    assert report.images.before.tolist() == np.bincount(labels).tolist()
-    assert report.images.after.tolist() == np.bincount(labels[order]).tolist()
-    offsets = np.sort(np.append(rng.integers(0, 600_000, 299_999), [0, 600_000]))
-    several = balance_report(order[:1000] % 300_000, RaggedArray(labels, offsets))
-    assert several.objects.before.tolist() == np.bincount(labels).tolist()
-
-
-def test_a_block_has_one_sample_at_least_however_many_labels_that_has():
-    labels = RaggedArray.of([[0], np.zeros(1 << 19, int), [], [1]])
-    blocks = list(LabelBlocks(labels))
-    assert [(block.start, block.stop) for block in blocks] == [(0, 1), (1, 2), (2, 4)]
-    assert sum(len(block.codes) for block in blocks) == len(labels.values)
 
 
 def test_entropy_and_ratio():

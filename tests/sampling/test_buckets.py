@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import json
+import functools
 
 import numpy as np
 import pytest
@@ -12,8 +12,14 @@ import torch
 import penstock
 from penstock import Loader
 from penstock.errors import ConfigError, StateError
-from penstock.sampling.buckets import AspectRatioBatchSampler, BucketSampler
-from penstock.torch import DataLoader
+from penstock.sampling import BucketBatchSampler
+
+by_shape = functools.partial(BucketBatchSampler, key="aspect_ratio")
+
+
+def in_windows(keys, batch_size, window=32, **options):
+    """The order of the indices."""
+    return BucketBatchSampler(keys, batch_size, window=window, **options).sampler
 
 
 def sizes_of(num_images=1000):
@@ -46,30 +52,20 @@ def wasted(sizes, batches):
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_every_index_comes_once(num_samples, shuffle):
     keys = np.random.default_rng(1).random(num_samples)
-    sampler = BucketSampler(keys, 8, shuffle=shuffle)
+    sampler = in_windows(keys, 8, shuffle=shuffle)
     assert sorted(sampler) == list(range(num_samples)) == sorted(sampler.indices().tolist())
     assert len(sampler) == num_samples
 
 
 def test_a_group_is_a_run_of_the_sorted_window():
     keys = np.random.default_rng(1).permutation(1000)
-    order = BucketSampler(keys, 10, window=100).indices()
+    order = in_windows(keys, 10, window=100).indices()
     groups = {tuple(sorted(keys[order[k : k + 10]] // 10)) for k in range(0, 1000, 10)}
     assert groups == {(n,) * 10 for n in range(100)}
 
 
-def test_epochs_and_seeds_differ_and_repeat():
-    keys = np.random.default_rng(1).random(640)
-    sampler, other = BucketSampler(keys, 8, seed=3), BucketSampler(keys, 8, seed=4)
-    first = list(sampler)
-    sampler.set_epoch(1)
-    assert list(sampler) not in (first, list(other))
-    sampler.set_epoch(0)
-    assert list(sampler) == first
-
-
 def test_groups_are_not_the_same_in_every_epoch():
-    sampler = AspectRatioBatchSampler(sizes_of(), 8)
+    sampler = by_shape(sizes_of(), 8)
 
     def groups():
         return {tuple(sorted(batch)) for batch in sampler}
@@ -81,7 +77,7 @@ def test_groups_are_not_the_same_in_every_epoch():
 
 def test_the_order_of_batches_says_nothing_of_their_shape():
     sizes = sizes_of(8000)
-    order = AspectRatioBatchSampler(sizes, 8).sampler.indices()
+    order = by_shape(sizes, 8).sampler.indices()
     ratio = (sizes[order, 0] / sizes[order, 1]).reshape(-1, 8).mean(axis=1)
     assert abs(np.corrcoef(ratio, np.arange(len(ratio)))[0, 1]) < 0.1
     assert abs(np.corrcoef(ratio[1:], ratio[:-1])[0, 1]) < 0.1
@@ -91,13 +87,13 @@ def test_little_is_padded():
     sizes = sizes_of()
     at_random = np.random.default_rng(3).permutation(1000).reshape(-1, 8)
     assert wasted(sizes, at_random) > 0.5
-    assert wasted(sizes, [np.array(batch) for batch in AspectRatioBatchSampler(sizes, 8)]) < 0.3
+    assert wasted(sizes, [np.array(batch) for batch in by_shape(sizes, 8)]) < 0.3
 
 
 def test_those_left_over_are_of_any_shape():
     keys = np.arange(103)
     left = []
-    sampler = BucketSampler(keys, 10)
+    sampler = in_windows(keys, 10)
     for epoch in range(200):
         sampler.set_epoch(epoch)
         left += sampler.indices()[100:].tolist()
@@ -106,14 +102,14 @@ def test_those_left_over_are_of_any_shape():
 
 
 def test_without_shuffling_the_order_is_by_key():
-    assert list(BucketSampler([3, 1, 2, 1], 2, shuffle=False)) == [1, 3, 2, 0]
+    assert list(in_windows([3, 1, 2, 1], 2, shuffle=False)) == [1, 3, 2, 0]
 
 
 def test_areas_go_up_and_down_in_turn_from_one_ratio_to_the_next():
     # Ratios that are 0, 1, 2 and -1 eighths of a doubling from the square; three areas of each.
     ratios, scales = 2 ** (np.array([0, 1, 2, -1]) / 8), (4000, 1000, 2000)
     sizes = [(round(side * r), side) for r in ratios for side in scales]
-    order = next(iter(AspectRatioBatchSampler(sizes, 12, shuffle=False)))
+    order = next(iter(by_shape(sizes, 12, shuffle=False)))
     up, down = [1000, 2000, 4000], [4000, 2000, 1000]
     assert [sizes[index][1] for index in order] == down + up + down + up
     assert [index // 3 for index in order] == [3] * 3 + [0] * 3 + [1] * 3 + [2] * 3
@@ -135,11 +131,11 @@ class Images:
 def test_a_dataset_without_sizes_is_refused_and_not_read():
     images = Images()
     for source in (images, penstock.data.Subset(images, [0, 2])):
-        with pytest.raises(ConfigError, match=r"got a (Images|Subset), which does not say them"):
-            AspectRatioBatchSampler(source, 2)
+        with pytest.raises(ConfigError, match=r"got a (Images|Subset)"):
+            by_shape(source, 2)
     assert images.num_read == 0
-    with pytest.raises(ConfigError, match=r"got list of shape"):
-        AspectRatioBatchSampler([images[0], images[1]], 2)
+    with pytest.raises(ConfigError, match=r"got a list of shape"):
+        by_shape([images[0], images[1]], 2)
 
 
 @pytest.mark.parametrize("kind", [penstock.data.Subset, torch.utils.data.Subset])
@@ -147,80 +143,51 @@ def test_a_subset_has_the_sizes_of_what_it_is_of(kind):
     sizes = sizes_of(60)
     inner = kind(Sized(sizes), list(range(59, 9, -1)))
     part = kind(inner, [3, 8, 40, 7, 1, 0])
-    assert list(AspectRatioBatchSampler(part, 2, seed=3)) == list(
-        AspectRatioBatchSampler(sizes[[56, 51, 19, 52, 58, 59]], 2, seed=3)
+    assert list(by_shape(part, 2, seed=3)) == list(
+        by_shape(sizes[[56, 51, 19, 52, 58, 59]], 2, seed=3)
     )
 
 
 @pytest.mark.parametrize("drop_last", [True, False])
 def test_the_length_is_that_of_the_batches(drop_last):
-    batches = AspectRatioBatchSampler(sizes_of(30), 8, drop_last)
+    batches = by_shape(sizes_of(30), 8, drop_last)
     assert len(batches) == len(list(batches)) == (3 if drop_last else 4)
-
-
-@pytest.mark.parametrize("kind", [Loader, DataLoader, torch.utils.data.DataLoader])
-def test_loaders_take_it(kind):
-    sizes = sizes_of(50)
-    batches = list(kind(Sized(sizes), batch_sampler=AspectRatioBatchSampler(Sized(sizes), 8)))
-    assert [batch.tolist() for batch in batches] == list(AspectRatioBatchSampler(sizes, 8))
-
-
-@pytest.mark.parametrize("kind", [Loader, DataLoader])
-@pytest.mark.parametrize("epoch", [0, 2])
-def test_a_loader_resumes_in_the_middle(kind, epoch):
-    data = Sized(sizes_of(200))
-
-    def make():
-        return kind(data, batch_sampler=AspectRatioBatchSampler(data, 8, seed=5), seed=1)
-
-    loader = make()
-    loader.set_epoch(epoch)
-    batches = iter(loader)
-    for _ in range(11):
-        next(batches)
-    state = json.loads(json.dumps(loader.state_dict()))
-    rest = [batch.tolist() for batch in batches]
-    again = make()
-    again.load_state_dict(state)
-    assert [batch.tolist() for batch in again] == rest
-    assert len(rest) == 14
-    assert state["samples"] == 88
 
 
 def test_a_state_of_other_sizes_is_refused():
     data = Sized(sizes_of(200))
-    state = Loader(data, batch_sampler=AspectRatioBatchSampler(data, 8)).state_dict()
-    other = AspectRatioBatchSampler(data.sizes_px[::-1].copy(), 8)
+    state = Loader(data, batch_sampler=by_shape(data, 8)).state_dict()
+    other = by_shape(data.sizes_px[::-1].copy(), 8)
     with pytest.raises(StateError, match=r"sampler\.keys"):
         Loader(data, batch_sampler=other).load_state_dict(state)
 
 
 def test_ranks_share_groups_of_similar_images():
     sizes = sizes_of(960)
-    one = list(AspectRatioBatchSampler(sizes, 16, seed=2))
-    ranks = [
-        list(AspectRatioBatchSampler(sizes, 8, seed=2, num_replicas=2, rank=r)) for r in (0, 1)
-    ]
+    one = list(by_shape(sizes, 16, seed=2))
+    ranks = [list(by_shape(sizes, 8, seed=2, num_replicas=2, rank=r)) for r in (0, 1)]
     assert [sorted(a + b) for a, b in zip(*ranks, strict=True)] == [sorted(batch) for batch in one]
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: BucketSampler([[1]], 2), r"shape \(1, 1\)"),
-        (lambda: BucketSampler([1, np.nan], 2), r"keys\[1\] is nan"),
-        (lambda: BucketSampler(["a"], 2), "one number per sample"),
-        (lambda: BucketSampler([[1], [1, 2]], 2), "one number per sample, but"),
-        (lambda: BucketSampler([1], 1, shuffle=0), "shuffle should be a boolean value"),
-        (lambda: BucketSampler([1], 0), "batch_size should be a positive integer"),
-        (lambda: BucketSampler([1], 1, window=0), "window should be a positive integer"),
+        (lambda: in_windows([[1]], 2), r"shape \(1, 1\)"),
+        (lambda: in_windows([1, np.nan], 2), r"keys\[1\] is nan"),
+        (lambda: in_windows(["a"], 2), "one number per sample"),
+        (lambda: in_windows([[1], [1, 2]], 2), "one number per sample, but"),
+        (lambda: in_windows([1], 1, shuffle=0), "shuffle should be a boolean value"),
+        (lambda: in_windows([1], 0), "batch_size should be a positive integer"),
+        (lambda: in_windows([1], 1, window=0), "window should be a positive integer"),
         (
-            lambda: AspectRatioBatchSampler([(1, 2), (0, 0), (3, 0)], 2),
+            lambda: by_shape([(1, 2), (0, 0), (3, 0)], 2),
             r"image 1 are \(0, 0\) \(2 such",
         ),
-        (lambda: AspectRatioBatchSampler([1, 2], 2), r"integers of shape \(images, 2\)"),
-        (lambda: AspectRatioBatchSampler([(1.5, 2)], 2), "dtype float64"),
-        (lambda: AspectRatioBatchSampler([(1, 2)], 2, num_replicas=2, rank=2), "Invalid rank 2"),
+        (lambda: by_shape([1, 2], 2), r"integers of shape \(images, 2\)"),
+        (lambda: by_shape([(1.5, 2)], 2), "dtype float64"),
+        (lambda: by_shape([(1, 2)], 2, num_replicas=2, rank=2), "Invalid rank 2"),
+        (lambda: by_shape([(1, 2)], 2, boundaries=[1]), "by a window batches are of one size"),
+        (lambda: BucketBatchSampler([1], 1, key="shape"), "key='shape'"),
     ],
     ids=[
         "matrix",
@@ -234,6 +201,8 @@ def test_ranks_share_groups_of_similar_images():
         "list",
         "floats",
         "rank",
+        "boundaries",
+        "key",
     ],
 )
 def test_arguments_out_of_range_are_refused(make, message):

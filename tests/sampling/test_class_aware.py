@@ -9,14 +9,21 @@ from scipy import stats
 
 from penstock.data.ragged import RaggedArray
 from penstock.errors import ConfigError
-from penstock.sampling.class_aware import ClassAwareSampler
+from penstock.sampling import ClassBalancedSampler
+
+
+def in_turn(labels, num_samples=None, in_a_row=1, seed=0):
+    return ClassBalancedSampler(
+        labels, num_samples=num_samples, samples_per_class=in_a_row, seed=seed
+    )
+
 
 rows_of_labels = st.lists(st.lists(st.integers(0, 4), max_size=3), min_size=1, max_size=20)
 
 
 @given(rows_of_labels.filter(any), st.integers(1, 80), st.integers(1, 3), st.integers(0, 9))
 def test_every_class_comes_once_before_any_comes_again(rows, num_samples, in_a_row, seed):
-    sampler = ClassAwareSampler(RaggedArray.of(rows), num_samples, in_a_row, seed)
+    sampler = in_turn(RaggedArray.of(rows), num_samples, in_a_row, seed)
     drawn = sampler.indices().tolist()
     assert len(drawn) == num_samples
     classes = {label for row in rows for label in row}
@@ -49,19 +56,19 @@ def _can_all_differ(choices):
 
 def test_single_labels_are_equally_frequent_to_within_one():
     labels = np.repeat(np.arange(6), [500, 200, 100, 50, 10, 1])
-    drawn = labels[ClassAwareSampler(labels, 1000, seed=1).indices()]
+    drawn = labels[in_turn(labels, 1000, seed=1).indices()]
     assert set(np.bincount(drawn).tolist()) == {166, 167}
 
 
 def test_the_order_of_classes_is_random():
     labels = np.repeat(np.arange(4), 10)
-    first = [labels[ClassAwareSampler(labels, 1, seed=seed).indices()[0]] for seed in range(400)]
+    first = [labels[in_turn(labels, 1, seed=seed).indices()[0]] for seed in range(400)]
     assert stats.chisquare(np.bincount(first, minlength=4)).pvalue > 1e-6
 
 
 def test_each_cycle_has_an_order_of_its_own():
     labels = np.repeat(np.arange(4), 10)
-    drawn = labels[ClassAwareSampler(labels, 4 * 500, seed=2).indices()].reshape(500, 4)
+    drawn = labels[in_turn(labels, 4 * 500, seed=2).indices()].reshape(500, 4)
     for place in range(4):
         assert stats.chisquare(np.bincount(drawn[:, place], minlength=4)).pvalue > 1e-6
     pairs = np.bincount(4 * drawn[:-1:2, 0] + drawn[1::2, 0], minlength=16)
@@ -70,7 +77,7 @@ def test_each_cycle_has_an_order_of_its_own():
 
 def test_items_of_a_class_are_as_likely_as_each_other():
     labels = np.repeat(np.arange(3), [50, 20, 5])
-    sampler = ClassAwareSampler(labels, 60, seed=1)
+    sampler = in_turn(labels, 60, seed=1)
     counts = np.zeros(75, int)
     for epoch in range(300):
         sampler.set_epoch(epoch)
@@ -80,16 +87,20 @@ def test_items_of_a_class_are_as_likely_as_each_other():
 
 
 def test_samples_without_a_label_never_come():
-    assert 1 not in ClassAwareSampler([[0], [], [1]], 500)
+    assert 1 not in in_turn([[0], [], [1]], 500)
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: ClassAwareSampler([]), "no label at all"),
-        (lambda: ClassAwareSampler([0, 1], 0), "num_samples"),
-        (lambda: ClassAwareSampler([0, 1], samples_per_class=0), "samples_per_class"),
-        (lambda: ClassAwareSampler(5), "ClassAwareSampler"),
+        (lambda: in_turn([]), "no label at all"),
+        (lambda: in_turn([0, 1], 0), "num_samples"),
+        (lambda: in_turn([0, 1], in_a_row=0), "samples_per_class"),
+        (
+            lambda: ClassBalancedSampler([0, 1], 0.5, samples_per_class=1),
+            "classes take turns, so that all are drawn as often",
+        ),
+        (lambda: in_turn(5), "ClassBalancedSampler"),
     ],
 )
 def test_what_makes_no_sense_is_an_error(make, message):

@@ -17,10 +17,9 @@ from penstock.data.ragged import RaggedArray
 from penstock.errors import ConfigError
 from penstock.sampling.class_balanced import (
     ClassBalancedSampler,
-    DynamicBalancedSampler,
     _whole_counts,
+    class_shares,
 )
-from penstock.sampling.shares import class_shares
 
 LEAST_P = 1e-6  # of a test that is right, one in a million seeds would fail
 COUNTS = np.array([600, 240, 100, 50, 10])
@@ -254,7 +253,7 @@ def test_a_new_epoch_draws_anew_and_the_labels_are_part_of_the_settings():
 
 
 def test_balance_moves_from_natural_to_equal_over_the_epochs():
-    sampler = DynamicBalancedSampler(LABELS, num_epochs=5, exact=True, seed=1)
+    sampler = ClassBalancedSampler(LABELS, (0, 1), num_epochs=5, exact=True, seed=1)
     settings, found = sampler.settings(), []
     for epoch, drawn in enumerate(orders(sampler, 7)):
         found.append(np.bincount(LABELS[drawn], minlength=5))
@@ -267,7 +266,7 @@ def test_balance_moves_from_natural_to_equal_over_the_epochs():
 
 
 def test_a_cosine_ramp_begins_and_ends_slowly():
-    sampler = DynamicBalancedSampler(LABELS, 11, 0.2, 0.8, ramp="cosine")
+    sampler = ClassBalancedSampler(LABELS, (0.2, 0.8), num_epochs=11, ramp="cosine")
     found = []
     for epoch in range(11):
         sampler.set_epoch(epoch)
@@ -281,9 +280,7 @@ def test_a_cosine_ramp_begins_and_ends_slowly():
 
 
 def test_one_epoch_alone_has_the_end():
-    sampler = DynamicBalancedSampler(LABELS, num_epochs=1)
-    sampler.epoch = 0
-    assert sampler.alpha == DynamicBalancedSampler(LABELS, num_epochs=1).alpha == 1.0
+    assert ClassBalancedSampler(LABELS, (0, 1), num_epochs=1).alpha == 1.0
 
 
 @pytest.mark.parametrize(
@@ -310,11 +307,16 @@ def test_one_epoch_alone_has_the_end():
             lambda: ClassBalancedSampler(["cat"] * 5 + ["dog"], num_samples=4, replacement=False),
             r"2\.0 samples of class dog, which has 1\. At most 2",
         ),
-        (lambda: DynamicBalancedSampler([0, 1], 0), "num_epochs"),
-        (lambda: DynamicBalancedSampler([0, 1], 2, "effective"), "start should be a number"),
-        (lambda: DynamicBalancedSampler([0, 1], 2, ramp="slow"), "ramp='slow'"),
-        (lambda: DynamicBalancedSampler([0, 1], 2, replacement=False), "replacement=False"),
-        (lambda: DynamicBalancedSampler([0, 1], 2, num_samples="oversample"), "of one size"),
+        (lambda: ClassBalancedSampler([0, 1], (0, 1), num_epochs=0), "num_epochs"),
+        (lambda: ClassBalancedSampler([0, 1], (0, 1)), "num_epochs"),
+        (lambda: ClassBalancedSampler([0, 1], num_epochs=3), "num_epochs is for a pair as alpha"),
+        (lambda: ClassBalancedSampler([0, 1], ("effective", 1), num_epochs=2), "of two numbers"),
+        (lambda: ClassBalancedSampler([0, 1], (0, 1), num_epochs=2, ramp="slow"), "ramp='slow'"),
+        (
+            lambda: ClassBalancedSampler([0, 1], (0, 1), None, False, num_epochs=2),
+            "replacement=False",
+        ),
+        (lambda: ClassBalancedSampler([0, 1], (0, 1), "oversample", num_epochs=2), "of one size"),
     ],
 )
 def test_what_makes_no_sense_is_an_error(make, message):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
-from penstock.sampling.shares import class_shares
+from penstock.sampling.class_balanced import ClassBalancedSampler, class_shares
 
 counts_of_classes = st.lists(st.integers(1, 10**9), min_size=1, max_size=20)
 
@@ -49,22 +49,18 @@ def test_the_largest_alpha_turns_the_order_of_classes_round():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("options", "message"),
     [
-        (([1, 2], -0.1), "alpha=-0.1"),
-        (([1, 2], math.nan), "alpha=nan"),
-        (([1, 2], math.inf), "alpha=inf"),
-        (([1, 2], 445), "but got alpha=445. The size of an epoch is num_samples"),
-        (([1, 2], True), "alpha=True"),
-        (([1, 2], "balanced"), "alpha='balanced'"),
-        (([1, 2], "effective", 1.0), r"below 1, but got beta=1\.0"),
-        (([1, 2], "effective", -0.5), r"beta=-0\.5"),
-        (([1, 0],), "1 or more each"),
-        (([1, math.inf],), "1 or more each"),
-        (([],), "one class or more"),
-        (([[1, 2]],), "how many samples each class has"),
+        ({"alpha": -0.1}, "alpha=-0.1"),
+        ({"alpha": math.nan}, "alpha=nan"),
+        ({"alpha": math.inf}, "alpha=inf"),
+        ({"alpha": 445}, "but got alpha=445. The size of an epoch is num_samples"),
+        ({"alpha": True}, "alpha=True"),
+        ({"alpha": "balanced"}, "alpha='balanced'"),
+        ({"alpha": "effective", "beta": 1.0}, r"below 1, but got beta=1\.0"),
+        ({"alpha": "effective", "beta": -0.5}, r"beta=-0\.5"),
     ],
 )
-def test_what_makes_no_sense_is_an_error(arguments, message):
+def test_what_makes_no_sense_is_an_error(options, message):
     with pytest.raises(ConfigError, match=message):
-        class_shares(*arguments)
+        ClassBalancedSampler([1, 2], **options)

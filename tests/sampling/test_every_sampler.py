@@ -12,24 +12,23 @@ from hypothesis import strategies as st
 
 from penstock import Loader
 from penstock.data import ArrayDataset
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, StateError
 from penstock.sampling import (
     BalancedBatchSampler,
     BatchSampler,
-    BucketSampler,
-    ClassAwareSampler,
+    BucketBatchSampler,
     ClassBalancedSampler,
     DistributedSampler,
-    DynamicBalancedSampler,
     MixtureSampler,
     RandomSampler,
     RepeatFactorSampler,
     SequentialSampler,
+    ShardSampler,
     SubsetRandomSampler,
     WeightedRandomSampler,
+    balance_report,
 )
 from penstock.torch import DataLoader
-from penstock.torch import DistributedSampler as TorchDistributedSampler
 
 NUM_SAMPLES = 90
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(4), [50, 25, 12, 3]))
@@ -49,14 +48,16 @@ MAKERS = {
     "balanced by boxes' images": lambda seed: ClassBalancedSampler([*ROWS[:-1], []], seed=seed),
     "undersampled": lambda seed: ClassBalancedSampler(LABELS, replacement=False, seed=seed),
     "oversampled": lambda seed: ClassBalancedSampler(LABELS, 0.5, "oversample", seed=seed),
-    "dynamic": lambda seed: DynamicBalancedSampler(LABELS, 3, seed=seed),
-    "class-aware": lambda seed: ClassAwareSampler(ROWS, 85, 2, seed=seed),
+    "dynamic": lambda seed: ClassBalancedSampler(LABELS, (0, 1), num_epochs=3, seed=seed),
+    "class-aware": lambda seed: ClassBalancedSampler(
+        ROWS, num_samples=85, samples_per_class=2, seed=seed
+    ),
     "repeat factor": lambda seed: RepeatFactorSampler(ROWS, 0.5, seed=seed),
     "repeat factor of a size": lambda seed: RepeatFactorSampler(
         ROWS, 0.5, seed=seed, root=False, num_samples=55
     ),
     "mixture": lambda seed: MixtureSampler([60, 25, 5], [1.0, 1.0, 2.0], seed=seed),
-    "buckets": lambda seed: BucketSampler(LABELS * 10.0, 8, seed=seed),
+    "buckets": lambda seed: BucketBatchSampler(LABELS * 10.0, 8, window=32, seed=seed).sampler,
     "one of two ranks": lambda seed: DistributedSampler(
         ClassBalancedSampler(LABELS, seed=seed), 2, 1
     ),
@@ -157,17 +158,18 @@ def test_settings_are_json_and_tell_seeds_but_not_epochs_apart(kind):
         assert MAKERS[kind](4).settings() != settings
 
 
+RAMP = {"alpha": (0, 1), "num_epochs": 3}
 SETTINGS = {
     "alpha": (ClassBalancedSampler, {"alpha": 0.5}, {"alpha": 1.0}),
     "beta": (ClassBalancedSampler, {"beta": 0.9}, {"beta": 0.99}),
     "exact": (ClassBalancedSampler, {"exact": True}, {"exact": False}),
     "replacement": (ClassBalancedSampler, {"replacement": True}, {"replacement": "auto"}),
     "num_samples": (ClassBalancedSampler, {"num_samples": 50}, {"num_samples": 51}),
-    "start": (DynamicBalancedSampler, {"num_epochs": 3, "start": 0.1}, {"num_epochs": 3}),
-    "end": (DynamicBalancedSampler, {"num_epochs": 3, "end": 0.9}, {"num_epochs": 3}),
-    "epochs": (DynamicBalancedSampler, {"num_epochs": 3}, {"num_epochs": 4}),
-    "ramp": (DynamicBalancedSampler, {"num_epochs": 3, "ramp": "cosine"}, {"num_epochs": 3}),
-    "in a row": (ClassAwareSampler, {"samples_per_class": 2}, {"samples_per_class": 3}),
+    "start": (ClassBalancedSampler, {**RAMP, "alpha": (0.1, 1)}, RAMP),
+    "end": (ClassBalancedSampler, {**RAMP, "alpha": (0, 0.9)}, RAMP),
+    "epochs": (ClassBalancedSampler, RAMP, {**RAMP, "num_epochs": 4}),
+    "ramp": (ClassBalancedSampler, {**RAMP, "ramp": "cosine"}, RAMP),
+    "in a row": (ClassBalancedSampler, {"samples_per_class": 2}, {"samples_per_class": 3}),
     "weighted": (
         WeightedRandomSampler,
         {"num_samples": 50, "replacement": True},
@@ -265,7 +267,7 @@ def test_a_look_before_the_loop_is_no_reason_to_warn(peek):
 def test_an_order_that_is_always_the_same_is_no_reason_to_warn():
     for sampler in (
         SequentialSampler(range(9)),
-        BucketSampler([3, 1, 2], 2, shuffle=False),
+        BucketBatchSampler([3, 1, 2], 2, window=32, shuffle=False).sampler,
         DistributedSampler(range(9), 2, 0, shuffle=False),
         DistributedSampler(stock.SequentialSampler(range(9)), 2, 0),
     ):
@@ -384,8 +386,10 @@ def test_a_sampler_that_gives_all_ranks_the_same_is_named(make, monkeypatch):
 
 
 def test_torch_s_distributed_sampler_refuses_a_sampler():
-    with pytest.raises(TypeError, match=r"penstock\.sampling\.DistributedSampler deals out"):
-        TorchDistributedSampler(ClassBalancedSampler(LABELS), 2, 0)
+    dealt = stock.DistributedSampler(ClassBalancedSampler(LABELS), 2, 0)
+    for make in (Loader, DataLoader):
+        with pytest.raises(ConfigError, match=r"penstock\.sampling\.DistributedSampler deals out"):
+            make(DATA, sampler=dealt)
 
 
 @every_sampler
@@ -394,3 +398,81 @@ def test_a_repr_is_short_and_names_the_kind(kind):
     assert repr(sampler).startswith(type(sampler).__name__ + "(")
     assert "seed=3" in repr(sampler)
     assert len(repr(sampler)) < 250
+
+
+BATCHES = {
+    "classes": lambda seed: BalancedBatchSampler(LABELS, 2, 3, seed=seed),
+    "buckets": lambda seed: BucketBatchSampler(LABELS, 8, boundaries=[1, 2], seed=seed),
+    "windows": lambda seed: BucketBatchSampler(LABELS, 8, window=2, seed=seed),
+    "windows of a rank": lambda seed: BucketBatchSampler(
+        LABELS, 8, window=2, seed=seed, num_replicas=2, rank=1
+    ),
+    "of a sampler": lambda seed: BatchSampler(RandomSampler(range(90), seed=seed), 8, False),
+}
+ORDERS = {
+    **MAKERS,
+    "shards": lambda seed: ShardSampler([30, 30, 30], seed=seed),
+    "a data set's": lambda seed: DistributedSampler(range(NUM_SAMPLES), 2, 0, seed=seed),
+}
+
+
+def dealt(kind):
+    """Return the same in a DistributedSampler, if it is not dealt out already."""
+    make = ORDERS[kind]
+    if make(0).world_size > 1:
+        return make
+    return lambda seed: DistributedSampler(make(seed), 2, 1)
+
+
+@pytest.mark.parametrize("make", [Loader, DataLoader], ids=["numpy", "torch"])
+@pytest.mark.parametrize("name", [*ORDERS, *(f"{kind} of a rank" for kind in ORDERS), *BATCHES])
+def test_a_sampler_without_a_seed_takes_that_of_the_loader(name, make):
+    if name in BATCHES:
+        sampler_of, place = BATCHES[name], "batch_sampler"
+    else:
+        kind = name.removesuffix(" of a rank")
+        sampler_of, place = ORDERS[kind] if name == kind else dealt(kind), "sampler"
+
+    def loader(own_seed, seed):
+        options = {place: sampler_of(own_seed)}
+        return make(DATA, seed=seed, **options)
+
+    def epochs(loader, num=2):
+        return [[np.asarray(b[0]).tolist() for b in loader] for _ in range(num)]
+
+    one, other = epochs(loader(None, 1)), epochs(loader(None, 2))
+    assert one != other
+    assert epochs(loader(2, 1)) == epochs(loader(2, 3)) == other  # its own seed wins
+    shared = sampler_of(None)
+    both = [make(DATA, seed=seed, **{place: shared}) for seed in (1, 2)]
+    assert [epochs(each, 1) for each in both] == [one[:1], other[:1]]
+    assert list(sampler_of(None)) == list(sampler_of(0))
+    # A state goes on in a loader of its seed, and in no other.
+    running = loader(None, 1)
+    batches = iter(running)
+    next(batches)
+    state = json.loads(json.dumps(running.state_dict()))
+    resumed = loader(None, 1)
+    resumed.load_state_dict(state)
+    assert epochs(resumed, 1)[0] == one[0][1:]
+    with pytest.raises(StateError, match="seed"):
+        loader(None, 2).load_state_dict(state)
+
+
+@pytest.mark.parametrize("make", [Loader, DataLoader], ids=["numpy", "torch"])
+def test_a_state_of_a_sampler_with_another_seed_is_refused(make):
+    state = make(DATA, sampler=ClassBalancedSampler(LABELS, seed=4), seed=1).state_dict()
+    with pytest.raises(StateError, match=r"sampler\.seed is 4 in the state and 1 here"):
+        make(DATA, sampler=ClassBalancedSampler(LABELS), seed=1).load_state_dict(state)
+
+
+def test_without_a_seed_of_the_loader_it_is_0():
+    loader = DataLoader(DATA, batch_size=None, sampler=ClassBalancedSampler(LABELS))
+    assert [int(sample[0]) for sample in loader] == order_of("balanced", 0, 0)
+
+
+def test_a_report_of_a_loader_counts_with_its_seed():
+    loader = Loader(DATA, sampler=ClassBalancedSampler(LABELS), seed=5)
+    counted = balance_report(ClassBalancedSampler(LABELS, seed=5)).images.after
+    assert balance_report(loader).images.after.tolist() == counted.tolist()
+    assert loader.sampler.seed == 0  # counted on a copy

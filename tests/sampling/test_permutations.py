@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.sampling.permutation import LARGEST, TABLE_LIMIT, Permutation
-from penstock.sampling.permutations import Permutations
+from penstock.sampling.permutation import LARGEST, TABLE_LIMIT, Permutation, Permutations
 
 lengths = st.one_of(
     st.integers(1, 50),

@@ -10,14 +10,12 @@ import xml.etree.ElementTree as ET
 
 import numpy as np
 import pytest
-import torch.utils.data as stock
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
 from penstock.data.ragged import RaggedArray
 from penstock.errors import ConfigError
-from penstock.sampling import DistributedSampler
 from penstock.sampling.repeat_factor import RepeatFactorSampler
 
 IMPOSSIBLE = 1e-7  # p of a chi-square test that fails
@@ -168,16 +166,6 @@ def test_without_shuffle_an_epoch_ascends_and_its_extra_images_still_change():
     assert first.tolist() != second.tolist()
 
 
-def test_shuffled_orders_differ_by_epoch_and_seed_and_by_nothing_else():
-    def order(seed, epoch):
-        sampler = RepeatFactorSampler(RaggedArray.of(ROWS), 0.4, seed)
-        sampler.set_epoch(epoch)
-        return tuple(sampler)
-
-    assert len({order(seed, epoch) for seed in (0, 1) for epoch in (0, 1)}) == 4
-    assert order(1, 1) == order(1, 1)
-
-
 def test_settings_tell_orders_apart_and_stay_the_same_over_the_epochs():
     def settings(rows=ROWS, threshold=0.4, **options):
         return RepeatFactorSampler(RaggedArray.of(rows), threshold, **options).settings()
@@ -194,19 +182,6 @@ def test_settings_tell_orders_apart_and_stay_the_same_over_the_epochs():
         settings(rows=[*ROWS[1:], ROWS[0]]),
     ]
     assert all(other != settings() for other in others)
-
-
-@pytest.mark.parametrize("num_ranks", [2, 3])
-def test_ranks_share_one_epoch(num_ranks):
-    sampler = RepeatFactorSampler(RaggedArray.of(ROWS), 0.4)
-    ranks = [DistributedSampler(sampler, num_ranks, rank) for rank in range(num_ranks)]
-    assert np.stack([rank.indices() for rank in ranks], 1).ravel().tolist() == list(sampler)
-
-
-def test_torchs_own_loader_takes_it():
-    sampler = RepeatFactorSampler(np.array([0, 0, 0, 1]), 1.0)
-    loaded = stock.DataLoader(range(4), batch_size=3, sampler=sampler)
-    assert sorted(np.concatenate(list(loaded)).tolist()) == [0, 1, 2, 3, 3]
 
 
 def test_thresholds_and_roots():

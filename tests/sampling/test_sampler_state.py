@@ -23,8 +23,7 @@ from penstock.sampling import (
     WeightedRandomSampler,
 )
 from penstock.sampling.balanced_batches import BalancedBatchSampler
-from penstock.sampling.bucket_batches import BucketBatchSampler
-from penstock.sampling.buckets import AspectRatioBatchSampler, BucketSampler
+from penstock.sampling.buckets import BucketBatchSampler
 from penstock.torch import DataLoader
 
 LENGTHS = np.random.default_rng(3).integers(1, 60, 41)
@@ -60,12 +59,14 @@ MAKERS = {
     "weighted": lambda: WeightedRandomSampler(np.arange(41), 41, seed=3),
     "distributed": lambda: DistributedSampler(Numbers(), 2, 1, seed=3),
     "distributed other": lambda: DistributedSampler(Halves(), 2, 1),
-    "bucket": lambda: BucketSampler(LENGTHS, 4, seed=3),
+    "bucket": lambda: BucketBatchSampler(LENGTHS, 4, window=32, seed=3).sampler,
     "batches": lambda: BatchSampler(RandomSampler(Numbers(), seed=3), 4, False),
     "full batches": lambda: BatchSampler(RandomSampler(Numbers(), seed=3), 4, True),
     "other batches": lambda: BatchSampler(Halves(), 4, False),
     "list batches": lambda: BatchSampler(list(range(41)), 4, True),
-    "aspect ratio": lambda: AspectRatioBatchSampler(np.stack([LENGTHS, LENGTHS[::-1]], 1), 4),
+    "aspect ratio": lambda: BucketBatchSampler(
+        np.stack([LENGTHS, LENGTHS[::-1]], 1), 4, key="aspect_ratio"
+    ),
     "bucket batches": lambda: BucketBatchSampler(LENGTHS, max_tokens=200, seed=3),
     "bucket share": lambda: BucketBatchSampler(LENGTHS, 4, num_replicas=2, rank=1),
     "balanced": lambda: BalancedBatchSampler(LENGTHS % 4, 2, 3, 9, num_replicas=2, rank=1),

@@ -18,44 +18,10 @@ from penstock.sampling import (
     Sampler,
     SequentialSampler,
     SubsetRandomSampler,
-    WeightedRandomSampler,
 )
 
 lengths = st.integers(1, 50)
 seeds = st.integers(0, 1 << 70)
-
-MAKERS = {
-    "random": lambda seed: RandomSampler(range(100), seed=seed),
-    "replacement": lambda seed: RandomSampler(range(100), True, 150, seed=seed),
-    "longer": lambda seed: RandomSampler(range(100), num_samples=250, seed=seed),
-    "subset": lambda seed: SubsetRandomSampler(range(100, 300, 2), seed=seed),
-    "weighted": lambda seed: WeightedRandomSampler(np.arange(100), 80, seed=seed),
-    "weighted once": lambda seed: WeightedRandomSampler(np.arange(100), 80, False, seed=seed),
-    "distributed": lambda seed: DistributedSampler(range(100), 3, 1, seed=seed),
-}
-
-
-@pytest.mark.parametrize("kind", MAKERS)
-def test_an_order_depends_on_seed_and_epoch_alone(kind):
-    def order(seed, epoch):
-        sampler = MAKERS[kind](seed)
-        sampler.set_epoch(epoch)
-        np.random.seed(0)  # the global state must not matter
-        return list(sampler)
-
-    orders = {(seed, epoch): order(seed, epoch) for seed in (0, 1) for epoch in (0, 1)}
-    assert len({tuple(order) for order in orders.values()}) == 4
-    assert all(order(*key) == value for key, value in orders.items())
-
-
-@pytest.mark.parametrize("kind", MAKERS)
-def test_iterating_gives_the_indices_as_python_integers(kind):
-    sampler = MAKERS[kind](3)
-    order = sampler.indices()
-    assert order.dtype == np.int64
-    assert list(sampler) == order.tolist()
-    assert len(sampler) == len(order)
-    assert {type(index) for index in sampler} == {int}
 
 
 @given(lengths, seeds, st.integers(1, 200))

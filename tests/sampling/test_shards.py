@@ -544,7 +544,7 @@ def test_torchrun_s_variables_say_which_rank_this_is(monkeypatch):
         ({"assignment": [[0], [1, 2]]}, "assignment names 2 nodes, but there are 1"),
         ({"assignment": [[0, 1]]}, "shard 2 is named 0 times"),
         ({"assignment": [[0, 1, 2, 2]]}, "shard 2 is named 2 times"),
-        ({"assignment": [[0, 1, 3]]}, "gives node 0 shards 0 to 3, but shards are 0 to 2"),
+        ({"assignment": [[0, 1, 3]]}, "should name each of the shards 0 to 2 once"),
         ({"num_nodes": 5, "node": 0}, "nodes would have no sample"),
         ({"seed": -1}, "seed should be 0 or more"),
     ],

@@ -9,11 +9,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy import stats
 
-from penstock import Loader
-from penstock.data import ArrayDataset
 from penstock.errors import ConfigError
-from penstock.sampling import DistributedSampler
-from penstock.sampling.weighted import WeightedRandomSampler
+from penstock.sampling.samplers import WeightedRandomSampler
 
 seeds = st.integers(0, 1 << 70)
 # Zeros, subnormal numbers and huge ones.
@@ -167,31 +164,6 @@ def test_without_replacement_no_index_comes_twice(weights, data):
     order = WeightedRandomSampler(weights, num_samples, replacement=False).indices()
     assert len(set(order.tolist())) == num_samples
     assert all(weights[index] > 0 for index in order)
-
-
-@given(st.integers(1, 60), st.integers(1, 5), st.booleans(), seeds)
-def test_ranks_deal_the_draws_out_among_them(num_samples, ranks, replacement, seed):
-    sampler = WeightedRandomSampler(np.arange(1, 61), num_samples, replacement, seed=seed)
-    whole = sampler.indices()
-    for rank in range(ranks):
-        share = DistributedSampler(sampler, ranks, rank, pad="none")
-        np.testing.assert_array_equal(share.indices(), whole[rank::ranks])
-
-
-@pytest.mark.parametrize("step", [0, 1, 4, 7])
-def test_a_loader_goes_on_where_a_state_was_taken(step):
-    def loader():
-        sampler = WeightedRandomSampler(np.arange(30), 64, seed=5)
-        return Loader(ArrayDataset(np.arange(30)), batch_size=8, sampler=sampler)
-
-    whole = [batch[0].tolist() for batch in loader()]
-    first = loader()
-    batches = iter(first)
-    for _ in range(step):
-        next(batches)
-    second = loader()
-    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    assert [batch[0].tolist() for batch in second] == whole[step:]
 
 
 def test_weights_are_the_samplers_own():

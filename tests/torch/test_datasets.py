@@ -8,8 +8,9 @@ import torch.utils.data as stock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.data import ArrayDataset, batch_reader
-from penstock.torch import datasets as ours
+import penstock.torch
+from penstock.data import ArrayDataset
+from penstock.data.dataset import batch_reader
 
 DTYPES = [
     torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.int16,
@@ -45,34 +46,34 @@ def by_sample(dataset, indices):
     return stock.default_collate(many(indices) if many else [dataset[i] for i in indices])
 
 
-def tensors(module, length, seed=0):
+def tensors(length, seed=0):
     generator = torch.Generator().manual_seed(seed)
-    return module.TensorDataset(
+    return stock.TensorDataset(
         torch.randn(length, 2, 3, generator=generator),
         torch.randint(0, 9, (length,), generator=generator),
         torch.randn(length, 2, generator=generator).to(torch.bfloat16),
     )
 
 
-def build(module, kind):
-    first, second, none = tensors(module, 7), tensors(module, 5, 1), tensors(module, 0)
-    whole = module.ConcatDataset([first, none, second])
-    part = module.Subset(whole, [11, 0, -1, 3, 3, 8])
+def build(kind):
+    first, second, none = tensors(7), tensors(5, 1), tensors(0)
+    whole = stock.ConcatDataset([first, none, second])
+    part = stock.Subset(whole, [11, 0, -1, 3, 3, 8])
     return {
         "tensors": lambda: first,
         "concat": lambda: whole,
-        "concat of one": lambda: module.ConcatDataset([first]),
+        "concat of one": lambda: stock.ConcatDataset([first]),
         "subset": lambda: part,
-        "subset of array": lambda: module.Subset(whole, np.array([1, 9, -2])),
-        "subset of tensor": lambda: module.Subset(first, torch.tensor([1, 6, -2])),
-        "subset of range": lambda: module.Subset(first, range(6, 0, -2)),
-        "subset of subset": lambda: module.Subset(part, [5, 1]),
-        "stack": lambda: module.StackDataset(part, module.Subset(first, range(6))),
-        "named stack": lambda: module.StackDataset(left=part, right=module.Subset(second, [0] * 6)),
-        "concat of stacks": lambda: module.ConcatDataset(2 * [module.StackDataset(a=first)]),
+        "subset of array": lambda: stock.Subset(whole, np.array([1, 9, -2])),
+        "subset of tensor": lambda: stock.Subset(first, torch.tensor([1, 6, -2])),
+        "subset of range": lambda: stock.Subset(first, range(6, 0, -2)),
+        "subset of subset": lambda: stock.Subset(part, [5, 1]),
+        "stack": lambda: stock.StackDataset(part, stock.Subset(first, range(6))),
+        "named stack": lambda: stock.StackDataset(left=part, right=stock.Subset(second, [0] * 6)),
+        "concat of stacks": lambda: stock.ConcatDataset(2 * [stock.StackDataset(a=first)]),
         "bare tensor": lambda: torch.arange(24).view(8, 3),
         "bare row": lambda: torch.arange(8) * 0.5,
-        "stack of bare": lambda: module.StackDataset(torch.arange(4), first.tensors[0][:4]),
+        "stack of bare": lambda: stock.StackDataset(torch.arange(4), first.tensors[0][:4]),
     }[kind]()
 
 
@@ -81,25 +82,22 @@ KINDS = [
     "subset of range", "subset of subset", "stack", "named stack", "concat of stacks",
     "bare tensor", "bare row", "stack of bare",
 ]  # fmt: skip
-both = pytest.mark.parametrize("module", [ours, stock], ids=["ours", "torch's"])
 
 
-@both
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=20, deadline=None)
 @given(data=st.data())
-def test_a_batch_equals_its_collated_samples(module, kind, data):
-    dataset = build(module, kind)
+def test_a_batch_equals_its_collated_samples(kind, data):
+    dataset = build(kind)
     length = len(dataset)
     indices = data.draw(st.lists(st.integers(-length, length - 1), min_size=1, max_size=20))
     batch = batch_reader(dataset)(np.array(indices), np.empty)
-    assert_same(batch, by_sample(build(stock, kind), indices))
+    assert_same(batch, by_sample(build(kind), indices))
 
 
-@both
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_wrong_or_missing_index_raises_as_it_does_by_the_sample(module, kind):
-    dataset = build(module, kind)
+def test_a_wrong_or_missing_index_raises_as_it_does_by_the_sample(kind):
+    dataset = build(kind)
     for indices in ([0, len(dataset)], [0, -len(dataset) - 1], []):
         with pytest.raises((IndexError, ValueError)) as expected:
             by_sample(dataset, indices)
@@ -107,13 +105,12 @@ def test_a_wrong_or_missing_index_raises_as_it_does_by_the_sample(module, kind):
             batch_reader(dataset)(np.array(indices, np.int64), np.empty)
 
 
-@both
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_every_dtype_comes_through_bit_for_bit(module, dtype):
+def test_every_dtype_comes_through_bit_for_bit(dtype):
     values = torch.arange(24).view(8, 3).to(dtype)
     for dataset in (
-        module.TensorDataset(values, values[:, 0], values.T.contiguous().T, values[:, :0]),
-        module.ConcatDataset([module.TensorDataset(values), module.TensorDataset(values[:3])]),
+        stock.TensorDataset(values, values[:, 0], values.T.contiguous().T, values[:, :0]),
+        stock.ConcatDataset([stock.TensorDataset(values), stock.TensorDataset(values[:3])]),
     ):
         batch = batch_reader(dataset)(np.array([7, 0, -1]), np.empty)
         assert_same(batch, by_sample(dataset, [7, 0, -1]))
@@ -128,7 +125,7 @@ def test_batches_lie_in_the_memory_given():
 
     for kind in ("tensors", "concat", "stack"):
         given_out.clear()
-        batch = build(ours, kind).get_batch(np.array([0, 5, 3]), alloc)
+        batch = batch_reader(build(kind))(np.array([0, 5, 3]), alloc)
         leaves = [leaf for part in batch for leaf in (part if isinstance(part, list) else [part])]
         assert [leaf.data_ptr() for leaf in leaves] == [array.ctypes.data for array in given_out]
 
@@ -137,15 +134,14 @@ def test_read_only_and_reversed_index_arrays_are_taken():
     indices = np.arange(4)
     indices.flags.writeable = False
     for chosen in (indices, indices[::-1], indices[::2]):
-        batch = tensors(ours, 5).get_batch(chosen, np.empty)
-        assert_same(batch, by_sample(tensors(stock, 5), chosen.tolist()))
+        batch = batch_reader(tensors(5))(chosen, np.empty)
+        assert_same(batch, by_sample(tensors(5), chosen.tolist()))
 
 
 class Tagged(torch.Tensor):
     pass
 
 
-@both
 @pytest.mark.parametrize(
     "tensor",
     [
@@ -158,12 +154,12 @@ class Tagged(torch.Tensor):
     ],
     ids=["grad", "parameter", "sparse", "conjugate", "meta", "subclass"],
 )
-def test_tensors_with_more_to_them_go_by_the_sample(module, tensor):
-    dataset = module.TensorDataset(torch.zeros(3), tensor)
+def test_tensors_with_more_to_them_go_by_the_sample(tensor):
+    dataset = stock.TensorDataset(torch.zeros(3), tensor)
     assert batch_reader(dataset) is None
-    assert batch_reader(module.Subset(dataset, [0])) is None
-    assert batch_reader(module.ConcatDataset([tensors(module, 2), dataset])) is None
-    assert batch_reader(module.StackDataset(dataset)) is None
+    assert batch_reader(stock.Subset(dataset, [0])) is None
+    assert batch_reader(stock.ConcatDataset([tensors(2), dataset])) is None
+    assert batch_reader(stock.StackDataset(dataset)) is None
     assert batch_reader(tensor) is None
 
 
@@ -175,17 +171,16 @@ def test_quantized_tensors_go_by_the_sample():
             quantized = torch.quantize_per_tensor(torch.zeros(3), 1.0, 0, torch.quint8)
     finally:
         torch.set_warn_always(warns_always)
-    assert batch_reader(ours.TensorDataset(quantized)) is None
+    assert batch_reader(stock.TensorDataset(quantized)) is None
 
 
-@both
-def test_parts_that_do_not_fit_are_collated_as_samples(module):
-    mixed = module.ConcatDataset([torch.zeros(2), torch.ones(2, dtype=torch.float64)])
+def test_parts_that_do_not_fit_are_collated_as_samples():
+    mixed = stock.ConcatDataset([torch.zeros(2), torch.ones(2, dtype=torch.float64)])
     assert_same(batch_reader(mixed)(np.array([0, 3]), np.empty), by_sample(mixed, [0, 3]))
-    uneven = module.ConcatDataset([torch.zeros(2, 3), torch.zeros(2, 4)])
+    uneven = stock.ConcatDataset([torch.zeros(2, 3), torch.zeros(2, 4)])
     with pytest.raises(RuntimeError, match="equal size"):
         batch_reader(uneven)(np.array([0, 3]), np.empty)
-    unlike = module.ConcatDataset([module.StackDataset(a=torch.zeros(2)), torch.zeros(2)])
+    unlike = stock.ConcatDataset([stock.StackDataset(a=torch.zeros(2)), torch.zeros(2)])
     with pytest.raises((TypeError, IndexError, RuntimeError, KeyError)) as expected:
         by_sample(unlike, [0, 3])
     with pytest.raises(expected.type):
@@ -193,72 +188,37 @@ def test_parts_that_do_not_fit_are_collated_as_samples(module):
 
 
 def test_parts_from_the_numpy_core_become_tensors():
-    dataset = ours.StackDataset(x=ArrayDataset(np.arange(6).reshape(3, 2)), y=torch.arange(3))
-    batch = dataset.get_batch(np.array([2, 0]), np.empty)
+    dataset = stock.StackDataset(x=ArrayDataset(np.arange(6).reshape(3, 2)), y=torch.arange(3))
+    batch = batch_reader(dataset)(np.array([2, 0]), np.empty)
     assert_same(batch, {"x": [torch.tensor([[4, 5], [0, 1]])], "y": torch.tensor([2, 0])})
 
 
-@both
-def test_a_subclass_that_changes_samples_is_not_bypassed(module):
-    class Doubled(module.TensorDataset):
+def test_a_subclass_that_changes_samples_is_not_bypassed():
+    class Doubled(stock.TensorDataset):
         def __getitem__(self, index):
             return tuple(2 * value for value in super().__getitem__(index))
 
     dataset = Doubled(torch.arange(3))
     assert batch_reader(dataset) is None
-    assert batch_reader(module.Subset(dataset, [1])) is None
-    assert batch_reader(module.StackDataset(dataset)) is None
+    assert batch_reader(stock.Subset(dataset, [1])) is None
+    assert batch_reader(stock.StackDataset(dataset)) is None
 
 
 def test_a_subclass_that_changes_nothing_is_read_by_the_batch():
-    class Named(ours.TensorDataset):
+    class Named(stock.TensorDataset):
         name = "mine"
 
     assert batch_reader(Named(torch.arange(3))) is not None
 
 
 def test_a_list_of_indices_may_change_between_batches():
-    part = ours.Subset(tensors(ours, 5), [0, 1])
+    part = stock.Subset(tensors(5), [0, 1])
     reader = batch_reader(part)
     part.indices[0] = 4
     assert_same(reader(np.array([0]), np.empty), by_sample(part, [0]))
 
 
-def test_each_is_an_instance_of_torchs_class():
-    for name in ("TensorDataset", "StackDataset", "ConcatDataset", "Subset"):
-        assert issubclass(getattr(ours, name), getattr(stock, name))
-
-
-@both
-def test_wrong_arguments_raise_the_same(module):
-    with pytest.raises(AssertionError, match="Size mismatch between tensors"):
-        module.TensorDataset(torch.zeros(2), torch.zeros(3))
-    with pytest.raises(ValueError, match="Size mismatch between datasets"):
-        module.StackDataset([1], [1, 2])
-    with pytest.raises(AssertionError):
-        module.ConcatDataset([])
-
-    class Half(module.Subset):
-        def __getitem__(self, index):
-            return 0
-
-    with pytest.raises(NotImplementedError, match="__getitems__"):
-        Half([1], [0])
-
-
-@pytest.mark.parametrize("lengths", [[4, 6], [0.5, 0.5], [0.33, 0.33, 0.34], [10]])
-def test_random_split_draws_as_torchs(lengths):
-    def split(module, generator):
-        torch.manual_seed(5)
-        extra = {"generator": generator()} if generator else {}
-        parts = module.random_split(range(10), lengths, **extra)
-        return [part.indices for part in parts], torch.get_rng_state().tolist()
-
-    for generator in (None, lambda: torch.Generator().manual_seed(1)):
-        assert split(ours, generator) == split(stock, generator)
-    assert {type(part) for part in ours.random_split(range(10), lengths)} == {ours.Subset}
-
-
-def test_random_split_refuses_what_torchs_refuses():
-    with pytest.raises(ValueError, match="Sum of input lengths"):
-        ours.random_split(range(10), [1, 2])
+@pytest.mark.parametrize("name", penstock.torch.__all__)
+def test_datasets_and_samplers_are_torchs_own(name):
+    if name.endswith(("Dataset", "Subset", "Sampler", "random_split")):
+        assert getattr(penstock.torch, name) is getattr(stock, name)

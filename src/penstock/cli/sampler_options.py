@@ -125,7 +125,6 @@ class SamplerChoice:
         Raises:
             ConfigError: an option is out of range, or there is nothing to balance.
         """
-        from penstock.sampling.class_aware import ClassAwareSampler
         from penstock.sampling.class_balanced import ClassBalancedSampler
         from penstock.sampling.repeat_factor import RepeatFactorSampler
         from penstock.sampling.samplers import SequentialSampler
@@ -135,8 +134,8 @@ class SamplerChoice:
                 return ClassBalancedSampler(labels, **self.settings)
             case SamplerKind.effective:
                 return ClassBalancedSampler(labels, alpha="effective", **self.settings)
+            case SamplerKind.class_aware:
+                return ClassBalancedSampler(labels, samples_per_class=1, **self.settings)
             case SamplerKind.repeat_factor:
                 return RepeatFactorSampler(labels, **self.settings)
-            case SamplerKind.class_aware:
-                return ClassAwareSampler(labels, **self.settings)
         return SequentialSampler(labels)

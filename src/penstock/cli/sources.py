@@ -395,8 +395,7 @@ def labels_by(dataset: Any, column: str | None, class_of: ClassOf) -> tuple[Any,
     Raises:
         ConfigError: there is no such field, or labels are not known.
     """
-    from penstock.data.labels.known import class_names_of
-    from penstock.labels import labels_of
+    from penstock.data.labels.known import class_names_of, labels_of
     from penstock.stores.dataset import StoreDataset
 
     if column is not None and isinstance(dataset, StoreDataset):

@@ -239,7 +239,7 @@ def _of_list(
     src: Path, form: str, column: str | None, class_of: ClassOf, list_columns: dict[str, Any]
 ) -> _Units:
     """Return the images of a list, in the order of their first lines."""
-    from penstock.data.labels.objects import labels_by_objects
+    from penstock.data.labels.values import labels_by_objects
     from penstock.vision.annotations.image_list import read_labelled_paths
     from penstock.vision.annotations.landmark_list import CLASS_COLUMN, read_landmark_list
     from penstock.vision.annotations.text_lines import numbered_lines

@@ -250,7 +250,7 @@ def _samples_of_loader(
         ConfigError: it is no loader, gives no batches, or gives batches without images.
     """
     from penstock.cli.loadable import loader_named
-    from penstock.data.labels.names import class_names_of
+    from penstock.data.labels.known import class_names_of
     from penstock.vision.drawing.batches import samples_of_batch
 
     loader = loader_named(text, stack)

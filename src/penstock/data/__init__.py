@@ -18,10 +18,8 @@ if TYPE_CHECKING:
     )
     from penstock.data.dataset import (
         Allocator,
-        BatchReader,
         Dataset,
         IterableDataset,
-        batch_reader,
         register_batch_reader,
     )
     from penstock.data.packed_list import PackedList
@@ -31,7 +29,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Allocator",
     "ArrayDataset",
-    "BatchReader",
     "ChainDataset",
     "ConcatDataset",
     "Dataset",
@@ -40,7 +37,6 @@ __all__ = [
     "RaggedArray",
     "StackDataset",
     "Subset",
-    "batch_reader",
     "default_collate",
     "random_split",
     "register_batch_reader",
@@ -60,11 +56,9 @@ _get, __dir__ = lazy_names(
             "random_split",
         ),
         ".dataset": (
-            "BatchReader",
             "Dataset",
             "Allocator",
             "IterableDataset",
-            "batch_reader",
             "register_batch_reader",
         ),
         ".packed_list": ("PackedList",),
@@ -73,4 +67,12 @@ _get, __dir__ = lazy_names(
     },
 )
 
-__getattr__ = removed_names(__name__, {"Empty": "Allocator"}, _get)
+__getattr__ = removed_names(
+    __name__,
+    {
+        "BatchReader": "a Callable in annotations: (indices, alloc) -> batch",
+        "Empty": "Allocator",
+        "batch_reader": "penstock.data.dataset.batch_reader",
+    },
+    _get,
+)

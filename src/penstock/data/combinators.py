@@ -40,7 +40,9 @@ __all__ = [
     "ConcatDataset",
     "StackDataset",
     "Subset",
+    "UnlikeBatchesError",
     "random_split",
+    "read_parts",
 ]
 
 T = TypeVar("T")
@@ -328,34 +330,30 @@ class ConcatDataset(Dataset[T_co]):
             IndexError: an index is not smaller than length.
             CollateError: the datasets' samples do not fit together.
         """
-        shares = self._shares(indices)
-        if len(shares) == 1:  # nothing to bring into order
-            part, _, offsets = shares[0]
-            return _reader(self.datasets[part])(offsets, alloc)
-        batches = []
-        for part, positions, offsets in shares:
-            with renumbered_samples(positions):
-                batches.append(_reader(self.datasets[part])(offsets, np.empty))
-        try:
-            return _merge(batches, [positions for _, positions, _ in shares], alloc)
-        except _UnlikeBatchesError:
-            return self._collated(indices, alloc)
-
-    def _shares(
-        self, indices: NDArray[np.int64]
-    ) -> list[tuple[int, NDArray[np.intp], NDArray[np.int64]]]:
-        """Per dataset asked: its number, the positions in the batch, the indices in it."""
         for index in indices[(indices < -len(self)) | (indices >= len(self))][:1].tolist():
             self._locate(index)  # raises
-        chosen = np.where(indices < 0, indices + len(self), indices)
-        sizes = np.asarray(self.cumulative_sizes)
-        parts = np.searchsorted(sizes, chosen, side="right")
-        starts = np.concatenate(([0], sizes))
-        shares = []
-        for part in np.unique(parts).tolist():
-            positions = np.flatnonzero(parts == part)
-            shares.append((part, positions, chosen[positions] - starts[part]))
-        return shares
+
+        def joined(leaves: list[Any], positions: list[NDArray[np.intp]]) -> NDArray[Any]:
+            first = leaves[0]
+            if any(
+                type(leaf) is not np.ndarray
+                or leaf.shape[1:] != first.shape[1:]
+                or leaf.dtype != first.dtype
+                for leaf in leaves
+            ):
+                raise UnlikeBatchesError
+            out = alloc((sum(map(len, positions)), *first.shape[1:]), first.dtype)
+            for leaf, rows in zip(leaves, positions, strict=True):
+                out[rows] = leaf
+            return out
+
+        def read(part: int, offsets: NDArray[np.int64], into: Allocator) -> Any:  # noqa: ANN401
+            return _reader(self.datasets[part])(offsets, into)
+
+        try:
+            return read_parts(indices, self.cumulative_sizes, read, joined, alloc)
+        except UnlikeBatchesError:
+            return self._collated(indices, alloc)
 
     def _collated(self, indices: NDArray[np.int64], alloc: Allocator) -> Any:  # noqa: ANN401
         """The batch made of samples: for parts that differ, and the error that names two."""
@@ -367,31 +365,51 @@ class ConcatDataset(Dataset[T_co]):
             raise
 
 
-class _UnlikeBatchesError(Exception):
+class UnlikeBatchesError(Exception):
     """Batches of two datasets differ in structure, shape or dtype, or hold more than arrays."""
 
 
-def _merge(batches: list[Any], positions: list[NDArray[np.intp]], alloc: Allocator) -> Any:  # noqa: ANN401
-    """One batch of several that are alike, rows of batches[i] at positions[i]."""
+def read_parts(
+    indices: NDArray[np.int64],
+    ends: Sequence[int],
+    read: Callable[[int, NDArray[np.int64], Allocator], Any],
+    joined: Callable[[list[Any], list[NDArray[np.intp]]], Any],
+    alloc: Allocator,
+) -> Any:  # noqa: ANN401 - a batch tree
+    """Return a batch of datasets that lie one after the other, each one's share read at once.
+
+    `read` reads a batch of one of them, by its number; `joined` makes one array of those of all
+    shares, whose rows have these positions. Raises `UnlikeBatchesError` where the shares do not fit
+    together.
+    """
+    chosen = np.where(indices < 0, indices + ends[-1], indices)
+    sizes = np.asarray(ends)
+    parts = np.searchsorted(sizes, chosen, side="right")
+    offsets = chosen - np.concatenate(([0], sizes))[parts]
+    asked = np.unique(parts).tolist()
+    if len(asked) == 1:  # nothing to bring into order
+        return read(asked[0], offsets, alloc)
+    positions = [np.flatnonzero(parts == part) for part in asked]
+    batches = []
+    for part, rows in zip(asked, positions, strict=True):
+        with renumbered_samples(rows):
+            batches.append(read(part, offsets[rows], np.empty))
+    return _merged(batches, lambda leaves: joined(leaves, positions))
+
+
+def _merged(batches: list[Any], joined: Callable[[list[Any]], Any]) -> Any:  # noqa: ANN401
     first = batches[0]
     if any(type(batch) is not type(first) for batch in batches):
-        raise _UnlikeBatchesError
+        raise UnlikeBatchesError
     if type(first) is dict:
-        if any(batch.keys() != first.keys() for batch in batches):
-            raise _UnlikeBatchesError
-        return {key: _merge([batch[key] for batch in batches], positions, alloc) for key in first}
+        if any(list(batch) != list(first) for batch in batches):
+            raise UnlikeBatchesError
+        return {key: _merged([batch[key] for batch in batches], joined) for key in first}
     if type(first) is list:
         if any(len(batch) != len(first) for batch in batches):
-            raise _UnlikeBatchesError
-        return [_merge(list(column), positions, alloc) for column in zip(*batches, strict=True)]
-    if type(first) is not np.ndarray or any(
-        batch.shape[1:] != first.shape[1:] or batch.dtype != first.dtype for batch in batches
-    ):
-        raise _UnlikeBatchesError
-    out = alloc((sum(map(len, positions)), *first.shape[1:]), first.dtype)
-    for batch, rows in zip(batches, positions, strict=True):
-        out[rows] = batch
-    return out
+            raise UnlikeBatchesError
+        return [_merged(list(column), joined) for column in zip(*batches, strict=True)]
+    return joined(batches)
 
 
 class ChainDataset(IterableDataset[T_co]):

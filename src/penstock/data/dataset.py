@@ -126,9 +126,9 @@ _registered_by: Final = {"datasets.arrow_dataset.Dataset": "penstock.integration
 
 
 def register_batch_reader(cls: type, make_reader: Callable[[Any], BatchReader | None]) -> None:
-    """Say how datasets of exactly type `cls` are read by the batch, for classes that are not ours.
+    """Say how datasets of type `cls` are read by the batch, for classes that are not ours.
 
-    Subclasses of `cls` are not affected: they may have changed what a sample is.
+    Subclasses that define `__getitem__` or `__getitems__` are not affected: their samples differ.
 
     Args:
         cls: The class.
@@ -144,33 +144,19 @@ def batch_reader(dataset: object) -> BatchReader | None:
     itself, redefines `__getitem__` or `__getitems__`, and that `can_get_batch`, where there is one,
     is true. Only classes are looked at, so an object that forwards unknown attributes to another is
     not mistaken for it.
-
-    Example:
-        >>> import numpy as np
-        >>> from penstock.data import ArrayDataset
-        >>> pairs = ArrayDataset(np.arange(4), np.arange(4) / 2)
-        >>> batch_reader(pairs)(np.array([2, -1]), np.empty)
-        [array([2, 3]), array([1. , 1.5])]
-        >>> class Doubled(ArrayDataset):
-        ...     def __getitem__(self, index: int) -> tuple[object, ...]:
-        ...         return tuple(2 * value for value in super().__getitem__(index))
-        >>> batch_reader(Doubled(np.arange(4))) is None
-        True
     """
     cls = type(dataset)
-    make_reader = _registered.get(cls)
-    if make_reader is None:
-        module = _registered_by.get(f"{cls.__module__}.{cls.__qualname__}")
-        if module is not None:
-            importlib.import_module(module)
-            make_reader = _registered.get(cls)
+    module = _registered_by.get(f"{cls.__module__}.{cls.__qualname__}")
+    if module is not None:
+        importlib.import_module(module)
+    slow = {"__getitem__", "__getitems__"}
+    owner = next((base for base in cls.__mro__ if not slow.isdisjoint(vars(base))), cls)
+    make_reader = _registered.get(cls) or _registered.get(owner)
     if make_reader is not None:
         return make_reader(dataset)
-    if not is_current(cls, "get_batch", ("__getitem__", "__getitems__")):
+    if not is_current(cls, "get_batch", tuple(slow)):
         return None
-    if not {"get_batch", "__getitem__", "__getitems__"}.isdisjoint(
-        getattr(dataset, "__dict__", ())
-    ):
+    if not {"get_batch", *slow}.isdisjoint(getattr(dataset, "__dict__", ())):
         return None
     if not getattr(dataset, "can_get_batch", True):
         return None
@@ -215,12 +201,6 @@ def is_drawless(dataset: object) -> bool:
     """Return whether reading `dataset` is known to draw no random number.
 
     Its class is known for it, or it says so itself, by an attribute `is_drawless`.
-
-    Example:
-        >>> import numpy as np
-        >>> from penstock.data import ArrayDataset, Subset
-        >>> is_drawless(Subset(ArrayDataset(np.arange(4)), [0, 2])), is_drawless([1, 2])
-        (True, False)
     """
     parts = _parts(dataset)
     if parts is not None:
@@ -250,14 +230,6 @@ def announce_epoch(dataset: object, epoch: int) -> None:
     """Tell a dataset the number of the epoch, if it has a method `set_epoch`.
 
     A combinator without one has its parts told.
-
-    Example:
-        >>> from penstock.data import Subset
-        >>> class Told(list):
-        ...     def set_epoch(self, epoch):
-        ...         print("epoch", epoch)
-        >>> announce_epoch(Subset(Told("abc"), [0]), 3)
-        epoch 3
     """
     set_epoch = getattr(dataset, "set_epoch", None)
     if callable(set_epoch):

@@ -14,13 +14,6 @@ def fingerprint_of(dataset: Any) -> str | None:  # noqa: ANN401
     """Return the `fingerprint` of a dataset, or of the one that it is a part of; None without one.
 
     Stores have one, and any dataset may: a short text that changes when the contents do.
-
-    Example:
-        >>> from penstock.data import Subset
-        >>> class Cats(list):
-        ...     fingerprint = "7ca86923"
-        >>> fingerprint_of(Subset(Cats("abc"), [0, 2])), fingerprint_of("abc")
-        ('7ca86923', None)
     """
     for _ in range(_DEEPEST):
         found = getattr(dataset, "fingerprint", None)

@@ -27,16 +27,8 @@ def adapted(
     """Return the dataset and the collate function that a loader is to work with.
 
     They are those that it was given, but for a `ray.data.Dataset` and what
-    `penstock.ray.from_ray_data` made of one.
-
-    Args:
-        dataset: As the loader was given it.
-        collate_fn: Likewise.
-        batch_size: Likewise.
-        **orders: The loader's arguments that choose an order: shuffle, sampler, batch_sampler.
-
-    Raises:
-        ConfigError: an order is chosen for what has one of its own.
+    `penstock.ray.from_ray_data` made of one; these have an order of their own, so that the
+    arguments that choose one are refused.
     """
     data: Any = sys.modules.get("ray.data")
     stream: Any = sys.modules.get("penstock.ray.stream")

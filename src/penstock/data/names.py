@@ -35,15 +35,7 @@ def describe_sample(dataset: Any, index: Any) -> str | None:  # noqa: ANN401
 
     Asked are the dataset's method `describe(index)`, or its list `samples` (or `imgs`) of paths, or
     of tuples that begin with one; those of the datasets, too, that a subset or a concatenation is
-    made of. What fails over a broken sample says nothing: this is asked while another error is
-    being told.
-
-    Example:
-        >>> from penstock.data import Subset
-        >>> class Folder(list):
-        ...     samples = [("cat.jpg", 0), ("dog.jpg", 1)]
-        >>> describe_sample(Subset(Folder("ab"), [1]), 0)
-        'dog.jpg'
+    made of. What fails says nothing: this is asked while another error is raised.
     """
     try:
         return _name(dataset, index, 0)

@@ -74,7 +74,8 @@ def prepare(
 
     The given loader is left as it is; the prepared one shares its stats and its list of failures.
     A `penstock.sampling.DistributedSampler` in it is taken off, as Accelerate deals instead. A
-    batch sampler that deals by itself (`BalancedBatchSampler`, `BucketSampler`) goes on to do so.
+    batch sampler that deals by itself (`BalancedBatchSampler`, `BucketBatchSampler`) goes on to do
+    so.
 
     Of a stream (`IterableDataset`) every process reads its own share, which is
     `dispatch_batches=False`; a stream of Penstock's deals its shards out by itself.

@@ -1,52 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Index streams: which samples an epoch takes, in which order, and how often."""
+"""Samplers: which samples an epoch takes, in which order, and how often."""
 
 from typing import TYPE_CHECKING
 
+from penstock.deprecation import removed_names
 from penstock.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from penstock.sampling.balance import BalanceReport, ClassCounts, balance_report
+    from penstock.sampling.balance import balance_report
     from penstock.sampling.balanced_batches import BalancedBatchSampler
-    from penstock.sampling.balanced_shuffle import BalancedShuffle, ShuffleCounts
+    from penstock.sampling.balanced_shuffle import BalancedShuffle
     from penstock.sampling.batches import BatchSampler
-    from penstock.sampling.bucket_batches import BucketBatchSampler
-    from penstock.sampling.buckets import AspectRatioBatchSampler, BucketSampler
-    from penstock.sampling.class_aware import ClassAwareSampler
-    from penstock.sampling.class_balanced import ClassBalancedSampler, DynamicBalancedSampler
+    from penstock.sampling.buckets import BucketBatchSampler
+    from penstock.sampling.class_balanced import ClassBalancedSampler
     from penstock.sampling.distributed import DistributedSampler
     from penstock.sampling.mixture import MixtureSampler
     from penstock.sampling.permutation import Permutation
     from penstock.sampling.repeat_factor import RepeatFactorSampler
     from penstock.sampling.samplers import (
         IndexSampler,
-        Indices,
         RandomSampler,
         Sampler,
         SequentialSampler,
         SubsetRandomSampler,
+        WeightedRandomSampler,
     )
-    from penstock.sampling.shard_assignment import assign_shards
-    from penstock.sampling.shards import AbsentShard, ShardSampler
-    from penstock.sampling.shares import class_shares
-    from penstock.sampling.weighted import WeightedRandomSampler
+    from penstock.sampling.shards import AbsentShard, ShardSampler, assign_shards
 
 __all__ = [
     "AbsentShard",
-    "AspectRatioBatchSampler",
-    "BalanceReport",
     "BalancedBatchSampler",
     "BalancedShuffle",
     "BatchSampler",
     "BucketBatchSampler",
-    "BucketSampler",
-    "ClassAwareSampler",
     "ClassBalancedSampler",
-    "ClassCounts",
     "DistributedSampler",
-    "DynamicBalancedSampler",
     "IndexSampler",
-    "Indices",
     "MixtureSampler",
     "Permutation",
     "RandomSampler",
@@ -54,40 +43,49 @@ __all__ = [
     "Sampler",
     "SequentialSampler",
     "ShardSampler",
-    "ShuffleCounts",
     "SubsetRandomSampler",
     "WeightedRandomSampler",
     "assign_shards",
     "balance_report",
-    "class_shares",
 ]
 
-__getattr__, __dir__ = lazy_names(
+_get, __dir__ = lazy_names(
     __name__,
     {
-        ".balance": ("BalanceReport", "ClassCounts", "balance_report"),
+        ".balance": ("balance_report",),
         ".balanced_batches": ("BalancedBatchSampler",),
-        ".balanced_shuffle": ("BalancedShuffle", "ShuffleCounts"),
+        ".balanced_shuffle": ("BalancedShuffle",),
         ".batches": ("BatchSampler",),
-        ".bucket_batches": ("BucketBatchSampler",),
-        ".buckets": ("AspectRatioBatchSampler", "BucketSampler"),
-        ".class_aware": ("ClassAwareSampler",),
-        ".class_balanced": ("ClassBalancedSampler", "DynamicBalancedSampler"),
-        ".shares": ("class_shares",),
+        ".buckets": ("BucketBatchSampler",),
+        ".class_balanced": ("ClassBalancedSampler",),
         ".distributed": ("DistributedSampler",),
         ".mixture": ("MixtureSampler",),
         ".permutation": ("Permutation",),
         ".repeat_factor": ("RepeatFactorSampler",),
         ".samplers": (
             "IndexSampler",
-            "Indices",
             "RandomSampler",
             "Sampler",
             "SequentialSampler",
             "SubsetRandomSampler",
+            "WeightedRandomSampler",
         ),
-        ".shard_assignment": ("assign_shards",),
-        ".shards": ("AbsentShard", "ShardSampler"),
-        ".weighted": ("WeightedRandomSampler",),
+        ".shards": ("AbsentShard", "ShardSampler", "assign_shards"),
     },
+)
+
+__getattr__ = removed_names(
+    __name__,
+    {
+        "AspectRatioBatchSampler": 'BucketBatchSampler(dataset, batch_size, key="aspect_ratio")',
+        "BalanceReport": "penstock.sampling.balance.BalanceReport, which balance_report returns",
+        "BucketSampler": "BucketBatchSampler(keys, batch_size, window=32)",
+        "ClassAwareSampler": "ClassBalancedSampler(labels, samples_per_class=1)",
+        "ClassCounts": "report.images and report.objects of what balance_report returns",
+        "DynamicBalancedSampler": "ClassBalancedSampler(labels, alpha=(0, 1), num_epochs=...)",
+        "Indices": "numpy.ndarray in annotations",
+        "ShuffleCounts": "the attribute counts of a BalancedShuffle",
+        "class_shares": "MixtureSampler(sources, alpha=...), or ClassBalancedSampler(...).shares",
+    },
+    _get,
 )

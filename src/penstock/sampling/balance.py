@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a sampler does to the balance of classes: counted before and after, of images and objects.
+"""`balance_report`: the balance of classes before and after a sampler, of images and of objects.
 
 For detection the two differ. A class that is in nearly every image comes along with whatever image
 is shown, so that a sampler of images can even out the images of the classes and hardly their boxes.
@@ -7,20 +7,29 @@ is shown, so that a sampler of images can even out the images of the classes and
 
 from __future__ import annotations
 
+import array
+import copy
+import itertools
+import math
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 
-from penstock.data.labels.known import class_names_of, labels_given_or_known
+from penstock.data.dataset import is_current
+from penstock.data.labels.known import class_names_of, is_iterable, labels_given_or_known
 from penstock.data.ragged import RaggedArray
 from penstock.errors import ConfigError
+from penstock.randomness.guarded import guarded_draws
+from penstock.randomness.keys import Purpose, seed_sequence
 from penstock.sampling.balance_text import table_of, verdict_of
-from penstock.sampling.class_counts import ClassCounts
-from penstock.sampling.label_blocks import LabelBlocks
-from penstock.sampling.samplers import check_positive
-from penstock.sampling.shown_times import is_loader, name_of, parts_of, sampler_in, times_shown
+from penstock.sampling.batches import BatchSampler
+from penstock.sampling.class_items import ClassItems, class_codes
+from penstock.sampling.distributed import DistributedSampler
+from penstock.sampling.sampler_state import Resumable
+from penstock.sampling.samplers import IndexSampler, check_positive
 from penstock.summary import Summarized
 
 if TYPE_CHECKING:
@@ -28,10 +37,99 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.sampling.label_blocks import LabelBlock
-    from penstock.sampling.shown_times import ShownTimes
 
 __all__ = ["BalanceReport", "ClassCounts", "balance_report"]
+
+_BLOCK: Final = 1 << 20  # indices counted at a time: no array of a whole order is made for it
+_INNER: Final = ("sampler", "batch_sampler")
+_LISTS: Final = (list, tuple, range, array.array)
+_GENERATORS: Final = (random.Random, np.random.Generator, np.random.RandomState)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class ClassCounts:
+    """How many of something each class has: in the data set, and in a mean epoch of a sampler.
+
+    Attributes:
+        before: In the data set, where each sample comes once; int64 of shape (classes,).
+        after: In an epoch; float64 of shape (classes,), the mean of the epochs that were counted.
+    """
+
+    before: NDArray[np.int64]
+    after: NDArray[np.float64]
+
+    @property
+    def shares_before(self) -> NDArray[np.float64]:
+        """Part of all classes' sum that each has, 0 to 1; a fresh array."""
+        return _shares(self.before)
+
+    @property
+    def shares_after(self) -> NDArray[np.float64]:
+        """Likewise, in an epoch."""
+        return _shares(self.after)
+
+    @property
+    def ratio_before(self) -> float:
+        """Largest class to smallest; infinite if one has none, 1 if there is no class."""
+        return _ratio(self.before)
+
+    @property
+    def ratio_after(self) -> float:
+        """Likewise, in an epoch."""
+        return _ratio(self.after)
+
+    @property
+    def effective_before(self) -> float:
+        """Number of equal classes of the same entropy, exp(-sum(p ln p)); 0 if all are empty."""
+        return _effective(self.before)
+
+    @property
+    def effective_after(self) -> float:
+        """Likewise, in an epoch."""
+        return _effective(self.after)
+
+    @property
+    def progress(self) -> float:
+        """How much of the way to equal classes was made, of ln(classes) - entropy; -1 to 1.
+
+        1 is all of it, 0 nothing. Below 0 it is the wrong way: so much of the way that is left now
+        was added. -1 is all of it, where classes were equal before.
+        """
+        equal = math.log(max(len(self.before), 1))
+        before = equal - math.log(self.effective_before or 1)
+        after = equal - math.log(self.effective_after or 1)
+        longer = max(before, after)
+        return (before - after) / longer if longer > 1e-9 else 0.0
+
+    def record(self) -> dict[str, Any]:
+        """Return the sums of it as JSON has them; null where the smallest class has none."""
+        before, after = self.ratio_before, self.ratio_after
+        return {
+            "total_before": int(self.before.sum()),
+            "total_after": float(self.after.sum()),
+            "largest_to_smallest_before": before if math.isfinite(before) else None,
+            "largest_to_smallest_after": after if math.isfinite(after) else None,
+            "effective_classes_before": self.effective_before,
+            "effective_classes_after": self.effective_after,
+            "progress": self.progress,
+        }
+
+
+def _shares(counts: NDArray[Any]) -> NDArray[np.float64]:
+    shares: NDArray[np.float64] = counts / max(float(counts.sum()), 1e-300)
+    return shares
+
+
+def _ratio(counts: NDArray[Any]) -> float:
+    if not counts.any():
+        return 1.0
+    least = float(counts.min())
+    return float(counts.max()) / least if least else math.inf
+
+
+def _effective(counts: NDArray[Any]) -> float:
+    there = _shares(counts[counts > 0])
+    return math.exp(-float((there * np.log(there)).sum())) if len(there) else 0.0
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -56,6 +154,8 @@ class BalanceReport(Summarized):
         num_in_no_epoch: Samples that came in none of the epochs counted.
         most_repeats: How often the sample that came most in one epoch came in that one.
     """
+
+    _shows: ClassVar = ("sampler", "num_samples", "epoch_size", "num_never_shown", "verdict")
 
     sampler: str
     classes: NDArray[Any]
@@ -103,16 +203,6 @@ class BalanceReport(Summarized):
     def verdict(self) -> str:
         """What changed, at what price, and what would help where it did not; in words."""
         return verdict_of(self)
-
-    def _summary(self) -> Iterator[tuple[str, object]]:
-        yield "sampler", self.sampler
-        yield "num_samples", self.num_samples
-        yield "classes", len(self.classes)
-        yield "epoch_size", self.epoch_size
-        yield "ratio_before", self.images.ratio_before
-        yield "ratio_after", self.images.ratio_after
-        yield "num_never_shown", self.num_never_shown
-        yield "verdict", self.verdict
 
     def __str__(self) -> str:
         """Return a table, the sums and the verdict, as text."""
@@ -192,25 +282,23 @@ def balance_report(
         (array([90, 10]), 9.0, True)
     """
     check_positive("epochs", epochs)
-    inner = sampler_in(sampler)
+    inner = _sampler_in(sampler)
     given, named = _labels_of(sampler, inner) if labels is None else (labels, labels)
     known = labels_given_or_known(given, "balance_report")
-    shown = times_shown(inner, len(known), epochs)
-    blocks = LabelBlocks(known)
-    _check_names(blocks.classes, class_names)
-    images, objects = _counted(blocks, shown)
-    names = _names_known(named, blocks.classes) if class_names is None else class_names
+    shown = _times_shown(sampler, len(known), epochs)
+    items = ClassItems.of(known)
+    _check_names(items.classes, class_names)
+    images, objects = _counted(items, known, shown)
+    names = _names_known(named, items.classes) if class_names is None else class_names
     return BalanceReport(
-        sampler=name_of(inner),
-        classes=blocks.classes,
-        class_names=_names(blocks.classes, names),
-        images=ClassCounts(images[0].astype(np.int64), images[1] / epochs),
-        objects=ClassCounts(objects[0].astype(np.int64), objects[1] / epochs)
-        if blocks.is_ragged
-        else None,
+        sampler=_name_of(inner),
+        classes=items.classes,
+        class_names=_names(items.classes, names),
+        images=ClassCounts(images[0], images[1] / epochs),
+        objects=None if objects is None else ClassCounts(objects[0], objects[1] / epochs),
         num_different=images[2] / epochs,
         num_samples=len(known),
-        num_unlabelled=_num_unlabelled(known),
+        num_unlabelled=len(items.unlabelled),
         epoch_size=int(shown.times.sum()) / epochs,
         num_epochs=epochs,
         num_shown=int(shown.epochs.sum()) / epochs,
@@ -229,41 +317,29 @@ def _names_known(source: Any, classes: NDArray[Any]) -> tuple[str, ...] | None: 
 
 def _labels_of(given: Any, sampler: Any) -> tuple[Any, Any]:  # noqa: ANN401
     """Return the labels that a sampler keeps, or one inside it, and what has their names."""
-    for part in parts_of(sampler):
+    for part in _parts_of(sampler):
         if (labels := getattr(part, "labels", None)) is not None:
             return labels, part
-    if is_loader(given):
+    if _is_loader(given):
         return given.dataset, given.dataset
     raise ConfigError(
-        f"balance_report needs labels, and {name_of(sampler)} keeps none (it has no attribute "
+        f"balance_report needs labels, and {_name_of(sampler)} keeps none (it has no attribute "
         "`labels`). Give them as the second argument: the class of each sample, or the data set."
     )
 
 
 def _counted(
-    blocks: LabelBlocks, shown: ShownTimes
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    items: ClassItems, labels: NDArray[Any] | RaggedArray, shown: _ShownTimes
+) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
     """Return counts of images and of objects: a row before, one after, one of different images."""
-    num_classes = len(blocks.classes)
-    images = np.zeros((3, num_classes))
-    objects = np.zeros((3, num_classes))
-    for block in blocks:
-        objects += _of_block(block, shown, num_classes)
-        if blocks.is_ragged:
-            images += _of_block(block.once(num_classes), shown, num_classes)
-    return (images if blocks.is_ragged else objects), objects
-
-
-def _of_block(block: LabelBlock, shown: ShownTimes, num_classes: int) -> NDArray[np.float64]:
-    here = slice(block.start, block.stop)
-    weights = (None, shown.times[here][block.rows], shown.epochs[here][block.rows])
-    return np.stack([np.bincount(block.codes, w, num_classes) for w in weights]).astype(np.float64)
-
-
-def _num_unlabelled(labels: NDArray[Any] | RaggedArray) -> int:
-    if isinstance(labels, RaggedArray):
-        return int(np.count_nonzero(np.diff(labels.offsets) == 0))
-    return 0
+    images = np.stack([items.counts, items.sums(shown.times), items.sums(shown.epochs)])
+    if not isinstance(labels, RaggedArray):
+        return images, None
+    # A class that an image has twice is two objects, and one item.
+    codes, num_labels = class_codes(labels.values)[1], np.diff(labels.offsets)
+    times = np.repeat(shown.times, num_labels)
+    before, after = (np.bincount(codes, w, len(items.classes)) for w in (None, times))
+    return images, np.stack([before, after]).astype(np.int64)
 
 
 def _names(
@@ -302,3 +378,175 @@ def _check_names(classes: NDArray[Any], names: object) -> None:
 def _plain(label: Any) -> Any:  # noqa: ANN401
     """Return a class as JSON has it."""
     return label.decode("utf-8", "backslashreplace") if isinstance(label, bytes) else label
+
+
+# How often a sampler shows each sample: counted on a copy of it, so that it stays as it was.
+
+
+class _ShownTimes(NamedTuple):
+    """What some epochs showed.
+
+    Attributes:
+        times: How often each sample came in all of them together; int64 of shape (samples,).
+        epochs: In how many of them it came; int64 of shape (samples,).
+        most_repeats: How often the sample that came most in one epoch came in that one.
+    """
+
+    times: NDArray[np.int64]
+    epochs: NDArray[np.int64]
+    most_repeats: int
+
+
+def _times_shown(given: Any, num_samples: int, num_epochs: int) -> _ShownTimes:  # noqa: ANN401
+    """Count some epochs of a sampler, of indices or of a loader, from the one that it is in.
+
+    Of what shares an epoch among ranks, the whole of it is counted. Samplers of others draw with
+    the global generators seeded by the epoch, and those are put back.
+    """
+    sampler = _sampler_in(given)
+    if num_epochs > 1 and _is_indices(sampler):
+        raise ConfigError(f"indices are one epoch, but got epochs={num_epochs}. Give the sampler.")
+    twin = sampler if _is_indices(sampler) else _copied(sampler, {})
+    seed: Any = getattr(given, "seed", None) if _is_loader(given) else None
+    for part in _parts_of(twin) if seed is not None else ():
+        if isinstance(part, IndexSampler):
+            part.take_seed(seed)
+    # The innermost sampler that has an epoch is the one that draws.
+    told = [part.epoch for part in _parts_of(twin) if isinstance(getattr(part, "epoch", 0.5), int)]
+    first = told[-1] if told else 0
+    times, epochs = np.zeros((2, num_samples), np.int64)
+    most = 0
+    for epoch in range(first, first + num_epochs):
+        for part in _parts_of(twin) if epoch > first else ():
+            if callable(set_epoch := getattr(part, "set_epoch", None)):
+                set_epoch(epoch)
+        shown = np.zeros(num_samples, np.int64)
+        with guarded_draws(twin, seed_sequence(0, Purpose.ORDER, epoch)):
+            for indices in _blocks_of(twin):
+                _count(indices, shown)
+        times += shown
+        epochs += shown > 0
+        most = max(most, int(shown.max(initial=0)))
+    return _ShownTimes(times, epochs, most)
+
+
+def _sampler_in(given: Any) -> Any:  # noqa: ANN401
+    """Return what gives the indices: of a loader its batch sampler or its sampler.
+
+    Raises:
+        ConfigError: it is a loader of a stream, or a dataset. Nothing is read of it.
+    """
+    if _is_loader(given):
+        if is_iterable(given.dataset):
+            raise ConfigError(
+                f"{type(given).__name__} has a stream, {type(given.dataset).__name__}, and no "
+                "sampler to count."
+            )
+        return given.sampler if given.batch_sampler is None else given.batch_sampler
+    if hasattr(given, "__getitem__") and not _is_indices(given):
+        raise ConfigError(
+            f"balance_report counts what a sampler gives, but {type(given).__name__} has "
+            "__getitem__, as datasets have. Give the sampler first: balance_report(sampler, "
+            "dataset)."
+        )
+    return given
+
+
+def _is_loader(given: Any) -> bool:  # noqa: ANN401
+    """Whether it has a dataset, a sampler and a way to make batches, as loaders have."""
+    return all(hasattr(given, name) for name in ("dataset", *_INNER, "collate_fn"))
+
+
+def _parts_of(sampler: Any) -> Iterator[Any]:  # noqa: ANN401
+    """Yield a sampler, the one inside it, the one inside that."""
+    while sampler is not None:
+        yield sampler
+        sampler = next(
+            (found for name in _INNER if (found := getattr(sampler, name, None)) is not None), None
+        )
+
+
+def _name_of(sampler: Any) -> str:  # noqa: ANN401
+    """Return its kind, and which ranks are counted where there are several."""
+    if _is_indices(sampler):
+        return "indices"
+    name = type(sampler).__name__
+    if isinstance(sampler, DistributedSampler):
+        name += f" of {type(sampler.sampler).__name__}"
+    for part in _parts_of(sampler):
+        if (ranks := getattr(part, "num_replicas", 1)) > 1:
+            is_ours = isinstance(part, IndexSampler)
+            return name + (f", all {ranks} ranks" if is_ours else f", rank {part.rank} of {ranks}")
+    return name
+
+
+def _is_indices(sampler: Any) -> bool:  # noqa: ANN401
+    return isinstance(sampler, _LISTS) or hasattr(sampler, "__array__")
+
+
+def _copied(sampler: Any, copies: dict[int, Any]) -> Any:  # noqa: ANN401
+    """Return a copy, also of the samplers and generators in it, but of none of the data."""
+    if id(sampler) in copies:
+        return copies[id(sampler)]
+    try:
+        twin = copy.copy(sampler)
+    except TypeError:  # as of an iterator: there is no way but to use it up
+        return sampler
+    copies[id(sampler)] = twin
+    for name, value in getattr(sampler, "__dict__", {}).items():
+        if isinstance(value, Resumable) or (name in _INNER and value is not None):
+            twin.__dict__[name] = _copied(value, copies)
+        elif isinstance(value, _GENERATORS):
+            twin.__dict__[name] = copy.deepcopy(value)
+    if isinstance(twin, Resumable):
+        twin.forget_state()
+    if isinstance(twin, IndexSampler) and getattr(twin, "num_replicas", 1) > 1:
+        twin.__dict__.update(rank=0, num_replicas=1)
+        if isinstance(twin, DistributedSampler):
+            twin.pad = "none"
+    return twin
+
+
+def _blocks_of(sampler: Any) -> Iterator[NDArray[Any]]:  # noqa: ANN401
+    """Yield the indices of an epoch, many at a time."""
+    if isinstance(sampler, IndexSampler) and is_current(type(sampler), "indices", ("__iter__",)):
+        order: Any = sampler.indices()
+    elif hasattr(sampler, "__array__"):
+        order = np.asarray(sampler)
+    else:
+        drawn = sampler.index_batches() if isinstance(sampler, BatchSampler) else iter(sampler)
+        for first in drawn:  # looked at before the others
+            indices = _as_indices(first)
+            if indices.ndim == 0:
+                yield _as_indices([first, *itertools.islice(drawn, _BLOCK - 1)])
+            else:
+                yield indices
+        return
+    for start in range(0, len(order), _BLOCK):
+        yield _as_indices(order[start : start + _BLOCK])
+
+
+def _as_indices(items: Any) -> NDArray[Any]:  # noqa: ANN401
+    error = None
+    try:
+        found = np.asarray(items)
+    except (TypeError, ValueError, RuntimeError) as raised:
+        found, error = np.empty(1), raised
+    if found.size and (found.ndim > 1 or found.dtype.kind not in "iu"):
+        raise ConfigError(
+            "balance_report counts integers, indices of samples, but the sampler gave a "
+            f"{type(items).__name__} of {found.dtype}, shape {found.shape}."
+        ) from error
+    return found
+
+
+def _count(indices: NDArray[Any], shown: NDArray[np.int64]) -> None:
+    if not indices.size:
+        return
+    least, most = int(indices.min()), int(indices.max())
+    if least < 0 or most >= len(shown):
+        raise ConfigError(
+            f"the sampler gave index {least if least < 0 else most}, but there are labels of "
+            f"{len(shown)} samples: it was made for another data set."
+        )
+    np.add.at(shown, indices, 1)

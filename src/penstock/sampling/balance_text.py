@@ -218,20 +218,7 @@ def _prices(report: BalanceReport) -> Iterable[str]:
 
 
 def aligned(rows: list[list[str]], *, divided_at: int | None = None) -> list[str]:
-    """Return a table as lines: the first column to the left, others to the right.
-
-    Args:
-        rows: Texts, the header first.
-        divided_at: Number of the column before which a bar stands.
-
-    Example:
-        >>> for line in aligned([["class", "records"], ["cat", "12"], ["albatross", "3"]]):
-        ...     print(line)
-        class      records
-        ------------------
-        cat             12
-        albatross        3
-    """
+    """Return a table, the header first, as lines; a bar stands before column `divided_at`."""
     widths = [max(map(_columns, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:

@@ -10,10 +10,9 @@ import numpy as np
 from penstock.data.labels.known import class_names_of, labels_given_or_known
 from penstock.errors import ConfigError
 from penstock.sampling.batches import BatchLayout, BatchOrder, BatchSampler
-from penstock.sampling.class_items import ClassItems
+from penstock.sampling.class_items import ClassItems, shuffled_rows
 from penstock.sampling.distributed import chosen_rank
 from penstock.sampling.samplers import check_positive
-from penstock.sampling.shuffled_turns import shuffled_rows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -68,7 +67,7 @@ class BalancedBatchSampler(BatchSampler):
         p_classes: int,
         k_samples: int,
         num_batches: int | None = None,
-        seed: int = 0,
+        seed: int | None = None,
         *,
         num_replicas: int | None = None,
         rank: int | None = None,
@@ -83,7 +82,7 @@ class BalancedBatchSampler(BatchSampler):
             k_samples: Samples of each, at least 1.
             num_batches: Batches of an epoch, over all ranks; at least 1. None: as many as the
                 samples with a label make up, at least 1.
-            seed: Decides the orders. The same on all ranks.
+            seed: Decides the orders. The same on all ranks. None: that of the loader.
             num_replicas: Number of ranks that share an epoch; None asks as
                 `DistributedSampler` does.
             rank: This one; None asks likewise.
@@ -100,6 +99,7 @@ class BalancedBatchSampler(BatchSampler):
         self.labels = labels_given_or_known(labels, type(self).__name__, column)
         self.class_names = class_names_of(labels, column)
         items = ClassItems.of(self.labels)
+        items.check_any()
         if p_classes > len(items.classes):
             raise ConfigError(
                 f"a batch should have p_classes={p_classes} different classes, but the labels of "
@@ -129,7 +129,7 @@ class _BalancedOrder(BatchOrder):
     """The batches of one rank in a row."""
 
     def __init__(
-        self, items: ClassItems, p_classes: int, k_samples: int, num_batches: int, seed: int
+        self, items: ClassItems, p_classes: int, k_samples: int, num_batches: int, seed: int | None
     ) -> None:
         super().__init__(seed)
         self._items = items

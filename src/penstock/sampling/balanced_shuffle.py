@@ -1,66 +1,88 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A shuffle buffer that balances classes, for streams whose labels are seen only as they come."""
+"""A shuffle buffer that balances classes, for streams whose labels are seen only as they come.
+
+    stream -> [ one reservoir per class ] -> class drawn by its share, sample of it -> out
+
+One sample goes out for each that comes in, after the first `buffer_size` have come in. What comes
+in when the buffer is full crowds a sample out of the largest reservoir, so a rare class keeps all
+it has until it has as many as the others. A sample of the largest is let go of when it is given, so
+only those that may come again are copied.
+"""
 
 from __future__ import annotations
 
+import copy
 import functools
+import inspect
 import sys
-import weakref
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar
+
+import numpy as np
 
 from penstock.data.dataset import IterableDataset, announce_epoch
+from penstock.data.labels.values import NotLabelsError
 from penstock.errors import ConfigError
+from penstock.faults import annotate
 from penstock.optional import when_imported
-from penstock.randomness.keys import checked_count, checked_epoch
+from penstock.randomness.keys import Purpose, checked_count, checked_epoch, seed_sequence
+from penstock.randomness.samples import end_prologue
+from penstock.sampling.class_balanced import check_alpha, check_beta, class_shares
 from penstock.sampling.samplers import check_positive
-from penstock.sampling.shares import Alpha, check_alpha, check_beta
-from penstock.sampling.shuffle_pass import ShuffleCounts, ShufflePass, Tally
+from penstock.worker_info import shard_unasked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator
 
-__all__ = ["BalancedShuffle", "ShuffleCounts"]
+    from penstock.sampling.class_balanced import Alpha
+
+    Entry = tuple[Hashable, int, Any]  # class, place in the stream, sample
+
+__all__ = ["BalancedShuffle"]
+
+T = TypeVar("T")
+
+# Shares are computed anew when this many more samples have come in: 1 %.
+_REFRESH: Final = 1.01
+_KEYS: Final = ("labels", "label", "targets", "target")
 
 
 class BalancedShuffle(IterableDataset[Any]):
     """The samples of a stream, shuffled, rare classes repeated and common ones thinned.
 
-    As many samples go out as come in. Each time a class is drawn, with the share that
-    `class_shares` gives it by the samples of each class seen so far, then a sample of it: one that
-    was never given, at random, or else one that was, all of them in random order before any comes
-    again. `alpha=0` (or a single class) is a plain shuffle buffer: each sample comes exactly once.
+    As many samples go out as come in. Each time a class is drawn, with the share that `alpha` gives
+    it by the samples of each class seen so far, then a sample of it: one that was never given, at
+    random, or else one that was, all of them in random order before any comes again. `alpha=0` (or
+    a single class) is a plain shuffle buffer: each sample comes exactly once.
 
     The buffer holds `buffer_size` samples. A class keeps buffer_size / classes of them, or more
-    where others need less. What is crowded out without having been given is dropped. When the
-    stream has ended, the last `buffer_size` samples are drawn in the same way, and what of the
-    buffer has not been given by then is dropped. A stream that is sorted by class cannot be
-    balanced: while only one class has been seen, nothing else can be given. Of a rare class's first
-    samples there are few to choose from, so they come more often than later ones.
+    where others need less. What is crowded out without having been given is dropped, and what is
+    left in the buffer when as many samples went out as came in. A stream that is sorted by class
+    cannot be balanced: while only one class has been seen, nothing else can be given.
 
     The order is decided by the stream, `seed`, the epoch, and which worker and rank this is; the
-    seed of a loader, or torch's, does not reach it. Each worker has a buffer of its own, of its
-    share of the stream: let the stream deal itself out (`penstock.data.shard`). penstock's loaders
-    tell the epoch by themselves. With torch's own DataLoader call `set_epoch` before every epoch,
-    or the same order comes again; it does not reach persistent workers. There, under DDP, give each
-    rank a seed of its own.
+    seed of a loader does not reach it. Each worker has a buffer of its own, of its share of the
+    stream: let the stream deal itself out (`penstock.data.shard`). With torch's own DataLoader call
+    `set_epoch` before every epoch, which does not reach persistent workers; there, under DDP, give
+    each rank a seed of its own. A saved loader's state goes on exactly, by reading the stream again
+    from its start.
 
-    A saved loader's state goes on exactly, by reading the stream again from its start: what the
-    buffer holds is data, and does not go into a state.
+    What may come again is given as a copy (`copy.deepcopy`), so it may be written to. With
+    `alpha=0`, or while there is one class, nothing is copied.
 
-    What may come again is given as a copy (`copy.deepcopy`), so it may be written to; of a balanced
-    stream that is most of what the rare classes give, and little of the common ones. With
-    `alpha=0`, or while there is one class, nothing is copied. A sample of bytes and numbers is
-    copied in some microseconds, arrays and tensors at the speed of memory.
+    Memory: `buffer_size` samples, and one more, in every worker. Let the stream give encoded
+    samples, and decode and augment in `transform`: the buffer is then small, and a repeated sample
+    is augmented anew.
 
-    Memory: `buffer_size` samples, and one more while it comes in, in every worker: in all,
-    `buffer_size` x max(1, num_workers) x the size of a sample. `memory_bytes` measures it. Let the
-    stream give encoded samples, and decode and augment in `transform`: the buffer is then a small
-    part of what decoded ones take, and a repeated sample is augmented anew. (What a transform of
-    the stream itself has drawn is repeated with its sample.)
+    Attributes:
+        counts: What became of the samples of this process's newest epoch, by class: dicts `read`,
+            `given`, `repeated` (of the given ones) and `dropped`. Workers have their own.
 
     Concurrency:
-        One iterator at a time in a process is the usual; several are independent, but `counts` and
-        `memory_bytes` tell of the newest. Pickles if the stream, `get_label` and `transform` do.
+        One iterator at a time in a process is the usual; several are independent, but `counts` is
+        that of the newest. Pickles if the stream, `get_label` and `transform` do.
 
     Example:
         >>> stream = [("cat", 0)] * 90 + [("dog", 1)] * 10
@@ -103,9 +125,9 @@ class BalancedShuffle(IterableDataset[Any]):
                 tensors without dimensions count as their number. None takes the last of a tuple or
                 list, and of a dict what is called "label", "labels", "target" or "targets".
                 `operator.itemgetter("kind")` is one that pickles.
-            alpha: As for `class_shares`: 0 natural, 0.5 square root, 1 all the same; or
+            alpha: As of `ClassBalancedSampler`: 0 natural, 0.5 square root, 1 all the same; or
                 "effective", which goes by how many have come so far: nearly all the same at first.
-            beta: As for `class_shares`.
+            beta: As of `ClassBalancedSampler`.
             transform: Applied to each sample that goes out, each time.
             seed: Decides the order, with the epoch.
 
@@ -133,8 +155,7 @@ class BalancedShuffle(IterableDataset[Any]):
         self.transform = transform
         self.seed = checked_count("seed", seed)
         self.epoch = 0
-        self._tally = Tally()
-        self._newest: Callable[[], ShufflePass | None] = _nobody
+        self.counts = ShuffleCounts()
         _watch_torch()
 
     def set_epoch(self, epoch: int) -> None:
@@ -170,34 +191,228 @@ class BalancedShuffle(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         """Begin the stream; nothing is read before the first sample is asked for."""
-        self._tally = Tally()
-        newest = ShufflePass(self, iter(self.dataset), self._tally)
-        self._newest = weakref.ref(newest)
-        return newest
+        self.counts = ShuffleCounts()
+        return _ShufflePass(self, iter(self.dataset), self.counts)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Return all but what is being iterated."""
-        return {**self.__dict__, "_newest": _nobody, "_tally": Tally()}
 
-    @property
-    def counts(self) -> ShuffleCounts:
-        """What became of the samples of this process's newest epoch; workers have their own."""
-        return self._tally.counts()
+@dataclass(slots=True)
+class ShuffleCounts:
+    """What became of the samples, by class: `read` ones were given, dropped, or are still held.
 
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes of the samples that the newest iterator of this process holds; 0 once it is gone.
+    `repeated` are those of `given` that had gone out before.
+    """
 
-        Counted are arrays, tensors, bytes and texts, in any tree of dicts, lists and tuples. What a
-        sample refers to beyond that, such as the pixels of Pillow's images, is not seen. Takes
-        time: every sample is looked at.
+    read: dict[Any, int] = field(default_factory=dict)
+    given: dict[Any, int] = field(default_factory=dict)
+    repeated: dict[Any, int] = field(default_factory=dict)
+    dropped: dict[Any, int] = field(default_factory=dict)
+
+    def add_class(self, name: Hashable) -> None:
+        """Begin to count a class."""
+        for numbers in (self.read, self.given, self.repeated, self.dropped):
+            numbers[name] = 0
+
+
+class _ShufflePass:
+    """One pass over a stream.
+
+    An object and no generator: a stream that goes on after an exception does so through this.
+    """
+
+    def __init__(
+        self, owner: BalancedShuffle, stream: Iterator[Any], counts: ShuffleCounts
+    ) -> None:
+        """Read `stream` as `owner` says, and count in `counts`."""
+        self._stream = stream
+        self._kind = type(owner.dataset).__name__
+        self._get_label = owner.get_label
+        self._transform = owner.transform
+        self._size = owner.buffer_size
+        self._shares = owner.alpha, owner.beta
+        self._is_plain = owner.alpha == 0  # all classes in one reservoir: nothing is repeated
+        self._counts = counts
+        self._class_of: dict[Hashable, int] = {}
+        self._pools: list[_Reservoir[Entry]] = []
+        self._lengths = np.zeros(0, np.int64)  # of the pools
+        self._num_held = 0
+        self._bounds = np.zeros(0)  # sums of the shares, up to and with each pool
+        self._refresh_at = 0
+        self._num_asked = self._num_read = self._num_given = 0
+        self._has_ended = False
+        self._broken_by: Exception | None = None
+        # The first sample is drawn alike in all workers, so that a loader can still notice two that
+        # read the same stream, by their first samples.
+        self._first_rng = _generator(owner.seed, owner.epoch, 0)
+        self._rng = _generator(owner.seed, owner.epoch, 1, *_own_share())
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:  # noqa: ANN401
+        while not self._has_ended and self._num_read - self._num_given < self._size:
+            self._take_in()
+        if self._num_given == self._num_read:
+            self._finish()
+            raise StopIteration
+        return self._give()
+
+    def _take_in(self) -> None:
+        if self._broken_by is not None:
+            raise RuntimeError(
+                f"The stream of BalancedShuffle ({self._kind}) ended with an exception after "
+                f"{self._num_asked} samples, and as a generator it cannot go on: see the cause."
+            ) from self._broken_by
+        try:
+            sample = next(self._stream)
+        except StopIteration:
+            self._has_ended = True
+            return
+        except Exception as error:
+            self._note(error)
+            raise
+        end_prologue()  # of a stream that is not dealt out by `shard`, which has done it
+        self._num_asked += 1
+        name = self._class_name(sample)
+        number = self._numbered(name)
+        self._num_read += 1
+        self._counts.read[name] += 1
+        pool = 0 if self._is_plain else number
+        self._pools[pool].add((name, self._num_asked - 1, sample))
+        self._lengths[pool] += 1
+        self._num_held += 1
+        if self._num_held > self._size:
+            self._make_room()
+
+    def _note(self, error: Exception) -> None:
+        annotate(
+            error,
+            f"BalancedShuffle was reading sample {self._num_asked} (counted from 0) of its stream, "
+            f"{self._kind}, and had given {self._num_given}.",
+        )
+        if inspect.isgenerator(self._stream):
+            self._broken_by = error
+
+    def _class_name(self, sample: Any) -> Hashable:  # noqa: ANN401
+        try:
+            name: Hashable = _called(class_of_sample, sample, self._get_label)
+        except NotLabelsError as error:
+            raise ConfigError(
+                f"Sample {self._num_asked - 1} (counted from 0) of the stream ({self._kind}) "
+                f"{error}. BalancedShuffle needs one class for each sample: pass get_label=, a "
+                "function that returns it, one number or name; where a sample has several, that of "
+                "the rarest."
+            ) from None
+        return name
+
+    def _numbered(self, name: Hashable) -> int:
+        known = self._class_of.get(name)
+        if known is not None:
+            return known
+        number = len(self._class_of)
+        if number >= self._size and not self._is_plain:
+            raise ConfigError(
+                f"Sample {self._num_asked - 1} (counted from 0) of the stream ({self._kind}) is of "
+                f"a new class, {name!r}, after {number} others, but buffer_size={self._size}: each "
+                "class needs room for one sample, and for good shuffling for many. Raise "
+                "buffer_size, or let get_label return coarser classes."
+            )
+        self._class_of[name] = number
+        self._counts.add_class(name)
+        self._refresh_at = 0
+        if not self._is_plain or number == 0:
+            self._pools.append(_Reservoir())
+            self._lengths = np.append(self._lengths, 0)
+        return number
+
+    def _make_room(self) -> None:
+        largest = int(self._lengths.argmax())
+        self._lengths[largest] -= 1
+        self._num_held -= 1
+        dropped = self._pools[largest].crowd_out(self._rng)
+        if dropped is not None:
+            self._counts.dropped[dropped[0]] += 1
+
+    def _give(self) -> Any:  # noqa: ANN401
+        rng = self._rng if self._num_given else self._first_rng
+        pool = self._drawn_pool(rng)
+        is_kept, is_repeat = self._is_kept(pool), False
+        if is_kept:
+            (name, place, sample), is_repeat = self._pools[pool].give(rng)
+        else:
+            name, place, sample = self._pools[pool].take(rng)
+            self._lengths[pool] -= 1
+            self._num_held -= 1
+        self._num_given += 1
+        self._counts.given[name] += 1
+        self._counts.repeated[name] += is_repeat
+        if is_kept:
+            sample = self._copied(sample, name, place)
+        return sample if self._transform is None else _called(self._transform, sample)
+
+    def _is_kept(self, pool: int) -> bool:
+        """Whether what a pool gives now may come again.
+
+        Of one pool each sample comes once. Of the largest, the next sample to come in would crowd
+        it out.
         """
-        newest = self._newest()
-        return 0 if newest is None else sum(map(_nbytes, newest.held()))
+        if len(self._pools) == 1:
+            return False
+        is_largest = self._lengths[pool] == self._lengths.max()
+        return self._has_ended or not is_largest or len(self._pools[pool].fresh) < 2
+
+    def _copied(self, sample: Any, name: Hashable, place: int) -> Any:  # noqa: ANN401
+        try:
+            return copy.deepcopy(sample)
+        except Exception as error:
+            annotate(
+                error,
+                f"BalancedShuffle gives sample {place} (counted from 0) of its stream, "
+                f"{self._kind}, of class {name!r}, as a copy "
+                "(copy.deepcopy), since it may come again, and it cannot be copied. Let the "
+                "stream give plain data, and open, decode or move it in transform.",
+            )
+            raise
+
+    def _drawn_pool(self, rng: np.random.Generator) -> int:
+        if len(self._pools) == 1:
+            return 0
+        if self._num_read >= self._refresh_at:
+            self._refresh_at = int(self._num_read * _REFRESH) + 1
+            self._bounds = np.cumsum(class_shares(list(self._counts.read.values()), *self._shares))
+        point = rng.random() * self._bounds[-1]
+        # Rounding may put the point on the very end.
+        return min(int(self._bounds.searchsorted(point, side="right")), len(self._pools) - 1)
+
+    def _finish(self) -> None:
+        for pool in self._pools:
+            for name, _, _ in pool.fresh:
+                self._counts.dropped[name] += 1
+        self._pools, self._lengths = [], self._lengths[:0]
 
 
-def _nobody() -> None:
-    return None
+def _generator(seed: int, epoch: int, *which: int) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(seed_sequence(seed, Purpose.ORDER, epoch, *which)))
+
+
+def _own_share() -> tuple[int, int]:
+    """Return rank and number of the worker."""
+    share = shard_unasked()
+    if share.num_workers == 1:
+        torch_data = sys.modules.get("torch.utils.data")  # torch's own loader knows its workers
+        info = None if torch_data is None else torch_data.get_worker_info()
+        return share.rank, 0 if info is None else info.id
+    return share.rank, share.worker_id
+
+
+def _called(function: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ANN401
+    """Return `function(*arguments)`; a StopIteration of it would end the stream unnoticed."""
+    try:
+        return function(*arguments)
+    except StopIteration as error:
+        raise RuntimeError(
+            "get_label or transform of BalancedShuffle raised StopIteration, which would have "
+            "ended the stream."
+        ) from error
 
 
 @functools.cache  # once per process
@@ -212,12 +427,102 @@ def _register_with_torch() -> None:
         torch_data.IterableDataset.register(IterableDataset)
 
 
-def _nbytes(tree: Any) -> int:  # noqa: ANN401
-    if isinstance(tree, dict):
-        return sum(map(_nbytes, tree.values()))
-    if isinstance(tree, (list, tuple)):
-        return sum(map(_nbytes, tree))
-    nbytes = getattr(tree, "nbytes", None)
-    if isinstance(nbytes, int):  # arrays, tensors, views of memory
-        return nbytes
-    return len(tree) if isinstance(tree, (bytes, bytearray)) else sys.getsizeof(tree)
+def class_of_sample(sample: Any, get_label: Callable[[Any], Any] | None = None) -> Hashable:  # noqa: ANN401
+    """Return the class of a sample, equal for equal labels.
+
+    Without `get_label` it is the last of a tuple or list; of a dict, or of one that stands last,
+    what is called "labels", "label", "targets" or "target".
+
+    Raises:
+        NotLabelsError: it has no class, or several; the message goes on a sentence about it.
+    """
+    label = _usual_label(sample) if get_label is None else get_label(sample)
+    if getattr(label, "ndim", None) == 0 and hasattr(label, "item"):
+        label = label.item()  # a tensor's hash is that of the object
+    kind = type(label).__qualname__
+    if label is None:
+        raise NotLabelsError("has None as its label")
+    if getattr(label, "shape", ()):
+        raise NotLabelsError(f"has a {kind} of shape {tuple(label.shape)} as its label")
+    if get_label is None and isinstance(label, (list, tuple)):
+        raise NotLabelsError(f"has {len(label)} labels")
+    try:
+        hash(label)
+    except TypeError as error:
+        raise NotLabelsError(f"has a {kind} as its label, which cannot be hashed") from error
+    if label != label:  # every NaN would be a class of its own
+        raise NotLabelsError("has a label that is not a number (NaN)")
+    name: Hashable = label
+    return name
+
+
+def _usual_label(sample: Any) -> Any:  # noqa: ANN401
+    if isinstance(sample, (tuple, list)) and sample and isinstance(sample[-1], Mapping):
+        sample = sample[-1]
+    if isinstance(sample, Mapping):
+        for key in _KEYS:
+            if key in sample:
+                return sample[key]
+        keys = sorted(map(str, sample))[:8]
+        raise NotLabelsError(f"is a dict of {keys}, without {' or '.join(map(repr, _KEYS))}")
+    if not isinstance(sample, (tuple, list)) or len(sample) < 2:
+        raise NotLabelsError(f"is a {type(sample).__qualname__}, neither a pair nor a dict")
+    return sample[-1]
+
+
+class _Reservoir(Generic[T]):
+    """Samples of one class: gives those never given first, at random, then round by round.
+
+    In a round every sample that was given before comes once. A fresh one that comes in is given
+    before the round goes on, and takes part from the next. Each call costs the same, however many
+    samples there are.
+    """
+
+    def __init__(self) -> None:
+        """Hold nothing."""
+        self.fresh: list[T] = []  # never given
+        self._given: OrderedDict[int, T] = OrderedDict()  # by the number of its first giving
+        self._due: list[int] = []  # of `_given`, in this round; some may have left since
+        self._num_first_given = 0
+
+    def add(self, sample: T) -> None:
+        """Take in a sample."""
+        self.fresh.append(sample)
+
+    def give(self, rng: np.random.Generator) -> tuple[T, bool]:
+        """Return a sample, which stays held, and whether it was given before."""
+        if self.fresh:
+            sample = self.take(rng)
+            self._given[self._num_first_given] = sample
+            self._num_first_given += 1
+            return sample, False
+        while True:
+            if not self._due:
+                self._due = list(self._given)
+            number = _pop_any(self._due, rng)
+            if number in self._given:
+                return self._given[number], True
+
+    def take(self, rng: np.random.Generator) -> T:
+        """Return a sample that was never given, and let go of it."""
+        return _pop_any(self.fresh, rng)
+
+    def crowd_out(self, rng: np.random.Generator) -> T | None:
+        """Let go of a sample; return it if it was never given, else None.
+
+        Of those given before the one goes that was first given the longest ago, so that all stay
+        equally long. Where none was given, any goes, so that all fresh ones have the same chance.
+        """
+        if self._given:
+            self._given.popitem(last=False)
+            return None
+        return _pop_any(self.fresh, rng)
+
+
+def _pop_any(items: list[T], rng: np.random.Generator) -> T:
+    """Take one item out, at random; the last takes its place."""
+    if not items:
+        raise IndexError("the reservoir holds no such sample")
+    chosen = int(rng.random() * len(items))
+    items[chosen], items[-1] = items[-1], items[chosen]
+    return items.pop()

@@ -19,7 +19,7 @@ from penstock.sampling.sampler_state import Resumable
 from penstock.sampling.samplers import IndexSampler, Sampler, check_positive
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sized
+    from collections.abc import Iterable, Iterator, Sized
 
     from numpy.typing import NDArray
 
@@ -88,7 +88,7 @@ class BatchSampler(Resumable, Sampler[list[int]]):
     _shows: ClassVar[tuple[str, ...]] = ("length", "batch_size", "drop_last", "sampler")
 
     #: Whether every batch, but perhaps the last, is of `batch_size` indices.
-    is_even: ClassVar[bool] = True
+    is_even: bool = True
 
     def __init__(self, sampler: Iterable[Any], batch_size: int, drop_last: bool) -> None:
         """Set the size of the batches.
@@ -150,12 +150,13 @@ class BatchSampler(Resumable, Sampler[list[int]]):
 
         After `load_state_dict`, here or of an `IndexSampler` inside, only the rest of them.
         """
-        counting = self._counting()
-        place = counting._next_place()
-        return self._from(place) if counting is self else self._cut(place)
+        counter = self._counter()
+        place = counter._next_place()
+        return self._from(place) if counter is self else self._cut(place)
 
-    def _counting(self) -> Resumable:
-        """Who counts what was given: the sampler its indices, or this one its batches."""
+    def _counter(self) -> Resumable:
+        # The sampler counts its indices. Any other is asked for its indices once more, and those of
+        # the batches given before are passed over.
         if self.is_even and self._has_order():
             return cast("IndexSampler", self.sampler)
         return self
@@ -225,47 +226,13 @@ class BatchSampler(Resumable, Sampler[list[int]]):
             "drop_last": self.drop_last,
         }
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return how far the iterator made last has come, as JSON has it; below 1 KB.
-
-        The sampler's own state where it is an `IndexSampler`. Any other sampler is asked for its
-        indices once more, and those given before are passed over.
-        """
-        counting = self._counting()
-        return super().state_dict() if counting is self else counting.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next `iter()` begin where `state` was saved, in its epoch; later ones do not.
-
-        Raises:
-            StateError: the state is of another sampler, or one with other settings; the message
-                says what differs.
-        """
-        counting = self._counting()
-        if counting is self:
-            super().load_state_dict(state)
-        else:
-            counting.load_state_dict(state)
-
-    def forget_state(self) -> None:
-        """Let the next `iter()` begin with the first batch, whatever state was loaded."""
-        counting = self._counting()
-        if counting is self:
-            super().forget_state()
-        else:
-            counting.forget_state()
-
 
 def batches_of(
     order: Indices, batch_size: int, drop_last: bool, start: int = 0
 ) -> Iterator[NDArray[np.int64]]:
-    """Yield the indices of each batch of an order.
+    """Yield the indices of each batch of an order, from position `start` on.
 
-    Args:
-        order: An array is cut into views. Any other order is computed in blocks.
-        batch_size: Indices in a batch.
-        drop_last: Whether a last, shorter batch is left out.
-        start: Position at which the first batch begins; what is before it costs nothing.
+    An array is cut into views. Any other order is computed in blocks.
     """
     stop = len(order) - (len(order) - start) % batch_size if drop_last else len(order)
     is_stored = isinstance(order, np.ndarray)

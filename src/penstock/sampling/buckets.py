@@ -1,126 +1,339 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Orders in which similar samples stand together, so that batches of them waste little padding."""
+"""`BucketBatchSampler`: batches of similar samples, so that little of them is padding."""
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
 from penstock.errors import ConfigError
-from penstock.sampling.batches import BatchSampler
+from penstock.sampling.batches import BatchLayout, BatchOrder, BatchSampler
+from penstock.sampling.class_items import grouped
 from penstock.sampling.distributed import DistributedSampler, chosen_rank
-from penstock.sampling.samplers import IndexSampler, check_positive, digest
+from penstock.sampling.samplers import IndexSampler, check_bool, check_positive, digest
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["AspectRatioBatchSampler", "BucketSampler"]
+__all__ = ["BucketBatchSampler"]
 
-_WINDOW: Final = 32  # groups that are sorted together
+_BLOCK: Final = 1 << 20  # keys looked up at a time: their buckets are of 8 bytes first
+_GROWTH: Final = 1.1  # from one boundary to the next, where none are given
+_WINDOW: Final = 32  # batches of similar shapes that are sorted together
 _RATIO_STEPS: Final = 8  # to a doubling of the aspect ratio: a batch differs by some 9 %
 _AREA_STEPS: Final = 2  # to a doubling of the area
 _DEEPEST: Final = 8  # subsets of subsets
 
 
-class BucketSampler(IndexSampler):
-    """Every index once, in random order, each run of `batch_size` of similar ones.
+class BucketBatchSampler(BatchSampler):
+    """Batches of similar samples, of a fixed size or up to a number of tokens.
 
-    A random order is cut into windows of many groups. Each window is sorted by `keys` and cut into
-    groups, and then all groups are put in random order. So a batch holds similar samples, which
-    ones is another draw in each epoch, and the order of the batches says nothing. Where the indices
-    do not divide evenly, the last, shorter group is of samples as chance has it.
+    Samples are similar by a number: the length of a text, the seconds of a recording; or images by
+    their aspect ratio. Which samples meet in a batch, and the order of the batches, are another
+    draw in each epoch; the number of batches is always the same. There are two ways:
 
-    Batches are `batch_size` indices in a row: `BatchSampler(sampler, batch_size, drop_last)`.
+    By `boundaries`, samples go into buckets, and a batch is of one bucket. With `max_tokens` the
+    batches of a bucket have as many samples as its longest one allows, so that no padded batch is
+    larger. The last batch of each bucket may be shorter. With ranks, step k is of the same bucket
+    and of the same size on all of them; a bucket that does not divide evenly has up to
+    `num_replicas` - 1 of its samples a second time.
+
+    By a `window`, a random order is cut into windows of so many batches, each window is sorted and
+    cut into batches, and all batches are put in random order. Batches are of one size, and at most
+    one of an epoch is shorter. With ranks, step k is of similar samples on all of them.
+
+    For a loader's `batch_sampler`; a Penstock loader resumes in it at once.
+
+    Attributes:
+        boundaries: Between the buckets, as given or found, shape (buckets - 1,); None by a window.
 
     Example:
-        >>> lengths = [7, 1, 8, 2, 9, 3]
-        >>> order = list(BucketSampler(lengths, batch_size=3))
-        >>> sorted(sorted(lengths[i] for i in order[k : k + 3]) for k in (0, 3))
-        [[1, 2, 3], [7, 8, 9]]
+        >>> lengths = [5, 90, 6, 7, 100, 5, 6]
+        >>> batches = BucketBatchSampler(lengths, max_tokens=200, boundaries=[10])
+        >>> sorted(sorted(lengths[i] for i in batch) for batch in batches), len(batches)
+        ([[5, 5, 6, 6, 7], [90, 100]], 2)
+        >>> sizes_px = [(480, 640), (640, 480)] * 4
+        >>> batches = BucketBatchSampler(sizes_px, 4, key="aspect_ratio")
+        >>> sorted(sorted(batch) for batch in batches)
+        [[0, 2, 4, 6], [1, 3, 5, 7]]
+
+    Reference:
+        Boundaries are those of `tf.data.Dataset.bucket_by_sequence_length`, `max_tokens` is
+        fairseq's.
     """
+
+    _shows = ("length", "batch_size", "drop_last", "epoch")
 
     def __init__(
         self,
-        keys: ArrayLike,
-        batch_size: int,
+        keys: Any,  # noqa: ANN401 - numbers, sizes, or a dataset that knows its images' sizes
+        batch_size: int | None = None,
+        drop_last: bool = False,
         *,
+        key: Literal["number", "aspect_ratio"] = "number",
+        max_tokens: float | None = None,
+        boundaries: ArrayLike | None = None,
+        window: int | None = None,
         shuffle: bool = True,
-        seed: int = 0,
-        window: int = _WINDOW,
+        seed: int | None = None,
+        num_replicas: int | None = None,
+        rank: int | None = None,
     ) -> None:
-        """Set what is similar, and the seed of the orders.
+        """Set what is similar, and the sizes of the batches.
 
         Args:
-            keys: A number per sample, shape (n,), finite: samples with close ones are similar. Kept
-                as one array. Where many are equal, chance decides which of these come together.
-            batch_size: Indices in a group, at least 1; the batch size, or that of all ranks
-                together.
-            shuffle: Whether orders are random. Otherwise the order is by `keys`, smallest first.
-            seed: Decides the orders.
-            window: Groups that are sorted together, at least 1. More make groups more alike, and
-                epochs too.
+            keys: A number per sample, shape (n,), finite; its length, for `max_tokens`. Kept as one
+                array. With "aspect_ratio" height and width of each image, int (n, 2), above 0; or a
+                dataset that has them as `sizes_px`, as the detection datasets of `penstock.vision`
+                do; or a subset of such a dataset.
+            batch_size: Most samples in a batch of this rank. None: as many as `max_tokens` allows.
+            drop_last: Whether the last, shorter batch (of each bucket) is left out.
+            key: What `keys` are. By "aspect_ratio" images of a batch differ by some 9 %, and among
+                those by area; there is a `window`, of 32 unless given.
+            max_tokens: Most that the samples of a batch of this rank, times its largest key, may
+                be; in the unit of the keys. None: no such limit.
+            boundaries: Ascending. The first bucket has the keys below `boundaries[0]`, the next
+                those from there to below `boundaries[1]`, the last the rest. None: one for every
+                10 %, so that less than that of a batch is padding; keys are 0 or more then.
+            window: Batches that are sorted together, instead of buckets; at least 1. More make
+                batches more alike, and epochs too.
+            shuffle: Whether orders are random. Otherwise by key, smallest first: for validation.
+            seed: Decides the orders. The same on all ranks. None: that of the loader.
+            num_replicas: Number of ranks that share an epoch; None asks as
+                `DistributedSampler` does.
+            rank: This one; None asks likewise.
 
         Raises:
-            ConfigError: one of the above does not hold.
+            ConfigError: one of the above does not hold, a sample is longer than `max_tokens`, or
+                the size of an image is not known.
         """
-        super().__init__(seed)
-        check_positive("batch_size", batch_size)
-        check_positive("window", window)
+        if key not in ("number", "aspect_ratio"):
+            raise ConfigError(f"key should be 'number' or 'aspect_ratio', but got key={key!r}.")
+        check_bool("drop_last", drop_last)
         check_bool("shuffle", shuffle)
-        self.keys = checked_keys(keys)
-        self.batch_size = int(batch_size)  # of numpy's integers there would be no JSON
-        self.shuffle = shuffle
-        self.window = int(window)
+        chosen = chosen_rank(rank, num_replicas)
+        numbers_ = _checked_keys(_shape_keys(_sizes_of(keys)) if key == "aspect_ratio" else keys)
+        if window is None and key == "aspect_ratio":
+            window = _WINDOW
+        self.boundaries: NDArray[Any] | None = None
+        self._order: _BucketOrder | None = None
+        if window is not None:
+            check_positive("batch_size", batch_size)
+            check_positive("window", window)
+            if max_tokens is not None or boundaries is not None:
+                raise ConfigError(
+                    f"by a window batches are of one size, but got {max_tokens=}, {boundaries=}."
+                )
+            size = int(batch_size)  # type: ignore[arg-type]  # of numpy's there would be no JSON
+            order: IndexSampler = _WindowOrder(
+                numbers_, size * chosen.world_size, int(window), seed, is_shuffled=shuffle
+            )
+            if chosen.world_size > 1:
+                order = DistributedSampler(order, chosen.world_size, chosen.rank)
+            super().__init__(order, size, drop_last)
+            return
+        _check_limits(numbers_, batch_size, max_tokens)
+        self.boundaries = _boundaries(numbers_, boundaries)
+        buckets = _buckets(numbers_, self.boundaries)
+        sizes = _sizes(numbers_, buckets, batch_size, max_tokens)
+        self._order = _BucketOrder(numbers_, buckets, sizes * chosen.world_size, seed)
+        self._order.rank, self._order.num_replicas = chosen
+        self._order.is_shuffled, self._order.is_cut = shuffle, drop_last
+        self.is_even = False
+        super().__init__(self._order, int(sizes.max(initial=1)), drop_last)
+
+    def __len__(self) -> int:
+        """Return the number of batches, the same in every epoch and on every rank."""
+        return super().__len__() if self._order is None else int(self._order.num_batches().sum())
+
+    def layout(self) -> BatchLayout:
+        """Return where the batches of the current epoch lie."""
+        if (order := self._order) is None:
+            return super().layout()
+        # A batch has the places of the largest one, so that they are the same for any number of
+        # ranks, whatever these take twice.
+        per_batch = int(order.sizes.max(initial=1))
+        return BatchLayout(order.rank, per_batch, order.world_size, order.offsets())
+
+
+class _WindowOrder(IndexSampler):
+    """Every index once, in random order, each run of `batch_size` of similar ones."""
+
+    def __init__(
+        self,
+        keys: NDArray[Any],
+        batch_size: int,
+        window: int,
+        seed: int | None,
+        *,
+        is_shuffled: bool,
+    ) -> None:
+        super().__init__(seed)
+        self._keys = keys
+        self._batch_size = batch_size
+        self._window = window
+        self._is_shuffled = is_shuffled
+
+    def _public_name(self) -> str:
+        return "BucketBatchSampler"
 
     @property
     def source_length(self) -> int:
-        """Samples of the dataset that it was made for."""
-        return len(self.keys)
+        return len(self._keys)
 
     def __len__(self) -> int:
-        """Return the number of samples."""
-        return len(self.keys)
+        return len(self._keys)
 
     def indices(self) -> NDArray[np.int64]:
-        """Return the order of the current epoch, shape (samples,); a fresh array."""
-        if not self.shuffle:
-            return np.argsort(self.keys, kind="stable").astype(np.int64, copy=False)
+        if not self._is_shuffled:
+            return np.argsort(self._keys, kind="stable").astype(np.int64, copy=False)
         rng = self.rng()
-        order = rng.permutation(len(self.keys))
-        num_groups, num_left = divmod(len(order), self.batch_size)
+        order = rng.permutation(len(self._keys))
+        num_groups, num_left = divmod(len(order), self._batch_size)
         # Those left over are taken before anything is sorted: otherwise they would be those with
         # the largest keys, and `drop_last` would hardly ever show them.
         grouped = order[: len(order) - num_left]
-        size = self.window * self.batch_size
+        size = self._window * self._batch_size
         for start in range(0, len(grouped), size):
             part = grouped[start : start + size]
-            part[:] = part[np.argsort(self.keys[part], kind="stable")]
-        groups = rng.permutation(grouped.reshape(num_groups, self.batch_size))
+            part[:] = part[np.argsort(self._keys[part], kind="stable")]
+        groups = rng.permutation(grouped.reshape(num_groups, self._batch_size))
         return np.concatenate((groups.ravel(), order[len(order) - num_left :]))
 
     def _varies(self) -> bool:
-        return self.shuffle
+        return self._is_shuffled
 
     def settings(self) -> dict[str, Any]:
-        """Return what the orders depend on; the keys by their digest."""
         return {
             **super().settings(),
-            "keys": digest(self.keys),
-            "batch_size": self.batch_size,
-            "shuffle": self.shuffle,
-            "window": self.window,
+            "kind": "BucketSampler",  # that of earlier releases, whose states go on
+            "keys": digest(self._keys),
+            "batch_size": self._batch_size,
+            "shuffle": self._is_shuffled,
+            "window": self._window,
         }
 
 
-def check_bool(name: str, value: object) -> None:
-    """Raise `ConfigError` unless `value` is a bool."""
-    if not isinstance(value, bool):
-        raise ConfigError(f"{name} should be a boolean value, but got {name}={value!r}.")
+class _BucketOrder(BatchOrder):
+    """The batches of one rank in a row.
+
+    Attributes:
+        sizes: Samples of all ranks in a batch of each bucket.
+    """
+
+    is_shuffled: bool = True
+    is_cut: bool = False
+
+    def __init__(
+        self,
+        keys: NDArray[Any],
+        buckets: NDArray[np.integer[Any]],
+        sizes: NDArray[np.int64],
+        seed: int | None,
+    ) -> None:
+        super().__init__(seed)
+        self._keys = keys
+        self._buckets = buckets
+        self._counts = np.bincount(buckets, minlength=len(sizes))
+        self.sizes = sizes
+
+    def _public_name(self) -> str:
+        return "BucketBatchSampler"
+
+    @property
+    def source_length(self) -> int:
+        return len(self._keys)
+
+    def __len__(self) -> int:
+        return int(self._lengths().sum())
+
+    def num_batches(self) -> NDArray[np.int64]:
+        """Of each bucket."""
+        return self._counts // self.sizes if self.is_cut else -(-self._counts // self.sizes)
+
+    def _lengths(self) -> NDArray[np.int64]:
+        """Indices of this rank in each batch, bucket by bucket."""
+        num_batches = self.num_batches()
+        lengths = np.repeat(self.sizes // self.num_replicas, num_batches)
+        if not self.is_cut:
+            last = (np.cumsum(num_batches) - 1)[num_batches > 0]
+            left = (self._counts - (num_batches - 1) * self.sizes)[num_batches > 0]
+            lengths[last] = -(-left // self.num_replicas)
+        return lengths
+
+    def offsets(self) -> NDArray[np.int64]:
+        """Where each batch of the epoch begins in `indices()`."""
+        return self._offsets(self._lengths()[self._turns(self.rng())])
+
+    @staticmethod
+    def _offsets(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+        offsets = np.zeros(len(lengths) + 1, np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        return offsets
+
+    def _turns(self, rng: np.random.Generator) -> NDArray[np.int64]:
+        """The order of the batches: drawn first, so that it can be had without the samples."""
+        total = int(self.num_batches().sum())
+        return rng.permutation(total) if self.is_shuffled else np.arange(total)
+
+    def indices(self) -> NDArray[np.int64]:
+        rng, ranks = self.rng(), self.num_replicas
+        turns = self._turns(rng)
+        samples = self._samples(rng)
+        lengths = self._lengths()[turns]
+        # Index j of this rank in a batch is index j * ranks + rank of the batch of all ranks.
+        first = self._starts()[turns] + self.rank - self._offsets(lengths)[:-1] * ranks
+        places = np.repeat(first, lengths)
+        places += np.arange(0, len(places) * ranks, ranks)
+        if ranks > 1:
+            self._bring_back(places, np.repeat(self._bucket_of_each()[turns], lengths))
+        return samples[places]
+
+    def _bucket_of_each(self) -> NDArray[np.int64]:
+        """The bucket of each batch, bucket by bucket."""
+        return np.repeat(np.arange(len(self.sizes)), self.num_batches())
+
+    def _starts(self) -> NDArray[np.int64]:
+        """Where each batch begins in `_samples`, bucket by bucket."""
+        bucket, num_batches = self._bucket_of_each(), self.num_batches()
+        turn = np.arange(len(bucket)) - (np.cumsum(num_batches) - num_batches)[bucket]
+        first = np.cumsum(self._counts) - self._counts
+        return np.asarray(first[bucket] + turn * self.sizes[bucket], np.int64)
+
+    def _bring_back(self, places: NDArray[np.int64], buckets: NDArray[np.int64]) -> None:
+        """Let what lies behind a bucket be its first samples once more."""
+        stops = np.cumsum(self._counts)
+        behind = np.flatnonzero(places >= stops[buckets])
+        buckets = buckets[behind]
+        first = stops[buckets] - self._counts[buckets]
+        places[behind] = first + (places[behind] - first) % self._counts[buckets]
+
+    def _samples(self, rng: np.random.Generator) -> NDArray[np.int64]:
+        """All samples, those of the first bucket first."""
+        if not self.is_shuffled:
+            return np.argsort(self._keys, kind="stable").astype(np.int64, copy=False)
+        order = rng.permutation(len(self._keys))
+        return order[grouped(self._buckets[order], len(self.sizes))]
+
+    def _varies(self) -> bool:
+        return self.is_shuffled
+
+    def settings(self) -> dict[str, Any]:
+        return {
+            "kind": "BucketBatchSampler",
+            "seed": self.seed,
+            "keys": digest(self._keys),
+            "buckets": digest(self._buckets),
+            "global_batch_sizes": digest(self.sizes),
+            "shuffle": self.is_shuffled,
+            "drop_last": self.is_cut,
+        }
 
 
-def checked_keys(keys: ArrayLike) -> NDArray[Any]:
+def _checked_keys(keys: ArrayLike) -> NDArray[Any]:
     """Return a copy of one finite number per sample, shape (n,).
 
     Raises:
@@ -148,59 +361,84 @@ def checked_keys(keys: ArrayLike) -> NDArray[Any]:
     return array
 
 
-class AspectRatioBatchSampler(BatchSampler):
-    """Batches of images of similar shape, which are padded to one size at little cost.
-
-    Images are alike in their aspect ratio, to 9 %, and among those in their area. For a loader's
-    `batch_sampler`; it is a `BatchSampler` over a `BucketSampler`, so that a loader resumes in it
-    at once. Every image comes once in an epoch.
-
-    Example:
-        >>> sizes_px = [(480, 640), (640, 480)] * 4
-        >>> batches = AspectRatioBatchSampler(sizes_px, batch_size=4)
-        >>> sorted(sorted(batch) for batch in batches), len(batches)
-        ([[0, 2, 4, 6], [1, 3, 5, 7]], 2)
-    """
-
-    _shows = ("length", "batch_size", "drop_last", "epoch")
-
-    def __init__(
-        self,
-        source: Any,  # noqa: ANN401 - sizes, or a dataset that knows them
-        batch_size: int,
-        drop_last: bool = False,
-        *,
-        shuffle: bool = True,
-        seed: int = 0,
-        num_replicas: int | None = None,
-        rank: int | None = None,
-    ) -> None:
-        """Set the sizes of the images and of the batches.
-
-        Args:
-            source: Height and width of each image, int (n, 2), above 0; or a dataset that has them
-                as `sizes_px`, as the detection datasets of `penstock.vision` do; or a subset of
-                such a dataset.
-            batch_size: Images in a batch of this rank, at least 1.
-            drop_last: Whether a last, shorter batch is left out.
-            shuffle: Whether orders are random. Otherwise by shape: for validation.
-            seed: Decides the orders. The same on all ranks.
-            num_replicas: Number of ranks that share an epoch, step k of which is similar images on
-                all of them; None asks as `DistributedSampler` does.
-            rank: This one; None asks likewise.
-
-        Raises:
-            ConfigError: one of the above does not hold, or a size is not known.
-        """
+def _check_limits(keys: NDArray[Any], batch_size: int | None, max_tokens: float | None) -> None:
+    if batch_size is not None:
         check_positive("batch_size", batch_size)
-        chosen = chosen_rank(rank, num_replicas)
-        keys = _shape_keys(_sizes_of(source))
-        order: IndexSampler = BucketSampler(
-            keys, batch_size * chosen.world_size, shuffle=shuffle, seed=seed
+    if max_tokens is None:
+        if batch_size is None:
+            raise ConfigError("batches need a batch_size, or max_tokens, or both; got neither.")
+        return
+    given: object = max_tokens
+    if isinstance(given, bool) or not isinstance(given, numbers.Real):
+        raise ConfigError(f"max_tokens should be a number, but got max_tokens={max_tokens!r}.")
+    if (low := np.flatnonzero(keys < 0)).size:
+        raise ConfigError(
+            f"with max_tokens keys are lengths, 0 or more, but keys[{low[0]}] is {keys[low[0]]}."
         )
-        if chosen.world_size > 1:
-            order = DistributedSampler(order, chosen.world_size, chosen.rank)
-        super().__init__(order, batch_size, drop_last)
+    if (long := np.flatnonzero(~(keys <= max_tokens))).size:
+        raise ConfigError(
+            f"sample {long[0]} has length {keys[long[0]]}, which is more than "
+            f"max_tokens={max_tokens} by itself ({long.size} such of {len(keys)}). Raise "
+            "max_tokens, or leave such samples out with a penstock.data.Subset."
+        )
+
+
+def _boundaries(keys: NDArray[Any], given: ArrayLike | None) -> NDArray[Any]:
+    if given is not None:
+        try:
+            found = np.array(given)
+        except ValueError:  # lists of different lengths
+            found = np.empty(0, object)
+        is_numbers = found.ndim == 1 and found.dtype.kind in "iuf" and not np.isnan(found).any()
+        if not is_numbers or (found[1:] <= found[:-1]).any():
+            raise ConfigError(f"boundaries should be numbers that ascend, but got {given!r:.80}.")
+        return found
+    if (low := np.flatnonzero(keys < 0)).size:
+        raise ConfigError(
+            "without boundaries buckets are of lengths, 0 or more, in steps of 10 %, but "
+            f"keys[{low[0]}] is {keys[low[0]]}. Give the boundaries between the buckets."
+        )
+    if not (keys > 0).any():
+        return np.empty(0)
+    highest = keys.max()
+    lowest, highest = float(keys.min(initial=highest, where=keys > 0)), float(highest)
+    # In logarithms: the quotient of the two may be beyond all numbers.
+    first, last, step = np.log(lowest), np.log(highest), np.log(_GROWTH)
+    boundaries: NDArray[np.float64]
+    boundaries = np.exp(first + step * np.arange(int((last - first) / step) + 1))
+    boundaries[0] = lowest  # what is below it has no length at all
+    return boundaries
+
+
+def _buckets(keys: NDArray[Any], boundaries: NDArray[Any]) -> NDArray[np.unsignedinteger[Any]]:
+    """Return the bucket of each sample, of the smallest type."""
+    buckets = np.empty(len(keys), np.min_scalar_type(len(boundaries)))
+    for start in range(0, len(keys), _BLOCK):
+        part = slice(start, start + _BLOCK)
+        buckets[part] = np.searchsorted(boundaries, keys[part], side="right")
+    return buckets
+
+
+def _sizes(
+    keys: NDArray[Any],
+    buckets: NDArray[np.unsignedinteger[Any]],
+    batch_size: int | None,
+    max_tokens: float | None,
+) -> NDArray[np.int64]:
+    """Return the samples of a rank in a batch of each bucket, at least 1."""
+    num_buckets = int(buckets.max(initial=0)) + 1
+    most = max(len(keys), 1) if batch_size is None else batch_size
+    sizes = np.full(num_buckets, most, np.int64)
+    if max_tokens is None:
+        return sizes
+    longest = np.zeros(num_buckets)
+    np.maximum.at(longest, buckets, keys)
+    has_length = longest > 0
+    with np.errstate(over="ignore"):  # as many as one likes
+        fitting = np.floor(max_tokens / longest[has_length])
+        fitting -= fitting * longest[has_length] > max_tokens  # it may have been rounded up
+    sizes[has_length] = np.minimum(fitting, most).astype(np.int64)
+    return np.maximum(sizes, 1)
 
 
 def _sizes_of(source: Any) -> NDArray[np.int64]:  # noqa: ANN401
@@ -210,10 +448,12 @@ def _sizes_of(source: Any) -> NDArray[np.int64]:  # noqa: ANN401
     except ValueError:  # a list of things that have no common shape
         sizes = np.empty(0, object)
     if known is None or sizes.ndim != 2 or sizes.shape[1] != 2 or sizes.dtype.kind not in "iu":
+        found = "" if known is None else f" of shape {sizes.shape}, dtype {sizes.dtype}"
         raise ConfigError(
-            "AspectRatioBatchSampler takes the height and width of each image, integers of shape "
-            "(images, 2), or a dataset with such sizes_px, or a subset of one; got "
-            f"{_described(source, known, sizes)}."
+            "by aspect ratio BucketBatchSampler takes height and width of each image, integers of "
+            "shape (images, 2), or a dataset with such sizes_px, or a subset of one; got a "
+            f"{type(source).__name__}{found}. `penstock.images.headers.read_header` finds the size "
+            "of a file without decoding it."
         )
     unknown = np.flatnonzero((sizes <= 0).any(axis=1))
     if unknown.size:
@@ -241,16 +481,6 @@ def _known_sizes(source: Any) -> Any:  # noqa: ANN401
         source = inner
     is_given = isinstance(source, (list, tuple)) or hasattr(source, "__array__")
     return source if is_given and not wanted else None
-
-
-def _described(source: Any, known: Any, sizes: NDArray[Any]) -> str:  # noqa: ANN401
-    kind = type(source).__name__
-    if known is not None:
-        return f"{kind} of shape {sizes.shape}, dtype {sizes.dtype}"
-    return (
-        f"a {kind}, which does not say them. `penstock.images.headers.read_header` finds those of "
-        "a file without decoding it"
-    )
 
 
 def _shape_keys(sizes: NDArray[np.int64]) -> NDArray[np.int64]:

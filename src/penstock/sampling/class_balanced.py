@@ -9,21 +9,23 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
+from penstock.data.labels.known import class_names_of, labels_given_or_known
 from penstock.data.ragged import RaggedArray
 from penstock.errors import ConfigError
-from penstock.sampling.class_sampler import ClassSampler
-from penstock.sampling.samplers import check_positive
-from penstock.sampling.shares import check_alpha, check_beta, class_shares
+from penstock.sampling.class_items import ClassItems
+from penstock.sampling.samplers import IndexSampler, check_bool, check_positive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from numpy.typing import NDArray
+    from numpy.typing import ArrayLike, NDArray
 
-    from penstock.sampling.shares import Alpha
+__all__ = ["Alpha", "ClassBalancedSampler", "check_alpha", "check_beta", "class_shares"]
 
-__all__ = ["ClassBalancedSampler", "DynamicBalancedSampler"]
+Alpha = float | Literal["effective"]
+"""How far classes are balanced: 0 not at all, 1 wholly; or by their effective number."""
 
+_MOST_ALPHA: Final = 2  # classes as frequent as they were rare: more is a mistake
 # A share times a number of samples is off by some 1e-16 of it. What is so near to a whole number is
 # meant to be one.
 _ROUNDING: Final = 1e-9
@@ -33,11 +35,12 @@ _RAMPS: Final[dict[str, Callable[[float], float]]] = {
 }
 
 
-class ClassBalancedSampler(ClassSampler):
+class ClassBalancedSampler(IndexSampler):
     """Rare classes more often: the share of a class is proportional to count ** (1 - alpha).
 
     With `alpha` 0 classes have their natural shares, with 0.5 those of the square roots of their
-    counts, with 1 equal ones. "effective" goes by the effective number of samples instead.
+    counts, with 1 equal ones. "effective" goes by the effective number of samples instead. A pair
+    goes from one to the other over the epochs, so that a model learns from data as they are first.
 
     Within a class, samples come in turn: all of them, in random order, before one comes again in
     the epoch. No sample is read, labels are enough.
@@ -48,11 +51,7 @@ class ClassBalancedSampler(ClassSampler):
 
     Attributes:
         labels: As they were given or found.
-        classes: The labels' values, ascending, shape (classes,).
-        counts: Samples that have each class, int64 of shape (classes,).
         class_names: Of the dataset that was given, by class number; None if it has none.
-        replacement: As given.
-        beta: As given.
         exact: Whether each epoch has its shares exactly.
         num_samples: Indices in an epoch.
 
@@ -66,18 +65,31 @@ class ClassBalancedSampler(ClassSampler):
         20
         >>> sampler.shares, ClassBalancedSampler(labels, alpha=0.5).shares
         (array([0.5, 0.5]), array([0.75, 0.25]))
+        >>> later = ClassBalancedSampler(labels, alpha=(0, 1), num_epochs=3)
+        >>> later.set_epoch(1)
+        >>> later.alpha, later.shares
+        (0.5, array([0.75, 0.25]))
+
+    Reference:
+        Classes in turn: Gao et al., Solution for Large-Scale Hierarchical Object Detection Datasets
+        with Incomplete Annotation and Data Imbalance, 2018. A pair: Wang et al., Dynamic Curriculum
+        Learning for Imbalanced Data Classification, ICCV 2019. "effective": Cui et al.,
+        Class-Balanced Loss Based on Effective Number of Samples, CVPR 2019.
     """
 
     def __init__(
         self,
         labels: Any,  # noqa: ANN401 - labels in many forms, or anybody's dataset
-        alpha: Alpha = 1.0,
+        alpha: Alpha | tuple[float, float] = 1.0,
         num_samples: int | Literal["oversample", "undersample"] | None = None,
         replacement: bool | Literal["auto"] = "auto",
-        seed: int = 0,
+        seed: int | None = None,
         *,
         exact: bool = False,
         beta: float = 0.999,
+        num_epochs: int | None = None,
+        ramp: Literal["linear", "cosine"] = "linear",
+        samples_per_class: int | None = None,
         column: str | int | None = None,
     ) -> None:
         """Set the shares of the classes and the size of an epoch.
@@ -86,7 +98,7 @@ class ClassBalancedSampler(ClassSampler):
             labels: A label for each sample, an integer or a string; or some for each: a list of
                 lists, a `RaggedArray`, an array of 0 and 1 of shape (samples, classes). Or a
                 dataset that knows them, see `penstock.labels_of`.
-            alpha: 0 to 2, or "effective".
+            alpha: 0 to 2, or "effective". A pair is those of the first and of the last epoch.
             num_samples: Indices in an epoch, at least 1. None means as many as there are samples;
                 without replacement, as "undersample". "undersample" is the longest epoch in which
                 no class gives more than it has: with `alpha` 1, as many samples of each class as
@@ -95,12 +107,20 @@ class ClassBalancedSampler(ClassSampler):
             replacement: "auto" begins a class anew when all its samples have come. True draws each
                 sample of a class whatever was drawn before. False gives no sample twice in an
                 epoch, and is always exact.
-            seed: Decides the orders. The same on all ranks.
+            seed: Decides the orders. The same on all ranks. None: that of the loader.
             exact: Whether each epoch has as many samples of each class as its share says, up or
                 down to a whole number, by chance and right in the mean. Otherwise the class of each
                 draw is independent of the others.
             beta: Of "effective", 0 <= beta < 1: among classes of fewer than some 1 / (1 - beta)
                 samples shares are nearly equal, among those of more nearly natural.
+            num_epochs: With a pair: epochs from the first `alpha` to the one that has the second,
+                at least 1; later ones have that too. It goes by the epoch that `set_epoch` chose,
+                and all epochs are of one size.
+            ramp: With a pair: whether `alpha` goes evenly, or slowly at both ends.
+            samples_per_class: None draws each class by its share. A number lets all classes take
+                turns, in random order, before one comes again, with so many draws of a class in a
+                row; samples without a label never come. Of a class that ends its turn among them, a
+                sample may come twice in the row.
             column: Which field of the annotations, column or attribute of a dataset the labels are:
                 as for `penstock.labels_of`.
 
@@ -108,36 +128,90 @@ class ClassBalancedSampler(ClassSampler):
             ConfigError: one of the above does not hold, there are no labels, or no sample may come
                 twice and there are too few.
         """
-        super().__init__(labels, seed, column)
-        check_alpha(alpha)
+        super().__init__(seed)
+        self._alphas = _checked_alphas(alpha, num_epochs)
         check_beta(beta)
-        _check_flags(replacement, exact)
-        self._alpha: Alpha = alpha if isinstance(alpha, str) else float(alpha)
-        self.beta = float(beta)
-        self.replacement = replacement
+        check_bool("exact", exact)
+        if not (isinstance(replacement, bool) or replacement == "auto"):
+            raise ConfigError(
+                f'replacement should be True, False or "auto", but got replacement={replacement!r}.'
+            )
+        if ramp not in _RAMPS:
+            raise ConfigError(f"ramp should be one of {sorted(_RAMPS)}, but got ramp={ramp!r}.")
+        if self._alphas is not None and (replacement is False or isinstance(num_samples, str)):
+            raise ConfigError(
+                "with a pair as alpha epochs are of one size, whatever the shares; so num_samples "
+                f"is a number and replacement not False, but got num_samples={num_samples!r}, "
+                f"replacement={replacement!r}."
+            )
+        if samples_per_class is not None:
+            check_positive("samples_per_class", samples_per_class)
+            others = {"alpha": alpha, "replacement": replacement, "exact": exact}
+            if list(others.values()) != [1, "auto", False] or isinstance(num_samples, str):
+                raise ConfigError(
+                    "with samples_per_class classes take turns, so that all are drawn as often and "
+                    f"their samples in turn: leave the others out, but got {others}, num_samples="
+                    f"{num_samples!r}."
+                )
+        self.labels = labels_given_or_known(labels, type(self).__name__, column)
+        self.class_names = class_names_of(labels, column)
+        self._items = ClassItems.of(self.labels)
+        self._items.check_any()
+        self._alpha: Any = alpha if isinstance(alpha, (str, tuple)) else float(alpha)
+        self._num_epochs, self._ramp = num_epochs, ramp
+        self._beta = float(beta)
+        self._replacement = replacement
+        self._samples_per_class = samples_per_class
         self.exact = exact or replacement is False or isinstance(num_samples, str)
         if replacement is False:
             _check_single(self.labels)
         self.num_samples = self._resolved(num_samples)
 
     @property
+    def classes(self) -> NDArray[Any]:
+        """The labels' values, ascending, shape (classes,); do not write to it."""
+        return self._items.classes
+
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        """Samples that have each class, int64 of shape (classes,); do not write to it."""
+        return self._items.counts
+
+    @property
+    def source_length(self) -> int:
+        """Samples of the dataset that it was made for."""
+        return self._items.num_samples
+
+    @property
     def alpha(self) -> Alpha:
-        """As given; a number as float."""
-        return self._alpha
+        """That of the current epoch; a number as float."""
+        if self._alphas is None:
+            return self._alpha  # type: ignore[no-any-return]
+        (start, end), last = self._alphas, self._num_epochs - 1  # type: ignore[operator]
+        progress = min(self.epoch / last, 1.0) if last else 1.0
+        return start + (end - start) * _RAMPS[self._ramp](progress)
 
     @property
     def shares(self) -> NDArray[np.float64]:
         """Share of the draws made for each class, float64 of shape (classes,); a fresh array.
 
-        The sum is 1, less the share of samples without any label.
+        The sum is 1, less the share of samples without any label, if these are drawn.
         """
+        if self._samples_per_class is not None:
+            return np.full(len(self.classes), 1.0 / len(self.classes))
         labelled = 1.0 - len(self._items.unlabelled) / self._items.num_samples
-        shares: NDArray[np.float64] = class_shares(self.counts, self.alpha, self.beta) * labelled
+        shares: NDArray[np.float64] = class_shares(self.counts, self.alpha, self._beta) * labelled
         return shares
+
+    def __len__(self) -> int:
+        """Return `num_samples`."""
+        return self.num_samples
 
     def indices(self) -> NDArray[np.int64]:
         """Return the draws of the current epoch, shape (num_samples,); a fresh array."""
         rng = self.rng()
+        if self._samples_per_class is not None:
+            return self._items.cycled(self._classes_in_turn(self._samples_per_class, rng), rng)
         shares = self._all_shares()
         if self.exact:
             counts = _whole_counts(shares * self.num_samples, rng)
@@ -145,9 +219,16 @@ class ClassBalancedSampler(ClassSampler):
             counts = rng.multinomial(self.num_samples, shares)
         sequence = np.repeat(np.arange(len(counts), dtype=self._items.code_dtype), counts)
         rng.shuffle(sequence)
-        if self.replacement is True:
+        if self._replacement is True:
             return self._items.independent(sequence, rng)
         return self._items.cycled(sequence, rng)
+
+    def _classes_in_turn(self, in_a_row: int, rng: np.random.Generator) -> NDArray[Any]:
+        num_turns = -(-self.num_samples // in_a_row)
+        num_cycles = -(-num_turns // len(self.classes))
+        classes = np.arange(len(self.classes), dtype=self._items.code_dtype)
+        cycles = rng.permuted(np.tile(classes, (num_cycles, 1)), axis=1)
+        return np.repeat(cycles.ravel()[:num_turns], in_a_row)[: self.num_samples]
 
     def _summary(self) -> Iterator[tuple[str, object]]:
         yield "classes", len(self.classes)
@@ -155,15 +236,18 @@ class ClassBalancedSampler(ClassSampler):
         yield from super()._summary()
 
     def settings(self) -> dict[str, Any]:
-        """Return what the draws depend on; the labels by their digest."""
-        return {
-            **super().settings(),
-            "labels": self._items.digest,
-            "alpha": self.alpha,
-            "beta": self.beta,
-            "replacement": self.replacement,
-            "exact": self.exact,
-        }
+        """Return what the draws depend on, the same in all epochs; the labels by their digest."""
+        # The kinds are those of classes of their own in earlier releases, whose states go on.
+        settings = {**super().settings(), "labels": self._items.digest}
+        if self._samples_per_class is not None:
+            in_turn = {"kind": "ClassAwareSampler", "samples_per_class": self._samples_per_class}
+            return {**settings, **in_turn}
+        settings |= {"beta": self._beta, "replacement": self._replacement, "exact": self.exact}
+        if self._alphas is None:
+            return {**settings, "alpha": self._alpha}
+        (start, end), num_epochs = self._alphas, self._num_epochs
+        dynamic = {"kind": "DynamicBalancedSampler", "start": start, "end": end, "ramp": self._ramp}
+        return {**settings, **dynamic, "num_epochs": num_epochs}
 
     def _all_shares(self) -> NDArray[np.float64]:
         """`shares`, and behind them that of samples without a label, if there are any.
@@ -179,9 +263,9 @@ class ClassBalancedSampler(ClassSampler):
 
     def _resolved(self, num_samples: object) -> int:
         """How many indices an epoch has."""
-        if num_samples is None and self.replacement is not False:
+        if num_samples is None and self._replacement is not False:
             return self._items.num_samples
-        if num_samples == "oversample" and self.replacement is not False:
+        if num_samples == "oversample" and self._replacement is not False:
             return int(np.max(_rounded(self._draws_until_all(), np.ceil)))
         # Of samples with several labels a class may have more than there is room for in all.
         most = min(int(_rounded(self._draws_until_all(), np.floor).min()), self._items.num_samples)
@@ -194,8 +278,14 @@ class ClassBalancedSampler(ClassSampler):
             )
         check_positive("num_samples", num_samples)
         wanted = operator.index(num_samples)  # type: ignore[arg-type]
-        if self.replacement is False and wanted > most:
-            raise ConfigError(self._too_many(wanted, most))
+        if self._replacement is False and wanted > most:
+            scarce = int(np.argmin(self.counts / self.shares))
+            raise ConfigError(
+                f"num_samples={wanted} without replacement would take "
+                f"{wanted * self.shares[scarce]:.1f} samples of class {self.classes[scarce]!s}, "
+                f"which has {self.counts[scarce]}. At most {most} are possible; replacement="
+                '"auto" gives a rare class\'s samples again when all of them have come.'
+            )
         return wanted
 
     def _draws_until_all(self) -> NDArray[np.float64]:
@@ -204,121 +294,20 @@ class ClassBalancedSampler(ClassSampler):
         draws: NDArray[np.float64] = self._items.sizes[: len(shares)] / shares
         return draws
 
-    def _too_many(self, num_samples: int, most: int) -> str:
-        shares = self.shares
-        scarce = int(np.argmin(self.counts / shares))
-        return (
-            f"num_samples={num_samples} without replacement would take "
-            f"{num_samples * shares[scarce]:.1f} samples of class {self.classes[scarce]!s}, which "
-            f'has {self.counts[scarce]}. At most {most} are possible; replacement="auto" gives a '
-            "rare class's samples again when all of them have come."
-        )
 
-
-class DynamicBalancedSampler(ClassBalancedSampler):
-    """From natural shares of the classes to balanced ones, over the epochs.
-
-    A model learns from data as they are first, and from all classes alike in the end (Wang et al.
-    2019). The size of an epoch stays the same. It goes by the epoch that `set_epoch` tells, so that
-    a run that is resumed in epoch 30 has the shares of epoch 30.
-
-    Attributes:
-        start: `alpha` of epoch 0.
-        end: `alpha` of the last epoch, and of all after it.
-        num_epochs: As given.
-
-    Reference:
-        Wang et al.: Dynamic Curriculum Learning for Imbalanced Data Classification. ICCV 2019.
-
-    Example:
-        >>> sampler = DynamicBalancedSampler([0] * 90 + [1] * 10, num_epochs=3)
-        >>> for epoch in range(4):
-        ...     sampler.set_epoch(epoch)
-        ...     print(sampler.alpha, sampler.shares.round(2))
-        0.0 [0.9 0.1]
-        0.5 [0.75 0.25]
-        1.0 [0.5 0.5]
-        1.0 [0.5 0.5]
-    """
-
-    def __init__(
-        self,
-        labels: Any,  # noqa: ANN401 - as ClassBalancedSampler's
-        num_epochs: int,
-        start: float = 0.0,
-        end: float = 1.0,
-        ramp: Literal["linear", "cosine"] = "linear",
-        num_samples: int | None = None,
-        replacement: bool | Literal["auto"] = "auto",
-        seed: int = 0,
-        *,
-        exact: bool = False,
-        column: str | int | None = None,
-    ) -> None:
-        """Set where the shares begin and end.
-
-        Args:
-            labels: As of `ClassBalancedSampler`.
-            num_epochs: Epochs from the first to the one that has `end`, at least 1.
-            start: `alpha` of epoch 0, a number.
-            end: `alpha` of epoch `num_epochs` - 1 and of later ones, a number.
-            ramp: Whether `alpha` goes from one to the other evenly, or slowly at both ends.
-            num_samples: Indices in an epoch; None means as many as there are samples.
-            replacement: As of `ClassBalancedSampler`, but not False.
-            seed: Decides the orders.
-            exact: As of `ClassBalancedSampler`.
-            column: As of `ClassBalancedSampler`.
-
-        Raises:
-            ConfigError: one of the above does not hold, or there are no labels.
-        """
-        check_positive("num_epochs", num_epochs)
-        for name, value in (("start", start), ("end", end)):
-            _check_end(name, value)
-        if ramp not in _RAMPS:
-            raise ConfigError(f"ramp should be one of {sorted(_RAMPS)}, but got ramp={ramp!r}.")
-        if replacement is False or isinstance(num_samples, str):
-            raise ConfigError(
-                "DynamicBalancedSampler has epochs of one size, whatever the shares; so "
-                "num_samples is a number and replacement not False, but got "
-                f"num_samples={num_samples!r}, replacement={replacement!r}."
-            )
-        self.start = float(start)
-        self.end = float(end)
-        self.ramp = ramp
-        self.num_epochs = num_epochs
-        super().__init__(
-            labels, self.start, num_samples, replacement, seed, exact=exact, column=column
-        )
-
-    @property
-    def alpha(self) -> float:
-        """Of the current epoch."""
-        last = self.num_epochs - 1
-        progress = min(self.epoch / last, 1.0) if last else 1.0
-        return self.start + (self.end - self.start) * _RAMPS[self.ramp](progress)
-
-    def settings(self) -> dict[str, Any]:
-        """Return what the draws depend on: the same in all epochs."""
-        ramp = {"start": self.start, "end": self.end, "ramp": self.ramp}
-        settings = {**super().settings(), **ramp, "num_epochs": self.num_epochs}
-        del settings["alpha"]
-        return settings
-
-
-def _check_end(name: str, alpha: Alpha) -> None:
-    if isinstance(alpha, str):
-        raise ConfigError(f"{name} should be a number, but got {name}={alpha!r}.")
-    check_alpha(alpha)
-
-
-def _check_flags(replacement: object, exact: object) -> None:
-    if not (isinstance(replacement, bool) or replacement == "auto"):
-        raise ConfigError(
-            f'replacement should be True, False or "auto", but got replacement={replacement!r}.'
-        )
-    if not isinstance(exact, bool):
-        raise ConfigError(f"exact should be a boolean value, but got exact={exact!r}.")
+def _checked_alphas(alpha: Any, num_epochs: object) -> tuple[float, float] | None:  # noqa: ANN401
+    """Return those of the first and the last epoch, or None for one."""
+    if not isinstance(alpha, tuple):
+        check_alpha(alpha)
+        if num_epochs is not None:
+            raise ConfigError(f"num_epochs is for a pair as alpha, but got alpha={alpha!r}.")
+        return None
+    if len(alpha) != 2 or "effective" in alpha:
+        raise ConfigError(f"a pair as alpha is of two numbers, but got alpha={alpha!r}.")
+    check_positive("num_epochs", num_epochs)
+    for end in alpha:
+        check_alpha(end)
+    return float(alpha[0]), float(alpha[1])
 
 
 def _check_single(labels: NDArray[Any] | RaggedArray) -> None:
@@ -362,3 +351,41 @@ def _whole_counts(quotas: NDArray[np.float64], rng: np.random.Generator) -> NDAr
         teeth = np.floor(ends + rng.random()).astype(np.int64)
         counts[order] += np.diff(teeth, prepend=0)
     return counts
+
+
+def class_shares(counts: ArrayLike, alpha: Alpha = 1.0, beta: float = 0.999) -> NDArray[np.float64]:
+    """Return the share of the draws that each class gets, summing to 1.
+
+    A number for `alpha` makes it proportional to count ** (1 - alpha). "effective" divides the
+    natural share by the effective number of samples, (1 - beta ** count) / (1 - beta).
+    """
+    logarithms = np.log(np.asarray(counts, np.float64))
+    if alpha != "effective":
+        logarithms *= 1.0 - alpha
+    elif beta > 0:
+        # expm1: of a beta near 1, 1 - beta ** count would lose its digits.
+        numbers = np.expm1(np.asarray(counts, np.float64) * math.log(beta)) / (beta - 1.0)
+        logarithms -= np.log(numbers)
+    shares: NDArray[np.float64] = np.exp(logarithms - logarithms.max())  # none overflows
+    shares /= shares.sum()
+    return shares
+
+
+def check_alpha(alpha: object) -> None:
+    """Raise `ConfigError` unless `alpha` is from 0 to 2, or "effective"."""
+    is_number = isinstance(alpha, (int, float, np.number)) and not isinstance(alpha, bool)
+    if isinstance(alpha, str) and alpha == "effective":
+        return
+    if not (is_number and 0 <= alpha <= _MOST_ALPHA):  # type: ignore[operator]
+        raise ConfigError(
+            "alpha should be a number from 0, which leaves classes as they are, to 1, which makes "
+            f"all equally frequent (or to {_MOST_ALPHA}, which turns their order round), or "
+            f'"effective", but got alpha={alpha!r}. The size of an epoch is num_samples.'
+        )
+
+
+def check_beta(beta: object) -> None:
+    """Raise `ConfigError` unless 0 <= beta < 1."""
+    is_number = isinstance(beta, (int, float, np.number)) and not isinstance(beta, bool)
+    if not (is_number and 0 <= beta < 1):  # type: ignore[operator]
+        raise ConfigError(f"beta should be 0 or more and below 1, but got beta={beta!r}.")

@@ -29,15 +29,11 @@ if TYPE_CHECKING:
 
     from penstock.sampling.samplers import Indices
 
-__all__ = ["DistributedSampler", "chosen_rank"]
+__all__ = ["DistributedSampler", "check_pad", "chosen_rank"]
 
 
 def chosen_rank(rank: int | None, num_replicas: int | None) -> Rank:
-    """Return the rank that was given; what is None as `current_rank` says.
-
-    Raises:
-        ConfigError: it is not one of so many.
-    """
+    """Return the rank that was given; what is None as `current_rank` says."""
     found = current_rank()
     num_replicas = found.world_size if num_replicas is None else num_replicas
     rank = found.rank if rank is None else rank
@@ -47,6 +43,12 @@ def chosen_rank(rank: int | None, num_replicas: int | None) -> Rank:
             f"Invalid rank {rank}, rank should be in the interval [0, {num_replicas - 1}]."
         )
     return Rank(rank, num_replicas)
+
+
+def check_pad(pad: object) -> None:
+    """Raise `ConfigError` unless `pad` is one of three."""
+    if pad not in ("repeat", "drop", "none"):
+        raise ConfigError(f"pad should be 'repeat', 'drop' or 'none', but got pad={pad!r}.")
 
 
 class DistributedSampler(IndexSampler):
@@ -84,7 +86,7 @@ class DistributedSampler(IndexSampler):
         num_replicas: int | None = None,
         rank: int | None = None,
         shuffle: bool | None = None,
-        seed: int = 0,
+        seed: int | None = None,
         pad: Literal["repeat", "drop", "none"] = "repeat",
     ) -> None:
         """Set the ranks and the order that they share.
@@ -98,7 +100,7 @@ class DistributedSampler(IndexSampler):
                 where processes are not started by torchrun, make the sampler when they are a group.
             rank: This one, 0 <= rank < num_replicas; None asks likewise.
             shuffle: Whether a dataset's order is random (default). A sampler has its own.
-            seed: Decides a dataset's order. The same on all ranks.
+            seed: Decides a dataset's order. The same on all ranks. None: that of the loader.
             pad: What happens to the samples left over when the ranks have had equally many: the
                 first ones are taken twice, or those left over are left out, or neither.
 
@@ -108,8 +110,7 @@ class DistributedSampler(IndexSampler):
         """
         super().__init__(seed)
         chosen = chosen_rank(rank, num_replicas)
-        if pad not in ("repeat", "drop", "none"):
-            raise ConfigError(f"pad should be 'repeat', 'drop' or 'none', but got pad={pad!r}.")
+        check_pad(pad)
         self.rank, self.num_replicas = chosen
         self._found_alone = rank is None and num_replicas is None and chosen.world_size == 1
         self.pad = pad
@@ -130,7 +131,7 @@ class DistributedSampler(IndexSampler):
             )
         if is_dataset:
             if len(source) and shuffle in (None, True):
-                return RandomSampler(source, seed=self.seed)
+                return RandomSampler(source, seed=self._own_seed)
             return SequentialSampler(source)
         if shuffle is not None:
             raise ConfigError(
@@ -165,6 +166,12 @@ class DistributedSampler(IndexSampler):
     def __len__(self) -> int:
         """Return `num_samples`."""
         return self.num_samples
+
+    def take_seed(self, seed: int) -> None:
+        """Take the seed of a loader, here and in the sampler that was given."""
+        super().take_seed(seed)
+        if isinstance(self.sampler, IndexSampler):
+            self.sampler.take_seed(seed)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch, here and in the sampler that was given."""

@@ -23,28 +23,35 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping, Sequence, Sized
-from typing import TYPE_CHECKING, Any, Final, Literal, overload
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
 from penstock.errors import ConfigError
-from penstock.sampling.permutation import LARGEST, Permutation
-from penstock.sampling.permutations import Permutations
-from penstock.sampling.samplers import LONGEST_STORED, IndexSampler, check_positive, digest
-from penstock.sampling.weighted import as_weights
+from penstock.sampling.class_balanced import check_alpha, class_shares
+from penstock.sampling.permutation import LARGEST, Permutation, Permutations
+from penstock.sampling.samplers import (
+    LONGEST_STORED,
+    ComputedOrder,
+    IndexSampler,
+    as_weights,
+    check_positive,
+    digest,
+)
+from penstock.sampling.shards import lengths_in
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator
+    from collections.abc import Hashable
 
     from numpy.typing import ArrayLike, NDArray
 
+    from penstock.sampling.class_balanced import Alpha
     from penstock.sampling.samplers import Indices
 
 __all__ = ["MixtureSampler"]
 
 _MOST_STATED: Final = 64  # sources whose numbers a state lists; of more it has a digest
-_CHUNK: Final = 4096  # indices computed at a time, where they are asked for one by one
 _PRECISION: Final = 10**12  # as exact as ratios of decimal fractions in float64 are
 
 
@@ -58,10 +65,8 @@ class MixtureSampler(IndexSampler):
     shuffled in each epoch, where its samples come equally often, or once more. The order of an
     epoch is shuffled as a whole.
 
-    Shares between those by length and equal ones come from
-    `penstock.sampling.class_shares(lengths, alpha)` as `weights`: length to the power 1 - alpha.
-    Multilingual training knows it by the temperature T, 1 - alpha = 1 / T. There is no argument for
-    it here, so that `alpha` means one thing, and is computed in one place, for classes and sources.
+    Shares between those by length and equal ones come from `alpha`, as for the classes of
+    `ClassBalancedSampler`. Multilingual training knows it by the temperature T, 1 - alpha = 1 / T.
 
     An order takes no memory to speak of, however long the sources are, and some 0.1 us per index;
     50 us per source at the start of an epoch.
@@ -93,7 +98,9 @@ class MixtureSampler(IndexSampler):
         sources: Any,  # noqa: ANN401 - lengths, datasets, or a dataset of them
         weights: ArrayLike | Mapping[Any, float] | None = None,
         num_samples: int | Literal["oversample", "undersample"] | None = None,
-        seed: int = 0,
+        seed: int | None = None,
+        *,
+        alpha: Alpha | None = None,
     ) -> None:
         """Set the sources and their shares.
 
@@ -107,14 +114,24 @@ class MixtureSampler(IndexSampler):
                 "undersample": as many as can be had in these shares without a sample coming twice.
                 (Hugging Face's `interleave_datasets` stops by chance at about the same lengths, and
                 calls them "all_exhausted" and "first_exhausted".)
-            seed: Decides the orders.
+            seed: Decides the orders; None: that of the loader.
+            alpha: Instead of weights, 0 to 2: shares are proportional to length ** (1 - alpha).
 
         Raises:
             ConfigError: one of the above does not hold; or a source with a weight is empty, or its
                 share of `num_samples` is less than one.
         """
         super().__init__(seed)
-        self.names, lengths = _names_and_lengths(sources)
+        found = lengths_in(sources, "MixtureSampler", "source")
+        lengths = list(found.values())
+        self.names = tuple(found if isinstance(sources, Mapping) else map(str, found))
+        if alpha is not None:
+            if weights is not None:
+                raise ConfigError(f"give weights or alpha, not both, but got {alpha=}.")
+            check_alpha(alpha)
+            weights = np.zeros(len(lengths))
+            some = np.flatnonzero(lengths)
+            weights[some] = class_shares(np.array(lengths)[some], alpha)
         parts = lengths if weights is None else _parts(weights, self.names)
         for name, length, part in zip(self.names, lengths, parts, strict=True):
             if part and not length:
@@ -164,10 +181,11 @@ class MixtureSampler(IndexSampler):
         return {**super().settings(), "lengths": lengths, "quotas": quotas}
 
 
-class _MixtureOrder:
+class _MixtureOrder(ComputedOrder):
     """The order of one epoch, not stored."""
 
     def __init__(self, sampler: MixtureSampler) -> None:
+        super().__init__(sampler.num_samples)
         epoch, seed = sampler.epoch, sampler.seed
         drawn = np.flatnonzero(sampler.quotas)
         lengths, quotas = sampler.lengths[drawn].tolist(), sampler.quotas[drawn].tolist()
@@ -184,28 +202,8 @@ class _MixtureOrder:
         self._lengths = np.array(lengths, np.int64)
         self._starts = (np.cumsum(sampler.lengths) - sampler.lengths)[drawn]
 
-    def __len__(self) -> int:
-        return len(self._places)
-
-    @overload
-    def __getitem__(self, which: int | np.integer[Any]) -> int: ...
-
-    @overload
-    def __getitem__(self, which: slice | NDArray[np.int64]) -> NDArray[np.int64]: ...
-
-    def __getitem__(
-        self, which: int | np.integer[Any] | slice | NDArray[np.int64]
-    ) -> int | NDArray[np.int64]:
-        places = self._places[which]
-        if isinstance(places, int):
-            return int(self._indices(np.array([places]))[0])
-        return self._indices(places)
-
-    def __iter__(self) -> Iterator[int]:
-        for start in range(0, len(self), _CHUNK):
-            yield from self[start : start + _CHUNK].tolist()
-
-    def _indices(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+    def at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        places = self._places[positions]
         sources = np.searchsorted(self._stops, places, side="right")
         places += self._moves[sources]  # below 2^63: an offset and a quota are below 2^62 each
         places %= self._lengths[sources]
@@ -213,50 +211,9 @@ class _MixtureOrder:
         indices += self._starts[sources]
         return indices
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:  # noqa: ANN401
-        if copy is False:
-            raise ValueError("a MixtureSampler's order is not stored: an array of it is a copy.")
-        return self[:] if dtype is None else self[:].astype(dtype, copy=False)
-
 
 def _stated(numbers: NDArray[np.int64]) -> list[int] | str:
     return numbers.tolist() if len(numbers) <= _MOST_STATED else digest(numbers)
-
-
-def _names_and_lengths(sources: Any) -> tuple[tuple[Hashable, ...], list[int]]:  # noqa: ANN401
-    # Torch's ConcatDataset and ours have both; a StackDataset has `datasets` too, side by side.
-    parts = sources.datasets if hasattr(sources, "cumulative_sizes") else sources
-    if isinstance(parts, Mapping):
-        names, parts = tuple(parts), list(parts.values())
-    elif isinstance(parts, (list, tuple, np.ndarray)):
-        names = tuple(str(number) for number in range(len(parts)))
-    else:
-        # Anything else that can be iterated may be one dataset, and would be read through here.
-        raise ConfigError(
-            "MixtureSampler takes a list or dict of datasets, or of their lengths, or a "
-            f"ConcatDataset; got {type(sources).__name__}."
-        )
-    lengths = [_length(name, part) for name, part in zip(names, parts, strict=True)]
-    if not 0 < sum(lengths) <= LARGEST:
-        raise ConfigError(
-            f"{len(lengths)} sources have {sum(lengths)} samples in all: there should be one or "
-            "more, and at most 2**62."
-        )
-    return names, lengths
-
-
-def _length(name: Hashable, source: object) -> int:
-    if not isinstance(source, (bool, str)):
-        try:
-            length = len(source) if isinstance(source, Sized) else operator.index(source)  # type: ignore[arg-type]
-        except TypeError:
-            length = -1
-        if length >= 0:
-            return length
-    raise ConfigError(
-        f"source {name!r} should be a dataset with a length, or the length, 0 or more; got "
-        f"{source!r:.80}."
-    )
 
 
 def _parts(weights: ArrayLike | Mapping[Any, float], names: tuple[Hashable, ...]) -> list[int]:

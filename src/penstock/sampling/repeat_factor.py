@@ -10,8 +10,8 @@ import numpy as np
 
 from penstock.data.labels.known import class_names_of, labels_given_or_known
 from penstock.errors import ConfigError
-from penstock.sampling.label_blocks import LabelBlocks
-from penstock.sampling.samplers import IndexSampler, check_positive, digest
+from penstock.sampling.class_items import ClassItems
+from penstock.sampling.samplers import IndexSampler, check_bool, check_positive, digest
 from penstock.warn import users_level
 
 if TYPE_CHECKING:
@@ -35,13 +35,10 @@ class RepeatFactorSampler(IndexSampler):
     To double the threshold is to repeat a rare class sqrt(2) = 1.41 times as often, not twice; only
     with `root=False` it is twice.
 
-    All epochs are equally long: round(sum of r_i). So a learning rate schedule that counts steps
-    stays right. For that the images that come once more are drawn together, by systematic sampling
-    from a random order: each with its own probability, and always the same number of them. What
-    rounding that number adds or takes away, less than one half of an image per epoch, is spread
-    over all images whose r_i is no whole number. So the mean number of times that image i comes is
-    r_i to within that image's part of one half. (Where the fractions sum to less than one half,
-    that is all of it: then none comes once more.)
+    All epochs are equally long: round(sum of r_i). For that the images that come once more are
+    drawn together, by systematic sampling from a random order: each with its own probability, and
+    always the same number of them. What rounding that number adds or takes away is spread over all
+    images whose r_i is no whole number.
 
     Attributes:
         labels: As given or found; not a copy.
@@ -50,9 +47,6 @@ class RepeatFactorSampler(IndexSampler):
         class_frequencies: f(c), float64 of shape (classes,).
         class_repeat_factors: r(c), likewise.
         repeat_factors: r of each image, float64 of shape (samples,).
-        threshold: As given.
-        root: As given.
-        shuffle: As given.
 
     Example:
         >>> boxes = [[0, 0], [0], [0, 1], [0], [], [0], [0], [0], [0]]  # classes of their boxes
@@ -73,7 +67,7 @@ class RepeatFactorSampler(IndexSampler):
         self,
         labels: Any,  # noqa: ANN401 - labels in many forms, or a dataset that knows them
         threshold: float,
-        seed: int = 0,
+        seed: int | None = None,
         *,
         root: bool = True,
         num_samples: int | None = None,
@@ -89,7 +83,7 @@ class RepeatFactorSampler(IndexSampler):
             threshold: The share of images, 0 to 1, from which on a class is not repeated; 0.5 for
                 50 %. LVIS has 0.001, with 1,200 classes. Choose it by `class_frequencies`: below
                 the smallest of them nothing is repeated, and above 1 everything is.
-            seed: Decides the orders.
+            seed: Decides the orders; None: that of the loader.
             root: Whether to take the root.
             num_samples: Indices in an epoch; None is round(sum of r_i). More than that is as many
                 whole epochs, each with draws of its own, and the beginning of another; a part of an
@@ -107,9 +101,8 @@ class RepeatFactorSampler(IndexSampler):
         """
         super().__init__(seed)
         _check_threshold(threshold)
-        for name, flag in (("root", root), ("shuffle", shuffle)):
-            if not isinstance(flag, bool):
-                raise ConfigError(f"{name} should be a boolean value, but got {name}={flag!r}.")
+        check_bool("root", root)
+        check_bool("shuffle", shuffle)
         if num_samples is not None:
             check_positive("num_samples", num_samples)
             num_samples = int(num_samples)
@@ -125,25 +118,17 @@ class RepeatFactorSampler(IndexSampler):
         self._num_samples = num_samples
 
     def _set_factors(self) -> None:
-        blocks = LabelBlocks(self.labels)
-        num_classes = len(blocks.classes)
-        counts = np.zeros(num_classes, np.int64)
-        for block in blocks:
-            once = block.once(num_classes) if blocks.is_ragged else block
-            counts += np.bincount(once.codes, minlength=num_classes)
-        self.classes: NDArray[Any] = blocks.classes
-        self.class_frequencies: NDArray[np.float64] = counts / blocks.num_samples
+        items = ClassItems.of(self.labels)
+        self.classes: NDArray[Any] = items.classes
+        self.class_frequencies: NDArray[np.float64] = items.counts / items.num_samples
         ratios = self.threshold / self.class_frequencies
         self.class_repeat_factors: NDArray[np.float64] = np.maximum(
             1.0, np.sqrt(ratios) if self.root else ratios
         )
-        self.repeat_factors: NDArray[np.float64] = np.ones(blocks.num_samples, np.float64)
-        for block in blocks:
-            factors = self.class_repeat_factors[block.codes]
-            if blocks.is_ragged:
-                np.maximum.at(self.repeat_factors[block.start : block.stop], block.rows, factors)
-            else:
-                self.repeat_factors[block.start : block.stop] = factors
+        self.repeat_factors: NDArray[np.float64] = np.ones(items.num_samples, np.float64)
+        for position in np.flatnonzero(self.class_repeat_factors > 1).tolist():
+            images, factor = items.items_of(position), self.class_repeat_factors[position]
+            self.repeat_factors[images] = np.maximum(self.repeat_factors[images], factor)
 
     @property
     def num_samples(self) -> int:
@@ -208,12 +193,8 @@ def _systematic(
     """Return `num_drawn` different positions, each drawn with about its fraction as probability.
 
     The positions with a fraction are laid out in random order on a line, each as long as its
-    probability; those on which the points u, u + 1, u + 2 … fall are drawn.
-
-    Args:
-        fractions: 0 <= f < 1, shape (n,).
-        num_drawn: The sum of the fractions, rounded.
-        rng: Draws the order and u.
+    probability; those on which the points u, u + 1, u + 2 … fall are drawn. `num_drawn` is the sum
+    of the fractions, rounded.
     """
     candidates = np.flatnonzero(fractions)
     if not num_drawn:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import sys
 import warnings
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.errors import StateError
@@ -24,27 +25,18 @@ __all__ = ["Resumable", "SamplerPosition", "differences"]
 _FORMAT: Final = 1
 
 
+@dataclass(slots=True)
 class SamplerPosition:
-    """Position of one iterator of a sampler.
+    """Position of one iterator of a sampler."""
 
-    Attributes:
-        epoch: Of its order; None if the sampler tells none.
-        given: Items of it that were given.
-        settings: Of the sampler when it was first asked for them: a digest of many samples takes a
-            while, and some loaders ask for a state with every batch.
-        is_begun: Whether an item was asked for.
-        is_torchs: Whether torch's own loader made the iterator.
-        is_told: Whether the sampler was told an epoch after that.
-    """
-
-    def __init__(self, epoch: int | None, given: int = 0, *, is_begun: bool = False) -> None:
-        """Begin at an item."""
-        self.epoch = epoch
-        self.given = given
-        self.settings: dict[str, Any] | None = None
-        self.is_begun = is_begun
-        self.is_torchs = False
-        self.is_told = False
+    epoch: int | None  # of its order; None if the sampler has none
+    given: int = 0  # items of it
+    # Of the sampler when it was first asked for them: a digest of many samples takes a while, and
+    # some loaders ask for a state with every batch.
+    settings: dict[str, Any] | None = None
+    is_begun: bool = False  # whether an item was asked for
+    is_torchs: bool = False  # whether torch's own loader made the iterator
+    is_told: bool = False  # whether the sampler was told an epoch after that
 
     def begin(self, epoch: int | None) -> None:
         """Note that the first item is asked for, in an epoch that may be another by now."""
@@ -87,6 +79,8 @@ class Resumable:
             >>> list(again) == list(indices), len(list(again))
             (True, 5)
         """
+        if (counter := self._counter()) is not self:
+            return counter.state_dict()
         epoch, place = getattr(self, "epoch", None), self._place
         if place is None or place.epoch != epoch:
             place = SamplerPosition(epoch)
@@ -110,7 +104,11 @@ class Resumable:
             StateError: the state is of another sampler, or one with other settings; the message
                 says what differs.
         """
+        if (counter := self._counter()) is not self:
+            counter.load_state_dict(state)
+            return
         epoch, position, saved = _parsed(state)
+        _take_seeds(self, saved)
         if found := differences(saved, self.settings()):
             raise StateError(
                 f"this state was saved by a sampler with another order than this "
@@ -124,7 +122,11 @@ class Resumable:
 
     def forget_state(self) -> None:
         """Let the next `iter()` begin with the first item, whatever state was loaded."""
-        self._place = None
+        self._counter()._place = None
+
+    def _counter(self) -> Resumable:
+        """Return what counts the items that are given: this, or the sampler inside."""
+        return self
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch."""
@@ -193,6 +195,15 @@ class Resumable:
             return False
 
 
+def _take_seeds(sampler: Any, saved: dict[str, Any]) -> None:  # noqa: ANN401
+    """Let samplers without a seed of their own order by that of the loader that the state is of."""
+    if hasattr(sampler, "take_seed") and type(saved.get("seed")) is int:
+        sampler.take_seed(saved["seed"])
+    inner = saved.get("of", saved.get("sampler"))
+    if isinstance(inner, dict):
+        _take_seeds(getattr(sampler, "sampler", None), inner)
+
+
 def _is_asked_by_torch() -> bool:
     """Whether it is torch's loader whose call of `__iter__` led here."""
     frame = sys._getframe(3)  # behind _next_place and __iter__
@@ -200,14 +211,7 @@ def _is_asked_by_torch() -> bool:
 
 
 def differences(saved: Any, here: Any, name: str = "") -> list[str]:  # noqa: ANN401
-    """Return a sentence for each value that is not the same in two trees of dicts.
-
-    Of two things of another "kind" that alone is told: the rest differs with it.
-
-    Example:
-        >>> differences({"sampler": {"seed": 1}}, {"sampler": {"seed": 2}})
-        ['sampler.seed is 1 in the state and 2 here']
-    """
+    """Return a sentence for each value that differs in two trees; of another "kind" that alone."""
     if isinstance(saved, dict) and isinstance(here, dict):
         found: list[str] = []
         of_kind = saved.get("kind") != here.get("kind") and {"kind"} <= saved.keys() & here.keys()

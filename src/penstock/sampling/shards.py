@@ -18,10 +18,13 @@ many there are, and an epoch cannot begin in its middle.
 
 from __future__ import annotations
 
+import contextlib
+import heapq
 import operator
 import os
-from collections.abc import Sequence, Sized
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, NoReturn
+from collections import Counter
+from collections.abc import Mapping, Sequence, Sized
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
 
 import numpy as np
 
@@ -29,34 +32,29 @@ from penstock.data.dataset import Dataset
 from penstock.distributed import current_rank
 from penstock.errors import ConfigError
 from penstock.randomness.keys import Purpose, seed_sequence
-from penstock.sampling.permutation import Permutation
-from penstock.sampling.permutations import Permutations
+from penstock.sampling.distributed import check_pad
+from penstock.sampling.permutation import LARGEST, Permutation, Permutations
 from penstock.sampling.samplers import (
     LONGEST_STORED,
+    ComputedOrder,
     EveryNth,
     IndexSampler,
+    check_bool,
     check_positive,
     digest,
 )
-from penstock.sampling.shard_assignment import (
-    checked_assignment,
-    checked_sizes,
-    loads_of,
-    nodes_of,
-)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from numpy.typing import NDArray
 
     from penstock.data.dataset import Allocator
     from penstock.sampling.samplers import Indices
 
-__all__ = ["AbsentShard", "ShardSampler"]
+__all__ = ["AbsentShard", "ShardSampler", "assign_shards", "length_in", "lengths_in"]
 
 _MOST_STATED: Final = 16  # shards whose lengths a state lists: it stays below 1 KB
-_LOCAL_VARIABLES: Final = ("LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 
 class AbsentShard(Dataset[Any]):
@@ -78,29 +76,17 @@ class AbsentShard(Dataset[Any]):
 
     #: What is not read draws nothing: beside it, the shards that are there are read as they can be.
     is_drawless: bool = True
-    can_get_batch: bool = True
 
     def __init__(self, length: int) -> None:
-        """Set the number of samples.
-
-        Args:
-            length: 0 or more.
-
-        Raises:
-            ConfigError: no such length.
-        """
-        self._length = _length(0, length)
+        """Set the number of samples, 0 or more."""
+        self._length = length_in("shard 0", length)
 
     def __len__(self) -> int:
         """Return the number of samples."""
         return self._length
 
     def __getitem__(self, index: int) -> NoReturn:
-        """Raise.
-
-        Raises:
-            LookupError: always.
-        """
+        """Raise `LookupError`."""
         raise self._absent(index)
 
     def _absent(self, index: int) -> LookupError:
@@ -111,11 +97,11 @@ class AbsentShard(Dataset[Any]):
         )
 
     def __getitems__(self, indices: Sequence[int]) -> NoReturn:
-        """Raise, as `__getitem__`."""
+        """Raise `LookupError`."""
         raise self._absent(int(indices[0]))
 
     def get_batch(self, indices: NDArray[np.int64], alloc: Allocator) -> NoReturn:
-        """Raise, as `__getitem__`."""
+        """Raise `LookupError`."""
         raise self._absent(int(indices[0]))
 
 
@@ -143,18 +129,11 @@ class ShardSampler(IndexSampler):
         "none"    every sample once, ranks are uneven: for validation
 
     These numbers are the same in every epoch. With "epoch", shards of the same size change places
-    by chance, and the nodes change their sets; which sizes lie together stays.
-
-    Memory is some 50 bytes per shard, whatever the number of samples.
+    by chance, and the nodes change their sets; which sizes lie together stays. Memory is some 50
+    bytes per shard.
 
     Attributes:
         lengths: Samples of each shard, int64 (shards,). Do not write.
-        num_nodes: As chosen, like the three that follow.
-        node: This one.
-        ranks_per_node: On every node.
-        local_rank: This one.
-        open_shards: As given.
-        pad: As given.
 
     Example:
         >>> nodes = [ShardSampler([2, 2, 2, 2], num_nodes=2, node=node, open_shards=1)
@@ -169,7 +148,7 @@ class ShardSampler(IndexSampler):
         self,
         source: Any,  # noqa: ANN401 - lengths, shards, or a dataset of them
         *,
-        seed: int = 0,
+        seed: int | None = None,
         num_nodes: int | None = None,
         node: int | None = None,
         ranks_per_node: int | None = None,
@@ -184,7 +163,7 @@ class ShardSampler(IndexSampler):
         Args:
             source: The shards' lengths, or the shards, in the order of the dataset; or the
                 `ConcatDataset` of them. The same on all ranks.
-            seed: Decides the orders. The same on all ranks.
+            seed: Decides the orders. The same on all ranks. None: that of the loader.
             num_nodes: Number of nodes, at least 1. None asks torchrun's variables, for `node` too:
                 give both or neither.
             node: This one, 0 <= node < num_nodes.
@@ -204,41 +183,31 @@ class ShardSampler(IndexSampler):
                 is not "none".
         """
         super().__init__(seed)
-        self.lengths = checked_sizes(_lengths_of(source))
+        lengths = lengths_in(source, "ShardSampler", "shard")
+        self.lengths = np.array(list(lengths.values()), np.int64)
         self.num_nodes, self.node, self.ranks_per_node, self.local_rank = _chosen_place(
             num_nodes, node, ranks_per_node, local_rank
         )
         check_positive("open_shards", open_shards)
-        if pad not in ("repeat", "drop", "none"):
-            raise ConfigError(f"pad should be 'repeat', 'drop' or 'none', but got pad={pad!r}.")
-        if not isinstance(shuffle, bool):
-            raise ConfigError(f"shuffle should be a boolean value, but got shuffle={shuffle!r}.")
+        check_pad(pad)
+        check_bool("shuffle", shuffle)
         self.shuffle = shuffle
         self.open_shards = operator.index(open_shards)
         self.pad = pad
         self.is_fixed: bool = assignment != "epoch"
-        self._node_of = self._assigned(assignment)
-        #: Samples of each node; with "epoch", of each set, which the nodes take by turns.
-        self._totals = loads_of(self._node_of, self.lengths, self.num_nodes)
+        self._node_of = (
+            _nodes_of(self.lengths, self.num_nodes)
+            if isinstance(assignment, str) and assignment in ("fixed", "epoch")
+            else _given_nodes(assignment, len(self.lengths), self.num_nodes)
+        )
+        # Samples of each node; with "epoch", of each set, which the nodes take by turns.
+        self._totals = _loads_of(self._node_of, self.lengths, self.num_nodes)
         # Of the places of a global order in which nodes take turns, this rank's are those of rank
         # `local_rank * num_nodes + node`: they do not depend on the number of ranks.
         self.rank = self.local_rank * self.num_nodes + self.node
         self.num_replicas = self.num_nodes * self.ranks_per_node
-        self._check_nodes()
-
-    def _assigned(self, assignment: object) -> NDArray[np.int32]:
-        if isinstance(assignment, str):
-            if assignment not in ("fixed", "epoch"):
-                raise ConfigError(
-                    "assignment should be 'fixed', 'epoch' or a list of each node's shards, but "
-                    f"got assignment={assignment!r}."
-                )
-            return nodes_of(self.lengths, self.num_nodes)
-        return checked_assignment(assignment, len(self.lengths), self.num_nodes)
-
-    def _check_nodes(self) -> None:
         empty = np.flatnonzero(self._totals == 0)
-        if empty.size and self.pad != "none":
+        if empty.size and pad != "none":
             raise ConfigError(
                 f"{empty.size} of {self.num_nodes} nodes would have no sample ({len(self.lengths)} "
                 f"shards, {np.count_nonzero(self.lengths)} of them with samples), and all ranks "
@@ -381,7 +350,7 @@ def _group_sizes(num_shards: int, most: int) -> NDArray[np.int64]:
     return np.diff(bounds)
 
 
-class _ShardOrder:
+class _ShardOrder(ComputedOrder):
     """The samples of shards, group after group, mixed within each; not stored."""
 
     def __init__(
@@ -391,13 +360,9 @@ class _ShardOrder:
         group_sizes: NDArray[np.int64],
         keys: list[tuple[int, ...]] | None,
     ) -> None:
-        """Put shards in a row.
+        """Put `shards`, of all that have `lengths`, in a row.
 
-        Args:
-            lengths: Of all shards of the dataset.
-            shards: Those of this order, in turn.
-            group_sizes: How many of them make each group.
-            keys: Decide the order within each group; None leaves the samples as they lie.
+        `keys` decide the order within each group; None leaves the samples as they lie.
         """
         own = lengths[shards]
         stops = np.zeros(len(shards) + 1, np.int64)
@@ -408,15 +373,11 @@ class _ShardOrder:
         bounds = np.zeros(len(group_sizes) + 1, np.int64)
         np.cumsum(group_sizes, out=bounds[1:])
         self._group_bounds = stops[bounds]
+        super().__init__(int(stops[-1]))
         self._keys = keys
 
-    def __len__(self) -> int:
-        return int(self._group_bounds[-1])
-
-    def __getitem__(self, which: slice | NDArray[np.int64]) -> NDArray[np.int64]:
-        if isinstance(which, slice):
-            which = np.arange(*which.indices(len(self)), dtype=np.int64)
-        places = which if self._keys is None else self._mixed(which, self._keys)
+    def at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        places = positions if self._keys is None else self._mixed(positions, self._keys)
         shards = np.searchsorted(self._shard_stops, places, side="right")
         return np.asarray(places + self._moves[shards], np.int64)
 
@@ -433,25 +394,10 @@ class _ShardOrder:
         return np.asarray(first + orders.at(which, places - first))
 
 
-class _Place(NamedTuple):
-    """Which of the processes that train together this one is.
-
-    Attributes:
-        num_nodes: At least 1.
-        node: This one.
-        ranks_per_node: At least 1.
-        local_rank: This one.
-    """
-
-    num_nodes: int
-    node: int
-    ranks_per_node: int
-    local_rank: int
-
-
 def _chosen_place(
     num_nodes: int | None, node: int | None, ranks_per_node: int | None, local_rank: int | None
-) -> _Place:
+) -> tuple[int, int, int, int]:
+    """Return the four, those that were not given as torchrun's variables say."""
     for one, other, value, beside in (
         ("num_nodes", "node", num_nodes, node),
         ("ranks_per_node", "local_rank", ranks_per_node, local_rank),
@@ -479,14 +425,14 @@ def _chosen_place(
     ):
         if not 0 <= value < stop:
             raise ConfigError(f"{name} should be 0 to {stop - 1}, but got {name}={value}.")
-    numbers = (num_nodes, node, ranks_per_node, local_rank)
-    return _Place(*map(operator.index, numbers))  # of numpy's integers there would be no JSON
+    # Of numpy's integers there would be no JSON.
+    return int(num_nodes), int(node), int(ranks_per_node), int(local_rank)
 
 
 def _local_rank(*, is_needed: bool) -> tuple[int, int]:
     """Return rank and number of ranks on this node, as torchrun says."""
-    texts = [os.environ.get(name) for name in _LOCAL_VARIABLES]
-    if None in texts:
+    texts = {name: os.environ.get(name) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE")}
+    if None in texts.values():
         if is_needed and current_rank().world_size > 1:
             raise ConfigError(
                 f"this is one of {current_rank().world_size} ranks, but which of them share a node "
@@ -495,11 +441,11 @@ def _local_rank(*, is_needed: bool) -> tuple[int, int]:
             )
         return 0, 1
     try:
-        local_rank, ranks = (int(text) for text in texts if text is not None)
+        local_rank, ranks = (int(text or "") for text in texts.values())
     except ValueError:
         local_rank, ranks = -1, 0
     if not 0 <= local_rank < ranks:
-        told = ", ".join(f"{k}={v!r}" for k, v in zip(_LOCAL_VARIABLES, texts, strict=True))
+        told = ", ".join(f"{name}={text!r}" for name, text in texts.items())
         raise ConfigError(
             f"the environment has {told}, but LOCAL_RANK should be an integer from 0 to "
             "LOCAL_WORLD_SIZE - 1. torchrun sets both; or give ranks_per_node and local_rank."
@@ -507,29 +453,186 @@ def _local_rank(*, is_needed: bool) -> tuple[int, int]:
     return local_rank, ranks
 
 
-def _lengths_of(source: Any) -> list[int] | NDArray[Any]:  # noqa: ANN401
-    # Torch's ConcatDataset and ours have both.
+def lengths_in(source: Any, who: str, what: str) -> dict[Any, int]:  # noqa: ANN401
+    """Return the lengths of datasets, or the lengths that were given, by name or number.
+
+    The source is a list or dict of datasets or of lengths, or a `ConcatDataset`, ours or torch's;
+    `who` and `what` are for the message.
+    """
+    # A StackDataset has `datasets` too, side by side.
     parts = source.datasets if hasattr(source, "cumulative_sizes") else source
-    if isinstance(parts, np.ndarray):
-        return parts
-    if not isinstance(parts, (list, tuple)):
+    if isinstance(parts, Mapping):
+        pairs: Iterable[tuple[Any, Any]] = parts.items()
+    elif isinstance(parts, (list, tuple)) or getattr(parts, "ndim", 0) == 1:
+        pairs = enumerate(parts)
+    else:
         # Anything else that can be iterated may be one dataset, and would be read through here.
         raise ConfigError(
-            "ShardSampler takes a list of shards, or of their lengths, or a ConcatDataset of them; "
-            f"got {type(source).__name__}."
+            f"{who} takes a list or dict of {what}s, or of their lengths, or a ConcatDataset of "
+            f"them; got {type(source).__name__}."
         )
-    return [_length(number, part) for number, part in enumerate(parts)]
+    lengths = {name: length_in(f"{what} {name!r}", part) for name, part in pairs}
+    if not 0 < sum(lengths.values()) <= LARGEST:
+        raise ConfigError(
+            f"{len(lengths)} {what}s have {sum(lengths.values())} samples in all: there should be "
+            "one or more, and at most 2**62."
+        )
+    return lengths
 
 
-def _length(number: int, shard: object) -> int:
-    if not isinstance(shard, (bool, str)):
-        try:
-            length = len(shard) if isinstance(shard, Sized) else operator.index(shard)  # type: ignore[arg-type]
-        except TypeError:
-            length = -1
-        if length >= 0:
-            return length
-    raise ConfigError(
-        f"shard {number} should be a dataset with a length, or the length, 0 or more; got "
-        f"{shard!r:.80}."
-    )
+def length_in(what: str, value: object) -> int:
+    """Return a length that was given, or that of a dataset that was given."""
+    length = -1
+    if not isinstance(value, (bool, str)):
+        with contextlib.suppress(TypeError):
+            length = len(value) if isinstance(value, Sized) else operator.index(value)  # type: ignore[arg-type]
+    if length < 0:
+        raise ConfigError(
+            f"{what} should be a dataset with a length, or the length, 0 or more; got "
+            f"{value!r:.80}."
+        )
+    return length
+
+
+# Which node has which shards: balanced, and with few moves when the number of nodes changes. Shards
+# are first spread by a consistent hash of their numbers, and then the nodes with most samples hand
+# shards to those with fewest until they differ by no more than one shard.
+#
+# Rejected: *rendezvous hashing*, which takes a hash for each pair of shard and node. Nodes are
+# numbers here, so that jump hashing moves as few shards, in some ln(nodes) steps for all of them at
+# once. *Dealing them out by turns* (shard i to node i mod n): with another n nearly all move.
+
+
+def assign_shards(
+    sizes: Sequence[int] | NDArray[np.integer[Any]], num_nodes: int
+) -> list[list[int]]:
+    """Deal shards out to nodes, about as many samples to each.
+
+    A pure function of the arguments. No node has more samples than another by more than the largest
+    shard has. With another number of nodes most shards stay where they are: of S shards of one
+    size, a node more or less moves some S / nodes of them, which have to move, and a few per cent
+    for the balance. A new node takes the next number; one that is lost gives its number to another.
+
+    Args:
+        sizes: Samples of each shard, 0 or more; or bytes, if these are to be balanced.
+        num_nodes: At least 1.
+
+    Returns:
+        For each node the numbers of its shards, ascending. With fewer shards than nodes, some have
+        none.
+
+    Raises:
+        ConfigError: one of the above does not hold.
+
+    Example:
+        >>> assign_shards([100, 100, 100, 100, 100, 40], num_nodes=2)
+        [[1, 4, 5], [0, 2, 3]]
+
+    Reference:
+        Lamping, Veach: A fast, minimal memory, consistent hash algorithm. arXiv 1406.2294, 2014.
+    """
+    check_positive("num_nodes", num_nodes)
+    node_of = _nodes_of(_checked_sizes(sizes), int(num_nodes))
+    return [np.flatnonzero(node_of == node).tolist() for node in range(num_nodes)]
+
+
+def _checked_sizes(sizes: Any) -> NDArray[np.int64]:  # noqa: ANN401
+    return np.array(list(lengths_in(sizes, "assign_shards", "shard").values()), np.int64)
+
+
+def _given_nodes(given: Any, num_shards: int, num_nodes: int) -> NDArray[np.int32]:  # noqa: ANN401
+    """Return the node of each shard, given the shards of each node."""
+    try:
+        nodes = [[operator.index(shard) for shard in own] for own in given]
+    except TypeError:
+        raise ConfigError(
+            "assignment should be 'fixed', 'epoch' or a list of each node's shards, but got "
+            f"{given!r:.80}."
+        ) from None
+    if len(nodes) != num_nodes:
+        raise ConfigError(f"assignment names {len(nodes)} nodes, but there are {num_nodes}.")
+    times = Counter(shard for own in nodes for shard in own)
+    wrong = [n for n in {*range(num_shards), *times} if times[n] != 1 or not 0 <= n < num_shards]
+    if wrong:
+        raise ConfigError(
+            f"assignment should name each of the shards 0 to {num_shards - 1} once, but shard "
+            f"{wrong[0]} is named {times[wrong[0]]} times ({len(wrong)} such)."
+        )
+    node_of = np.empty(num_shards, np.int32)
+    for node, own in enumerate(nodes):
+        node_of[own] = node
+    return node_of
+
+
+def _nodes_of(sizes: NDArray[np.int64], num_nodes: int) -> NDArray[np.int32]:
+    """Return the node of each shard: consistent hashing, and then what moves balance takes."""
+    hashes = _mixed_bits(np.arange(len(sizes), dtype=np.uint64))
+    node_of = _jump_hash(hashes, num_nodes)
+    loads = _loads_of(node_of, sizes, num_nodes).tolist()
+    largest = int(sizes.max())
+    # The smallest load on top, and the largest: entries that are out of date are passed over.
+    least = [(load, node) for node, load in enumerate(loads)]
+    most = [(-load, node) for node, load in enumerate(loads)]
+    heapq.heapify(least)
+    heapq.heapify(most)
+    order = np.lexsort((hashes, sizes, node_of))
+    bounds = np.searchsorted(node_of[order], np.arange(num_nodes + 1))
+    received: list[list[tuple[int, int]]] = [[] for _ in range(num_nodes)]
+    stops = bounds[1:].tolist()
+    while True:
+        while least[0][0] != loads[least[0][1]]:
+            heapq.heappop(least)
+        while -most[0][0] != loads[most[0][1]]:
+            heapq.heappop(most)
+        low, high = least[0][1], most[0][1]
+        if loads[high] - loads[low] <= largest:
+            return node_of
+        # Its largest shard: all that it has are smaller than the difference, so that the sum of
+        # the squares falls with each move, and the fewest moves are made.
+        own = int(order[stops[high] - 1]) if stops[high] > bounds[high] else -1
+        got = received[high]
+        if own < 0 or (got and -got[0][0] > sizes[own]):
+            shard = heapq.heappop(got)[1]
+        else:
+            shard = own
+            stops[high] -= 1
+        size = int(sizes[shard])
+        node_of[shard] = low
+        heapq.heappush(received[low], (-size, shard))
+        for node, change in ((high, -size), (low, size)):
+            loads[node] += change
+            heapq.heappush(least, (loads[node], node))
+            heapq.heappush(most, (-loads[node], node))
+
+
+def _loads_of(
+    node_of: NDArray[np.int32], sizes: NDArray[np.int64], num_nodes: int
+) -> NDArray[np.int64]:
+    """Return the samples of each node."""
+    loads = np.zeros(num_nodes, np.int64)
+    np.add.at(loads, node_of, sizes)
+    return loads
+
+
+def _mixed_bits(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return 64 bits for each number that look like chance (the finaliser of SplitMix64)."""
+    mixed = numbers + np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))
+
+
+def _jump_hash(keys: NDArray[np.uint64], num_nodes: int) -> NDArray[np.int32]:
+    """Return a node for each key; with one node more, 1 / nodes of them move, all to that one."""
+    keys = keys.copy()
+    node_of = np.zeros(len(keys), np.int32)
+    moving = np.arange(len(keys))
+    nodes = np.zeros(len(keys), np.int64)
+    while len(moving):
+        node_of[moving] = nodes
+        keys = keys * np.uint64(2862933555777941757) + np.uint64(1)
+        chance = ((keys >> np.uint64(33)) + np.uint64(1)).astype(np.float64)
+        nodes = ((nodes + 1) * (float(1 << 31) / chance)).astype(np.int64)
+        still = nodes < num_nodes
+        moving, nodes, keys = moving[still], nodes[still], keys[still]
+    return node_of

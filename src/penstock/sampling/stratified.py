@@ -26,24 +26,12 @@ def stratified_parts(
     that lacks most of it, and so on with the class that is the rarest of those left. A part without
     the class comes before one that has it. So of one class per sample each part has what its share
     says, up or down by less than the number of parts, and at least one where the class has as many
-    samples as there are parts. With several classes per sample that holds of the rarest class, and
-    nearly of the others. Samples without a class come last, and even out the sizes.
-
-    Args:
-        labels: One class of each sample, or the classes of each.
-        shares: Of the parts, above 0; their sum is 1.
-        seed: Decides which samples of a class go where.
-
-    Returns:
-        int64, shape (samples,).
-
-    Example:
-        >>> stratified_parts(np.array([0] * 8 + [1] * 2), [0.5, 0.5], 0).tolist().count(1)
-        5
+    samples as there are parts. Samples without a class come last, and even out the sizes. The
+    shares sum to 1.
 
     Reference:
         Sechidis, Tsoumakas and Vlahavas, "On the Stratification of Multi-Label Data", ECML PKDD
-        2011.
+            2011.
     """
     if not isinstance(labels, RaggedArray):
         classes = np.unique(labels, return_inverse=True)[1]

@@ -81,7 +81,7 @@ def column_of(index: Index, name: str) -> NDArray[np.int64] | RaggedArray:
         raise ConfigError(
             f"column {name!r} is that of {said['num_objects']:,} objects, and the store has "
             f"{len(labels.values):,}: samples were left out when it was packed. "
-            f"labels_of(dataset, column={name!r}, scan=True) reads it from every sample once."
+            f"labels_of(dataset, get_label=lambda sample: sample[{name!r}]) reads every sample."
         )
     else:
         try:
@@ -144,14 +144,14 @@ def _no_column(index: Index, name: str, packed: Mapping[str, Any]) -> str:
             f"has {name!r}: fields of the image itself are no columns."
         )
     # Annotations were asked for it when they were packed, and do not have it.
-    scan = (
-        f" Of samples that are dicts with {name!r}, labels_of(dataset, column={name!r}, scan=True) "
-        "reads it."
+    read = (
+        f" Of samples that are dicts with {name!r}, labels_of(dataset, get_label=lambda sample: "
+        f"sample[{name!r}]) reads it."
     )
     return (
         f"there is no column {name!r}; {there}. Make the dataset with attributes=[{name!r}] (VOC, "
         f"imglab) or classes=[…] (landmark lists); pack XML by `penstock pack SRC DST --objects "
-        f"--attributes {name}`.{'' if COLUMNS in index.metadata else scan}"
+        f"--attributes {name}`.{'' if COLUMNS in index.metadata else read}"
     )
 
 

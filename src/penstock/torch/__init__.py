@@ -4,40 +4,39 @@
 One line of a program changes:
 
     from penstock.torch import DataLoader    # was: from torch.utils.data import DataLoader
+
+Datasets and samplers are torch's own classes.
 """
 
 from __future__ import annotations
 
 from torch.utils.data import (
+    BatchSampler,
     ChainDataset,
+    ConcatDataset,
     Dataset,
+    DistributedSampler,
     IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    StackDataset,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
     default_collate,
     default_convert,
     get_worker_info,
-)
-
-from penstock.data.dataset import IterableDataset as PlainIterableDataset
-from penstock.torch.datasets import (
-    ConcatDataset,
-    StackDataset,
-    Subset,
-    TensorDataset,
     random_split,
 )
+
+import penstock.torch.datasets  # noqa: F401 - registers how torch's are read by the batch
+from penstock.data.dataset import IterableDataset as PlainIterableDataset
 from penstock.torch.device.prefetcher import DevicePrefetcher
 from penstock.torch.images import NormalizeImages
 from penstock.torch.loader import DataLoader
 from penstock.torch.replacement import install, uninstall
-from penstock.torch.samplers import (
-    BatchSampler,
-    DistributedSampler,
-    RandomSampler,
-    Sampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
 
 __all__ = [
     "BatchSampler",

@@ -4,8 +4,7 @@
 Where torch indexes a tensor once per sample and stacks the pieces, one gather writes the rows
 straight into the batch's memory. `get_batch` returns what torch's `default_collate` makes of the
 samples, and falls back on exactly that wherever one gather is not known to give the same. Importing
-this module also registers the readers of torch's own classes and of plain tensors, so a dataset
-made elsewhere is read in the same way.
+this module registers the readers of torch's classes and of plain tensors.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import torch
 import torch.utils.data as stock
-from torch.utils.data import ChainDataset, Dataset, IterableDataset, default_collate
-from torch.utils.data import random_split as stock_random_split
+from torch.utils.data import default_collate
 
+from penstock.data.combinators import UnlikeBatchesError, read_parts
 from penstock.data.dataset import (
     BatchReader,
     batch_reader,
@@ -28,28 +27,17 @@ from penstock.data.dataset import (
     register_combinator,
     register_drawless,
 )
-from penstock.randomness.samples import renumbered_samples
-from penstock.summary import Summarized
 from penstock.torch.collate import empty_tensor
 from penstock.torch.leaves import tensor_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from numpy.typing import NDArray
 
     from penstock.data.dataset import Allocator
 
-__all__ = [
-    "ChainDataset",
-    "ConcatDataset",
-    "Dataset",
-    "IterableDataset",
-    "StackDataset",
-    "Subset",
-    "TensorDataset",
-    "random_split",
-]
+__all__: list[str] = []
 
 _NUMPY_DTYPES: Final[dict[torch.dtype, type[np.generic]]] = {
     torch.bool: np.bool_,
@@ -66,132 +54,6 @@ _NUMPY_DTYPES: Final[dict[torch.dtype, type[np.generic]]] = {
 }
 # All others (what numpy lacks, and the unsigned that index_select lacks) as integers of their size.
 _CARRIERS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-class TensorDataset(Summarized, stock.TensorDataset):
-    """torch's `TensorDataset`; a batch is one gather per tensor.
-
-    Example:
-        >>> data = TensorDataset(torch.arange(6).view(3, 2), torch.tensor([7, 8, 9]))
-        >>> data.get_batch(np.array([2, -3]), np.empty)
-        [tensor([[4, 5],
-                [0, 1]]), tensor([9, 7])]
-    """
-
-    _shows = ("length", "tensors")
-
-    @property
-    def can_get_batch(self) -> bool:
-        """Whether all tensors are plain, dense ones in main memory that need no gradient."""
-        return _can_gather_all(self)
-
-    def get_batch(self, indices: NDArray[np.int64], alloc: Allocator) -> Any:  # noqa: ANN401 - a batch tree
-        """Return the rows at `indices` of each tensor, a list of tensors in memory from `alloc`.
-
-        Raises:
-            IndexError: an index is outside -length <= index < length, or there is none.
-        """
-        return _read_tensors(self, indices, alloc)
-
-
-class StackDataset(Summarized, stock.StackDataset[Any]):
-    """torch's `StackDataset`; a batch is its datasets' batches.
-
-    Example:
-        >>> data = StackDataset(x=TensorDataset(torch.arange(3)), y=TensorDataset(torch.zeros(3)))
-        >>> data.get_batch(np.array([2]), np.empty)
-        {'x': [tensor([2])], 'y': [tensor([0.])]}
-    """
-
-    _shows = ("length", "datasets")
-
-    @property
-    def can_get_batch(self) -> bool:
-        """Whether all datasets can be read by the batch."""
-        return _can_read_stack(self)
-
-    def get_batch(self, indices: NDArray[np.int64], alloc: Allocator) -> Any:  # noqa: ANN401 - a batch tree
-        """Return the datasets' batches: a list, or a dict by name."""
-        return _read_stack(self, indices, alloc)
-
-
-class ConcatDataset(Summarized, stock.ConcatDataset[Any]):
-    """torch's `ConcatDataset`; a batch is gathered from each of its datasets at once.
-
-    Example:
-        >>> tens = TensorDataset(torch.arange(3) * 10)
-        >>> data = ConcatDataset([TensorDataset(torch.arange(3)), tens])
-        >>> data.get_batch(np.array([5, 0, 3]), np.empty)
-        [tensor([20,  0,  0])]
-    """
-
-    _shows = ("length", "datasets")
-
-    @property
-    def can_get_batch(self) -> bool:
-        """Whether all datasets can be read by the batch."""
-        return _can_read_concat(self)
-
-    def get_batch(self, indices: NDArray[np.int64], alloc: Allocator) -> Any:  # noqa: ANN401 - a batch tree
-        """Return the samples at `indices` as one batch, of each dataset's share in its rows.
-
-        Raises:
-            ValueError: an index is smaller than -length.
-            IndexError: an index is not smaller than length, or there is none.
-        """
-        return _read_concat(self, indices, alloc)
-
-
-class Subset(Summarized, stock.Subset[Any]):
-    """torch's `Subset`; a batch is the whole dataset's batch at the chosen indices.
-
-    Example:
-        >>> part = Subset(TensorDataset(torch.arange(10) * 10), [7, 3])
-        >>> part.get_batch(np.array([1, 0]), np.empty)
-        [tensor([30, 70])]
-    """
-
-    _shows = ("length", "dataset")
-
-    @property
-    def can_get_batch(self) -> bool:
-        """Whether the dataset can be read by the batch."""
-        return _can_read_subset(self)
-
-    def get_batch(self, indices: NDArray[np.int64], alloc: Allocator) -> Any:  # noqa: ANN401 - a batch tree
-        """Return the dataset's batch at `self.indices[indices]`.
-
-        Raises:
-            IndexError: an index is outside the subset, or the subset's is outside the dataset.
-        """
-        return _read_subset(self, indices, alloc)
-
-
-def random_split(
-    dataset: Dataset[Any],
-    lengths: Sequence[int | float],
-    generator: torch.Generator | None = torch.default_generator,
-) -> list[stock.Subset[Any]]:
-    """Split a dataset at random, with the draws of torch's `random_split`.
-
-    Args:
-        dataset: Has a length.
-        lengths: Samples per part, summing to the length; or fractions summing to 1.
-        generator: Of the permutation; one is drawn.
-
-    Returns:
-        One `Subset` (of this module) for each length.
-
-    Raises:
-        ValueError: the lengths or fractions do not add up, or one is out of range.
-
-    Example:
-        >>> generator = torch.Generator().manual_seed(0)
-        >>> [len(part) for part in random_split(range(10), [0.7, 0.3], generator)]
-        [7, 3]
-    """
-    parts = stock_random_split(dataset, lengths, generator=generator)
-    return [Subset(part.dataset, part.indices) for part in parts]
 
 
 def _collated(dataset: Any, indices: NDArray[np.int64]) -> Any:  # noqa: ANN401
@@ -332,47 +194,23 @@ def _read_concat(
     wrong = indices[(indices < -length) | (indices >= length)][:1]
     if len(indices) == 0 or len(wrong):
         return _collated(dataset, indices if len(wrong) == 0 else wrong)  # raises as torch does
-    chosen = np.where(indices < 0, indices + length, indices)
-    sizes = np.asarray(dataset.cumulative_sizes)
-    numbers = np.searchsorted(sizes, chosen, side="right")
-    inner = chosen - np.concatenate(([0], sizes))[numbers]
-    asked = np.unique(numbers).tolist()
-    if len(asked) == 1:  # nothing to bring into order
-        return _read(dataset.datasets[asked[0]], inner, alloc)
-    positions = [np.flatnonzero(numbers == number) for number in asked]
-    shares = []
-    for number, rows in zip(asked, positions, strict=True):
-        with renumbered_samples(rows):
-            shares.append(_read(dataset.datasets[number], inner[rows], np.empty))
+
+    def joined(leaves: list[Any], positions: list[NDArray[np.intp]]) -> torch.Tensor:
+        first = leaves[0]
+        if any(
+            not _can_gather(leaf) or leaf.shape[1:] != first.shape[1:] or leaf.dtype != first.dtype
+            for leaf in leaves
+        ):
+            raise UnlikeBatchesError
+        return _scatter(leaves, [torch.from_numpy(rows) for rows in positions], alloc)
+
+    def read(part: int, offsets: NDArray[np.int64], into: Allocator) -> Any:  # noqa: ANN401
+        return _read(dataset.datasets[part], offsets, into)
+
     try:
-        return _merge(shares, [torch.from_numpy(rows) for rows in positions], alloc)
-    except _UnlikeError:
+        return read_parts(indices, dataset.cumulative_sizes, read, joined, alloc)
+    except UnlikeBatchesError:
         return _collated(dataset, indices)
-
-
-class _UnlikeError(Exception):
-    """Batches of two datasets differ in structure, shape or dtype, or hold more than tensors."""
-
-
-def _merge(batches: list[Any], positions: list[torch.Tensor], alloc: Allocator) -> Any:  # noqa: ANN401
-    """One batch of several that are alike, rows of batches[i] at positions[i]."""
-    first = batches[0]
-    if any(type(batch) is not type(first) for batch in batches):
-        raise _UnlikeError
-    if type(first) is dict:
-        if any(list(batch) != list(first) for batch in batches):
-            raise _UnlikeError
-        return {key: _merge([batch[key] for batch in batches], positions, alloc) for key in first}
-    if type(first) is list:
-        if any(len(batch) != len(first) for batch in batches):
-            raise _UnlikeError
-        return [_merge(list(column), positions, alloc) for column in zip(*batches, strict=True)]
-    if any(
-        not _can_gather(batch) or batch.shape[1:] != first.shape[1:] or batch.dtype != first.dtype
-        for batch in batches
-    ):
-        raise _UnlikeError
-    return _scatter(batches, positions, alloc)
 
 
 def _scatter(
@@ -407,11 +245,7 @@ _register(stock.ConcatDataset, _can_read_concat, _read_concat)
 _register(stock.Subset, _can_read_subset, _read_subset)
 
 register_combinator(stock.StackDataset, _parts)
-register_combinator(StackDataset, _parts)
 register_combinator(stock.ConcatDataset, lambda concat: concat.datasets)
-register_combinator(ConcatDataset, lambda concat: concat.datasets)
 register_combinator(stock.Subset, lambda subset: [subset.dataset])
-register_combinator(Subset, lambda subset: [subset.dataset])
 register_drawless(torch.Tensor)
 register_drawless(stock.TensorDataset)
-register_drawless(TensorDataset)

@@ -9,7 +9,7 @@ of its number. To resume one exactly, its draws are kept in the loader's state:
 - other samplers of torch draw from their generator or torch's global one, anybody else's perhaps
   from `random` and numpy as well: the states that these had when the epoch began are kept, 3 to 10
   KB of text;
-- orders without draws need nothing: those of our samplers, which have seeds of their own, of lists,
+- orders without draws need nothing: those of our samplers, which have seeds, of lists,
   of torch's `SequentialSampler` and `DistributedSampler`. A `generator=` of the loader is kept all
   the same, as the base seeds of the epochs to come are drawn from it.
 
@@ -31,9 +31,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler
-from torch.utils.data import DistributedSampler as TorchDistributedSampler
-from torch.utils.data import RandomSampler as TorchRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
 
 from penstock.errors import StateError
 from penstock.indices import Description, NotifiedEpoch, SeededIndices, tell_epoch, with_inner
@@ -44,9 +48,7 @@ from penstock.sampling import IndexSampler
 from penstock.sampling.sampler_state import Resumable
 from penstock.torch.samplers import (
     STOCK_SAMPLERS,
-    DistributedSampler,
     OrderSeed,
-    RandomSampler,
     index_batches,
     seeded_sampler,
     stock_indices,
@@ -63,7 +65,6 @@ __all__ = ["UnseededIndices"]
 _DRAWLESS: Final = (
     SequentialSampler,
     DistributedSampler,
-    TorchDistributedSampler,
     BatchSampler,
     list,
     tuple,
@@ -244,7 +245,7 @@ class UnseededIndices:
         private |= {id(own): own for own in owners if isinstance(own, torch.Generator)}
         own = owners[0]
         found = _torch_generators(private)
-        draws_number = self._is_stock and type(self._inner) in (RandomSampler, TorchRandomSampler)
+        draws_number = self._is_stock and type(self._inner) is RandomSampler
         if not isinstance(own, torch.Generator) and not draws_number:
             default = torch.default_generator
             found.append(_Generator("torch", default.get_state, default.set_state, False))

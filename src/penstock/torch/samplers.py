@@ -1,48 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch's samplers, drawing the same at the same moments, without a Python list of it all.
+"""The orders of torch's samplers, drawn at the same moments, without a Python list of it all.
 
-torch turns a permutation into a list before the first index is used: 36 bytes an index. The classes
-here keep the int64 tensor and make Python integers a few thousand at a time; `index_batches` makes
-none at all.
+torch turns a permutation into a list before the first index is used: 36 bytes an index. Here it
+stays an int64 array, cut into batches.
 
 Guarantee: every generator, the global one too, is in the same state after the same number of steps
-as with torch's own classes. Drawing earlier or later would change the random numbers that a user
+as with torch's own loader. Drawing earlier or later would change the random numbers that a user
 draws between two batches.
 """
 
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
-from torch.utils.data import BatchSampler, Sampler, SequentialSampler
-from torch.utils.data import DistributedSampler as TorchDistributedSampler
-from torch.utils.data import RandomSampler as TorchRandomSampler
-from torch.utils.data import SubsetRandomSampler as TorchSubsetRandomSampler
-from torch.utils.data import WeightedRandomSampler as TorchWeightedRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 from penstock import sampling
 from penstock.engine.plan import mark_user_array
-from penstock.summary import Summarized
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
-    from torch.utils.data import Dataset
 
 __all__ = [
     "STOCK_SAMPLERS",
-    "BatchSampler",
-    "DistributedSampler",
     "OrderSeed",
-    "RandomSampler",
-    "Sampler",
-    "SequentialSampler",
-    "SubsetRandomSampler",
-    "WeightedRandomSampler",
     "index_batches",
     "seeded_sampler",
     "stock_indices",
@@ -55,98 +48,8 @@ _CHUNK: Final = 4096
 _DRAWS: Final = 32
 
 
-class RandomSampler(Summarized, TorchRandomSampler):
-    """torch's `RandomSampler`, holding its permutation as an int64 tensor.
-
-    Example:
-        >>> sampler = RandomSampler(range(4), generator=torch.Generator().manual_seed(0))
-        >>> sorted(sampler)
-        [0, 1, 2, 3]
-    """
-
-    _shows_unless: ClassVar = {"replacement": False}
-
-    def __iter__(self) -> Iterator[int]:
-        """Yield the indices of one epoch; nothing is drawn before the first is asked for."""
-        return _ints(_random_chunks(self))
-
-
-class SubsetRandomSampler(Summarized, TorchSubsetRandomSampler):
-    """torch's `SubsetRandomSampler`, holding its permutation as an int64 tensor.
-
-    Example:
-        >>> sorted(SubsetRandomSampler([3, 5, 9]))
-        [3, 5, 9]
-    """
-
-    def __iter__(self) -> Iterator[int]:
-        """Yield the given indices in random order, drawn when the first is asked for."""
-        for position in _ints(_permutation_chunks(self)):
-            yield self.indices[position]
-
-
-class WeightedRandomSampler(Summarized, TorchWeightedRandomSampler):
-    """torch's `WeightedRandomSampler`, holding its draws as an int64 tensor.
-
-    Example:
-        >>> list(WeightedRandomSampler([0.0, 1.0, 0.0], num_samples=3))
-        [1, 1, 1]
-    """
-
-    _shows_unless: ClassVar = {"replacement": True}
-
-    def __iter__(self) -> Iterator[int]:
-        """Yield the indices of one epoch; nothing is drawn before the first is asked for."""
-        return _ints(_weighted_chunks(self))
-
-
-class DistributedSampler(Summarized, TorchDistributedSampler[Any]):
-    """torch's `DistributedSampler`, holding this rank's share alone, as an int64 array.
-
-    It takes datasets. To deal out the order of a sampler is `penstock.sampling.DistributedSampler`.
-
-    Example:
-        >>> [list(DistributedSampler(range(5), 2, rank, shuffle=False)) for rank in (0, 1)]
-        [[0, 2, 4], [1, 3, 0]]
-    """
-
-    _shows = ("length", "rank", "num_replicas", "seed", "epoch")
-    _shows_unless: ClassVar = {"shuffle": True, "drop_last": False}
-
-    def __init__(
-        self,
-        dataset: Dataset[Any],
-        num_replicas: int | None = None,
-        rank: int | None = None,
-        shuffle: bool = True,
-        seed: int = 0,
-        drop_last: bool = False,
-    ) -> None:
-        """As torch's.
-
-        Raises:
-            TypeError: the dataset is a sampler of Penstock's, of which torch would shuffle the
-                positions, and so undo what it balances.
-        """
-        if isinstance(dataset, sampling.Sampler):
-            raise TypeError(
-                f"torch's DistributedSampler takes a dataset, but got a {type(dataset).__name__}: "
-                "it would deal out its positions, not its indices. "
-                "penstock.sampling.DistributedSampler deals out the order of any sampler."
-            )
-        super().__init__(dataset, num_replicas, rank, shuffle, seed, drop_last)
-
-    def __iter__(self) -> Iterator[int]:
-        """Return an iterator over this rank's indices; the order is drawn now."""
-        return _ints(_distributed_chunks(self))
-
-
 class OrderSeed:
-    """The number that torch's `RandomSampler` draws for an epoch's order.
-
-    Attributes:
-        value: None until it is drawn.
-    """
+    """The number that torch's `RandomSampler` draws for an epoch's order; None until it is."""
 
     def __init__(self, value: int | None = None) -> None:
         """Keep a number that was drawn before, or the one that will be."""
@@ -232,16 +135,11 @@ def _check_length(sampler: Any, length: int) -> None:  # noqa: ANN401
 _CHUNKS: Final[dict[type, Callable[[Any], Iterator[NDArray[np.int64]]]]] = {
     SequentialSampler: _sequential_chunks,
     RandomSampler: _random_chunks,
-    TorchRandomSampler: _random_chunks,
     WeightedRandomSampler: _weighted_chunks,
-    TorchWeightedRandomSampler: _weighted_chunks,
     DistributedSampler: _distributed_chunks,
-    TorchDistributedSampler: _distributed_chunks,
     SubsetRandomSampler: _permutation_chunks,
-    TorchSubsetRandomSampler: _permutation_chunks,
 }
 STOCK_SAMPLERS: Final = frozenset(_CHUNKS)
-_SUBSETS: Final = (SubsetRandomSampler, TorchSubsetRandomSampler)
 
 
 def _chunks_of(sampler: Any, seed: OrderSeed | None) -> Iterator[NDArray[np.int64]]:  # noqa: ANN401
@@ -252,7 +150,7 @@ def _chunks_of(sampler: Any, seed: OrderSeed | None) -> Iterator[NDArray[np.int6
 def stock_indices(sampler: Any, seed: OrderSeed | None = None) -> Iterator[object]:  # noqa: ANN401
     """Return an iterator over the indices of one of `STOCK_SAMPLERS`, as `iter(sampler)` does."""
     indices = _ints(_chunks_of(sampler, seed))
-    if type(sampler) in _SUBSETS:
+    if type(sampler) is SubsetRandomSampler:
         return map(mark_user_array, (sampler.indices[position] for position in indices))
     return indices
 
@@ -263,9 +161,9 @@ def index_batches(
 ) -> Iterator[object]:
     """Return an iterator over a batch sampler's batches, as int64 arrays where its order is known.
 
-    That is: a plain `BatchSampler` over one of the samplers of this module or of torch. Subclasses,
-    which may order as they like, and all other iterables are simply iterated. Either way batches
-    hold the same indices as `iter(batch_sampler)`, and every generator is used at the same moments.
+    That is: a plain `BatchSampler` over one of torch's samplers. Subclasses, which may order as
+    they like, and all other iterables are simply iterated. Either way batches hold the same indices
+    as `iter(batch_sampler)`, and every generator is used at the same moments.
 
     Args:
         batch_sampler: Yields batches of indices.
@@ -290,7 +188,7 @@ def _batches(batch_sampler: Any, seed: OrderSeed | None) -> Iterator[object]:  #
     sampler = batch_sampler.sampler
     chunks = _chunks_of(sampler, seed)
     batches = _split(chunks, batch_sampler.batch_size, drop_last=batch_sampler.drop_last)
-    if type(sampler) not in _SUBSETS:
+    if type(sampler) is not SubsetRandomSampler:
         yield from batches
         return
     yield from _select(sampler.indices, batches)
@@ -358,17 +256,17 @@ def seeded_sampler(sampler: Any, seed: int) -> Any:  # noqa: ANN401 - any sample
         return sampling.BatchSampler(inner, sampler.batch_size, sampler.drop_last)
     if kind is SequentialSampler:
         return sampling.SequentialSampler(sampler.data_source)
-    if kind in (RandomSampler, TorchRandomSampler):
+    if kind is RandomSampler:
         source, number = sampler.data_source, sampler._num_samples
         return sampling.RandomSampler(source, sampler.replacement, number, seed)
-    if kind in (WeightedRandomSampler, TorchWeightedRandomSampler):
+    if kind is WeightedRandomSampler:
         weights = sampler.weights.detach().cpu().numpy()
         return sampling.WeightedRandomSampler(
             weights, sampler.num_samples, sampler.replacement, seed
         )
-    if kind in _SUBSETS and (subset := _as_int64(sampler.indices)) is not None:
+    if kind is SubsetRandomSampler and (subset := _as_int64(sampler.indices)) is not None:
         return sampling.SubsetRandomSampler(subset, seed)
-    if kind in (DistributedSampler, TorchDistributedSampler):
+    if kind is DistributedSampler:
         return _TorchShare(sampler)
     return sampler
 

@@ -8,8 +8,8 @@ import pytest
 import torch.utils.data as torch_data
 
 from penstock.data import ConcatDataset, Subset
+from penstock.data.labels.known import _Search as LabelSearch
 from penstock.data.labels.known import class_names_of, known_labels, labels_given_or_known
-from penstock.data.labels.search import LabelSearch
 from penstock.data.ragged import RaggedArray
 from penstock.errors import ConfigError
 
@@ -127,7 +127,7 @@ def test_of_several_class_columns_one_has_to_be_named():
     assert LabelSearch("coarse").find(dataset).tolist() == [0, 0]
     search = LabelSearch("kind")
     assert search.find(dataset) is None
-    assert "there is no column 'kind'; there are fine, coarse" in search.report()
+    assert "there is no column 'kind'; there are fine, coarse" in search.reasons[0]
 
 
 def test_subsets_and_concatenations_of_them_are_looked_through():

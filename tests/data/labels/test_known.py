@@ -24,13 +24,9 @@ from penstock.data import (
     Subset,
     random_split,
 )
-from penstock.data.labels.known import (
-    as_labels,
-    class_names_of,
-    known_labels,
-    labels_given_or_known,
-)
-from penstock.data.labels.search import LabelSearch
+from penstock.data.labels.known import _Search as LabelSearch
+from penstock.data.labels.known import class_names_of, known_labels, labels_given_or_known
+from penstock.data.labels.values import NotLabelsError, to_labels
 from penstock.data.ragged import RaggedArray
 from penstock.errors import ConfigError
 
@@ -88,7 +84,7 @@ def test_labels_are_found_in_what_datasets_keep(attributes):
         {"labels": [1, 2, 3]},
         {"samples": PAIRS[:3]},
         {"get_labels": lambda: [1, 2, 3]},
-        {"targets": [1, 2, 3, 4], "samples": PAIRS[:3]},  # one of the two is out of date
+        {"targets": [1, 2, 3], "samples": PAIRS},  # one of the two is out of date
         {"samples": [("a.jpg", "a.png")] * 4},
         {"samples": ["a.jpg"] * 4},
         {"samples": [("a.jpg", 0), ("b.jpg", None), ("c.jpg", 0), ("d.jpg", 0)]},
@@ -338,7 +334,7 @@ def test_rows_are_taken_and_joined_as_lists_are():
     ids=lambda value: None,
 )
 def test_rows_are_taken_in_every_form(given_as, rows):
-    assert rows_of(as_labels(given_as)) == rows
+    assert rows_of(to_labels(given_as)) == rows
     assert rows_of(labels_given_or_known(given_as, "Sampler")) == rows
 
 
@@ -348,25 +344,22 @@ def test_rows_are_taken_in_every_form(given_as, rows):
     ids=lambda value: type(value).__name__,
 )
 def test_what_is_no_labels_is_not_taken_for_them(value):
-    assert as_labels(value) is None
+    with pytest.raises(NotLabelsError):
+        to_labels(value)
 
 
 def test_labels_that_a_pandas_column_holds_are_taken():
     pandas = pytest.importorskip("pandas")
-    assert as_labels(pandas.Series([2, 1])).tolist() == [2, 1]
-    assert as_labels(pandas.Series(["a", "b"])).tolist() == ["a", "b"]
-    assert as_labels(pandas.Series(["a", "b", "a"]).astype("category")).tolist() == ["a", "b", "a"]
-    assert as_labels(pandas.Series([1.0, None])) is None
+    assert to_labels(pandas.Series([2, 1])).tolist() == [2, 1]
+    assert to_labels(pandas.Series(["a", "b"])).tolist() == ["a", "b"]
+    assert to_labels(pandas.Series(["a", "b", "a"]).astype("category")).tolist() == ["a", "b", "a"]
+    with pytest.raises(NotLabelsError):
+        to_labels(pandas.Series([1.0, None]))
 
 
 def test_given_labels_that_are_none_are_refused_with_what_they_are():
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=r"this list is a list of float\. If it holds samples, "):
         labels_given_or_known([0.5, 1.5], "RepeatFactorSampler")
-    assert str(caught.value) == (
-        "RepeatFactorSampler takes one label per sample (integers, bools or strings), a list of "
-        "class numbers per sample, or a dataset; this list is a list of float. If it holds "
-        "samples, give RepeatFactorSampler the result of `penstock.labels_of(dataset, scan=True)`."
-    )
 
 
 def test_a_dataset_that_does_not_tell_is_refused_with_what_was_looked_for():
@@ -374,13 +367,10 @@ def test_a_dataset_that_does_not_tell_is_refused_with_what_was_looked_for():
     with pytest.raises(ConfigError) as caught:
         labels_given_or_known(ConcatDataset([dataset]), "ClassBalancedSampler")
     message = str(caught.value)
-    assert message.startswith(
-        "ClassBalancedSampler cannot tell the labels of the samples of ConcatDataset without "
-        "reading them: "
-    )
+    assert message.startswith("ClassBalancedSampler cannot see the labels of the samples of Concat")
     assert "in Images: `targets` is a list of float; " in message
-    assert "in ConcatDataset: dataset 0 (Images) tells none" in message
-    assert "`ClassBalancedSampler(penstock.labels_of(dataset, scan=True), ...)`" in message
+    assert "in ConcatDataset: dataset 0 (Images) has none" in message
+    assert "`penstock.labels_of(dataset, get_label=lambda sample: sample[1])`" in message
 
 
 def test_a_dataset_that_is_a_list_gives_its_own_labels():
@@ -444,7 +434,7 @@ def test_our_own_datasets_tell_their_labels_and_names(data_dir):
 @pytest.mark.parametrize(
     ("others", "said"),
     [
-        ([np.array([9, 8, 9])], "2 of its parts may be the classes"),
+        ([np.array([9, 8, 9])], "2 parts that may be the classes"),
         ([np.array([0.5, 1.5, 2.5])], "the last of its arrays is of type float64"),
         ([np.array([[1, 5], [7, 0], [2, 2]])], "the last of its arrays is of shape"),
     ],
@@ -543,14 +533,14 @@ def test_other_rows_are_classes(rows):
 
 
 def test_sets_are_classes_and_bools_columns():
-    assert rows_of(as_labels([{0, 1}, {1, 0}])) == [[0, 1], [0, 1]]
-    assert rows_of(as_labels([(True, False), (False, True)])) == [[0], [1]]
+    assert rows_of(to_labels([{0, 1}, {1, 0}])) == [[0, 1], [0, 1]]
+    assert rows_of(to_labels([(True, False), (False, True)])) == [[0], [1]]
 
 
 def test_rows_of_one_are_one_label_each():
-    assert as_labels([[3], [0], [1]]).tolist() == [3, 0, 1]
-    assert as_labels([torch.tensor([3]), torch.tensor([0])]).tolist() == [3, 0]
-    assert as_labels([["b"], ["a"]]).tolist() == ["b", "a"]
+    assert to_labels([[3], [0], [1]]).tolist() == [3, 0, 1]
+    assert to_labels([torch.tensor([3]), torch.tensor([0])]).tolist() == [3, 0]
+    assert to_labels([["b"], ["a"]]).tolist() == ["b", "a"]
 
 
 def test_names_of_the_classes_do_not_speak_against_valid_targets():

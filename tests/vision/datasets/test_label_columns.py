@@ -20,9 +20,7 @@ from penstock.data.labels.known import class_names_of
 from penstock.errors import ConfigError, StoreError
 from penstock.sampling import (
     BalancedBatchSampler,
-    ClassAwareSampler,
     ClassBalancedSampler,
-    DynamicBalancedSampler,
     RepeatFactorSampler,
     balance_report,
 )
@@ -141,8 +139,8 @@ def test_every_sampler_balances_by_a_column(stored):
     assert report.images.before.tolist() == [1, 3, 1]
     assert report.images.after.tolist() == [3, 3, 3]
     for sampler in (
-        DynamicBalancedSampler(stored, 3, column="pose"),
-        ClassAwareSampler(stored, column="pose"),
+        ClassBalancedSampler(stored, (0, 1), num_epochs=3, column="pose"),
+        ClassBalancedSampler(stored, samples_per_class=1, column="pose"),
         RepeatFactorSampler(stored, 0.5, column="pose"),
         BalancedBatchSampler(stored, 3, 1, column="pose"),
     ):
@@ -214,10 +212,9 @@ def test_a_column_that_is_not_there_is_an_error_that_names_those_that_are(tmp_pa
     assert "no column 'gender'; there are 'name', 'difficult', 'occluded', 'pose'" in message
     assert "attributes=['gender']" in message
     assert "name what holds them by `column=`" not in message  # it was just done
-    assert "scan=True" not in message  # samples do not have it either
-    with pytest.raises(ConfigError, match="no column 'gender'") as refused:
+    assert "get_label" not in message  # samples do not have it either
+    with pytest.raises(ConfigError, match="no column 'gender'"):
         ClassBalancedSampler(faces, column="gender")
-    assert "scan=True" not in str(refused.value)
 
 
 def test_a_store_of_other_samples_is_read_only_where_these_are_dicts_with_the_field(tmp_path):
@@ -227,8 +224,6 @@ def test_a_store_of_other_samples_is_read_only_where_these_are_dicts_with_the_fi
     with pytest.raises(ConfigError, match="--objects --attributes pose") as told:
         labels_of(texts, column="pose")
     assert "Of samples that are dicts with 'pose'" in str(told.value)
-    with pytest.raises(ConfigError, match=r"is a tuple of 2, without 'pose'"):
-        labels_of(texts, column="pose", scan=True, cache=False)
     texts.close()
 
 
@@ -265,10 +260,8 @@ def test_a_store_in_which_samples_were_left_out_has_to_be_read(tmp_path):
     faces = faces_of_list(tmp_path)
     packed = pack(faces, f"lmdb:{tmp_path}/a.lmdb", limit=4)
     part = StoreDataset(packed.address, decode=EncodedImage)
-    with pytest.raises(ConfigError, match=r"column='pose', scan=True"):
+    with pytest.raises(ConfigError, match=r"get_label=lambda sample: sample\['pose'\]"):
         labels_of(part, column="pose")
-    found = labels_of(part, column="pose", scan=True, cache=False, num_workers=0)
-    assert found.tolist() == labels_of(faces, column="pose")[:4].tolist()
     part.close()
 
 
@@ -279,10 +272,8 @@ def test_datasets_whose_columns_are_numbered_differently_are_not_joined(tmp_path
     ]
     apart = ConcatDataset(both)
     for dataset in (apart, ConcatDataset([both[0], ConcatDataset([both[1]])])):
-        for scan in (False, True):
-            with pytest.raises(ConfigError, match="number the texts of 'pose' differently") as told:
-                labels_of(dataset, column="pose", scan=scan, cache=False)
-            assert "scan=True" not in str(told.value)
+        with pytest.raises(ConfigError, match="number the texts of 'pose' differently"):
+            labels_of(dataset, column="pose")
     with pytest.raises(ConfigError, match="number the texts of 'pose' differently"):
         ClassBalancedSampler(apart, column="pose")
     alike = [

@@ -11,7 +11,7 @@ from tests.vision.annotation_files import one_image, painted, thing, write_photo
 
 from penstock.data import Subset
 from penstock.errors import StoreError
-from penstock.sampling import AspectRatioBatchSampler
+from penstock.sampling import BucketBatchSampler
 from penstock.stores import StoreDataset, pack
 from penstock.stores.records import EncodedImage
 from penstock.vision.datasets.annotated import AnnotatedImages
@@ -45,7 +45,7 @@ def test_sizes_and_names_are_there_from_the_index_alone(tmp_path, dataset):
     pack(dataset, address)
     packed = PackedAnnotations(address)
     packed.store.get_many = None  # no record is read
-    sampler = AspectRatioBatchSampler(packed, batch_size=2)
+    sampler = BucketBatchSampler(packed, 2, key="aspect_ratio")
     assert sorted(index for batch in sampler for index in batch) == [0, 1, 2, 3]
     del packed.store.get_many
     assert not packed.sizes_px.flags.writeable

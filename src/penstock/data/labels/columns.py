@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from penstock.data.labels.parts import chosen_labels
 from penstock.data.labels.values import (
     NotLabelsError,
     check_no_columns,
-    rows_of_texts,
+    chosen_labels,
     to_labels,
+    to_rows,
 )
 from penstock.data.ragged import RaggedArray
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["class_column", "has_columns", "labels_of_column"]
 
 _NAMES: Final = ("label", "labels", "target", "targets")
-_INTEGERS: Final = ("int", "uint")
 
 
 class _Column(NamedTuple):
@@ -57,19 +56,16 @@ def class_column(dataset: Any, wanted: str | None = None) -> _Column | None:  # 
     It is the only one whose feature is a `ClassLabel`, or a list of them; a whole column goes
     before a field within one, as `objects.category` is. Without any it is the one called "label",
     "labels", "target" or "targets".
-
-    Args:
-        dataset: With features.
-        wanted: Its name, if the user gave it; "column.field" for a field.
-
-    Raises:
-        NotLabelsError: there are several, or none of the given name.
     """
     columns = [
         column for name, feature in dataset.features.items() for column in _leaves((name,), feature)
     ]
     if wanted is not None:
-        return _named(columns, wanted)
+        for column in columns:
+            if column.name == wanted:
+                return column
+        names = ", ".join(column.name for column in columns)
+        raise NotLabelsError(f"there is no column {wanted!r}; there are {names}")
     classes = [column for column in columns if column.is_class]
     whole = [column for column in classes if len(column.path) == 1]
     if len(whole or classes) > 1:
@@ -94,27 +90,14 @@ def _leaves(path: tuple[str, ...], feature: Any) -> Iterator[_Column]:  # noqa: 
         yield from _leaves((*path, name), inner)
 
 
-def _named(columns: list[_Column], wanted: str) -> _Column:
-    for column in columns:
-        if column.name == wanted:
-            return column
-    names = ", ".join(column.name for column in columns)
-    raise NotLabelsError(f"there is no column {wanted!r}; there are {names}")
-
-
 def labels_of_column(
     dataset: Any,  # noqa: ANN401
     wanted: str | None = None,
 ) -> NDArray[Any] | RaggedArray:
     """Return what the column of the classes holds, in the order of the dataset's rows.
 
-    That order is the dataset's own, after `select`, `shuffle`, `sort` and the like.
-
-    Returns:
-        Shape (rows,), or a `RaggedArray`; without a copy where the table is in one piece.
-
-    Raises:
-        NotLabelsError: no column can be told for it, or it does not hold labels.
+    That order is the dataset's own, after `select`, `shuffle`, `sort` and the like. No copy is made
+    where the table is in one piece.
     """
     column = class_column(dataset, wanted)
     if column is None:
@@ -134,16 +117,16 @@ def labels_of_column(
 
 
 def _read(column: Any, fields: tuple[str, ...]) -> NDArray[Any] | RaggedArray:  # noqa: ANN401
-    if not fields and str(column.type).startswith(_INTEGERS) and not column.null_count:
+    if not fields and str(column.type).startswith(("int", "uint")) and not column.null_count:
         integers: NDArray[Any] = column.to_numpy()
         return integers
     pieces = [_unnested(chunk, fields) for chunk in column.chunks]
     if not pieces:
         return np.empty(0, np.int64)
-    values = np.concatenate([piece.values for piece in pieces])
-    if pieces[0].counts is None:
+    values = np.concatenate([values for values, _ in pieces])
+    if pieces[0][1] is None:
         return to_labels(values)
-    counts = np.concatenate([piece.counts for piece in pieces])
+    counts = np.concatenate([counts for _, counts in pieces])
     if values.dtype.kind in "fb" and len(set(counts.tolist())) == 1:  # a number for every class
         return to_labels(values.reshape(len(counts), -1))
     flat = to_labels(values)
@@ -151,35 +134,29 @@ def _read(column: Any, fields: tuple[str, ...]) -> NDArray[Any] | RaggedArray:  
         raise NotLabelsError("lists of lists")
     if len(counts) and (counts == 1).all():
         return flat
-    return check_no_columns(rows_of_texts(flat, counts))
+    return check_no_columns(to_rows(flat, counts))
 
 
-class _Piece(NamedTuple):
-    values: NDArray[Any]
-    counts: NDArray[np.int64] | None  # per row, where rows are lists
-
-
-def _unnested(chunk: Any, fields: tuple[str, ...]) -> _Piece:  # noqa: ANN401 - an Arrow array
-    """Follow the names of fields down through structs and one list."""
+def _unnested(
+    chunk: Any,  # noqa: ANN401 - an Arrow array
+    fields: tuple[str, ...],
+) -> tuple[NDArray[Any], Any]:
+    """Follow fields down through structs and one list; return values, and counts of a row's."""
     counts = None
     while True:
         if chunk.null_count:
             raise NotLabelsError(f"without a value in {chunk.null_count} rows")
         kind = str(chunk.type)
         if kind.startswith("struct") and fields:
-            chunk, fields = _field(chunk, fields[0]), fields[1:]
+            names = [field.name for field in chunk.type]
+            chunk, fields = chunk.flatten()[names.index(fields[0])], fields[1:]
         elif "list" in kind.split("<")[0] and counts is None:
             counts = _counts(chunk)
             chunk = chunk.flatten()
         elif "<" in kind:
             raise NotLabelsError(f"of type {kind}")
         else:
-            return _Piece(chunk.to_numpy(zero_copy_only=False), counts)
-
-
-def _field(chunk: Any, name: str) -> Any:  # noqa: ANN401
-    names = [field.name for field in chunk.type]
-    return chunk.flatten()[names.index(name)]
+            return chunk.to_numpy(zero_copy_only=False), counts
 
 
 def _counts(chunk: Any) -> NDArray[np.int64]:  # noqa: ANN401

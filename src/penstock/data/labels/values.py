@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Labels as people hand them over: arrays, lists, lists of lists, one-hot rows, tensors."""
+"""Labels in the forms that users have: arrays, lists, lists of lists, one-hot rows, tensors."""
 
 from __future__ import annotations
 
 import array
 import itertools
 import re
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import numpy as np
 
@@ -14,29 +14,36 @@ from penstock.data.packed_list import PackedList
 from penstock.data.ragged import RaggedArray
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import ArrayLike, NDArray
 
+    Labels: TypeAlias = NDArray[Any] | RaggedArray
+
 __all__ = [
     "NotLabelsError",
+    "Objects",
     "TextRows",
     "are_paths",
-    "as_labels",
     "check_no_columns",
+    "chosen_labels",
+    "joined_labels",
+    "labels_by_objects",
     "numbered",
-    "rows_of_texts",
     "to_labels",
+    "to_rows",
 ]
 
+Objects = Literal["all", "first", "rarest"]
+
 _FILE_NAME: Final = re.compile(r".+\.[A-Za-z]\w{1,4}")
-_KINDS: Final = "biuUS"  # booleans, integers, strings
 _ROWS: Final = (list, tuple, set, frozenset, np.ndarray)
 _LONGEST: Final = 500  # characters; numpy keeps every text as long as the longest
+_TWO_KINDS: Final = "texts in some of its datasets and numbers in others"
 
 
 class NotLabelsError(Exception):
-    """Something is no labels; the message says what it is instead."""
+    """Something is no labels; the message says what it is instead, after "it is"."""
 
 
 class TextRows(RaggedArray):
@@ -48,53 +55,24 @@ class TextRows(RaggedArray):
         self.names = names
 
 
-def as_labels(value: Any) -> NDArray[Any] | RaggedArray | None:  # noqa: ANN401
-    """Return labels that were given in any of the usual forms; None if they are none.
+def to_labels(value: Any) -> Labels:  # noqa: ANN401
+    """Return labels that were given in any of the usual forms.
 
     One label per sample: a list, array or tensor of integers, bools or strings, on any device. A
-    column of shape (n, 1) counts as one.
-
-    Several per sample: a `RaggedArray`; a list of lists (or arrays), which are taken as class
-    numbers or texts; or a two-dimensional array of zeros and ones (or rows of bools), where column
-    c stands for class c. Texts in rows are numbered, in their sorted order, by each call for what
-    it was given: numbers of two calls are not to be compared. Rows of integers that are all of one
-    width above one and hold only 0 and 1 are none of these: they might be either. Rows of one
-    entry each are one label per sample.
-
-    Returns:
-        Integers, bools or strings of shape (n,), the array itself if one was given; or rows of
-        class numbers.
-
-    Example:
-        >>> as_labels(["cat", "dog"])
-        array(['cat', 'dog'], dtype='<U3')
-        >>> list(as_labels([[2, 0], []]))
-        [array([2, 0]), array([], dtype=int64)]
-        >>> list(as_labels(np.array([[1, 0, 1], [0, 0, 0]])))
-        [array([0, 2]), array([], dtype=int64)]
-        >>> as_labels([0.5, 1.5]) is None
-        True
-    """
-    try:
-        return to_labels(value)
-    except NotLabelsError:
-        return None
-
-
-def to_labels(value: Any) -> NDArray[Any] | RaggedArray:  # noqa: ANN401
-    """Return what `as_labels` does.
+    column of shape (n, 1) counts as one. Several per sample: a `RaggedArray`; a list of lists, sets
+    or arrays of class numbers or texts; or a two-dimensional array of zeros and ones (or rows of
+    bools), where column c stands for class c. Texts in rows are numbered in their sorted order.
+    Rows of one entry each are one label per sample.
 
     Raises:
-        NotLabelsError: it is none of the forms; the message goes on a sentence "it is ...".
+        NotLabelsError: it is none of the forms.
     """
     if isinstance(value, RaggedArray):
         return value
     if isinstance(value, (list, tuple, PackedList)):
-        labels = _of_list(value if isinstance(value, list) else list(value))
-        is_told = isinstance(labels, RaggedArray) and _is_told(value[0])
-        return labels if is_told else check_no_columns(labels)
+        return _of_list(list(value))
     if getattr(value, "ndim", 1) > 2:  # before reading what may be a file's
-        raise NotLabelsError(f"of shape {tuple(getattr(value, 'shape', ()))}")
+        raise NotLabelsError(f"of shape {tuple(value.shape)}")
     return _of_array(_as_array(value))
 
 
@@ -104,14 +82,12 @@ def _as_array(value: Any) -> NDArray[Any]:  # noqa: ANN401
     if not isinstance(value, (range, array.array)) and not hasattr(type(value), "__array__"):
         raise NotLabelsError(f"a {type(value).__qualname__}, not an array or a list")
     try:
-        if hasattr(value, "detach") and hasattr(value, "cpu"):  # a tensor
-            value = value.detach().cpu()
-        return np.asarray(value)
+        return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
     except Exception as error:
         raise NotLabelsError(f"a {type(value).__qualname__} that is no array: {error}") from error
 
 
-def _of_array(values: NDArray[Any]) -> NDArray[Any] | RaggedArray:
+def _of_array(values: NDArray[Any]) -> Labels:
     if values.ndim == 2:
         return _of_array(values[:, 0]) if values.shape[1] == 1 else _of_one_hot(values)
     if values.ndim != 1:
@@ -120,7 +96,7 @@ def _of_array(values: NDArray[Any]) -> NDArray[Any] | RaggedArray:
         return to_labels(values.tolist())
     if values.dtype.kind == "f":
         raise NotLabelsError(f"of type {values.dtype}: floats are no classes")
-    if values.dtype.kind not in _KINDS:
+    if values.dtype.kind not in "biuUS":
         raise NotLabelsError(f"of type {values.dtype}, not integers, bools or strings")
     return values
 
@@ -131,27 +107,33 @@ def _of_one_hot(values: NDArray[Any]) -> RaggedArray:
         raise NotLabelsError(
             f"of shape {values.shape} with other values than 0 and 1, so not one column per class"
         )
-    rows, classes = np.nonzero(is_set)
-    return RaggedArray(classes, _offsets(np.bincount(rows, minlength=len(values))))
+    return RaggedArray(np.nonzero(is_set)[1], _offsets(is_set.sum(axis=1)))
 
 
-def _of_list(items: list[Any]) -> NDArray[Any] | RaggedArray:
+def _of_list(items: list[Any]) -> Labels:
     if not items:
         return np.empty(0, np.int64)
     kinds = set(map(type, items))
     if all(issubclass(kind, (int, np.integer, np.bool_)) for kind in kinds):
-        return _of_array(_integers(items))
+        return _of_integers(items)
     if all(issubclass(kind, str) for kind in kinds):
         if (longest := max(map(len, items))) > _LONGEST:
             raise NotLabelsError(f"a list of texts of up to {longest} characters, not of names")
         return np.array(items, np.str_)
-    if all(issubclass(kind, _ROWS) or hasattr(kind, "detach") for kind in kinds):
-        return _of_items(items)
-    names = sorted(kind.__qualname__ for kind in kinds)
-    raise NotLabelsError(f"a list of {' and '.join(names[:4])}")
+    if any(hasattr(kind, "detach") for kind in kinds):
+        return _of_list([_as_array(item) if hasattr(item, "detach") else item for item in items])
+    if not all(issubclass(kind, _ROWS) for kind in kinds):
+        names = sorted(kind.__qualname__ for kind in kinds)
+        raise NotLabelsError(f"a list of {' and '.join(names[:4])}")
+    dimensions = {item.ndim if isinstance(item, np.ndarray) else 1 for item in items}
+    if dimensions == {0}:
+        return _of_array(np.array([item.item() for item in items]))
+    if dimensions != {1}:
+        raise NotLabelsError(f"a list of arrays of {sorted(dimensions)} dimensions")
+    return _of_rows(items)
 
 
-def _integers(items: list[Any]) -> NDArray[Any]:
+def _of_integers(items: list[Any]) -> NDArray[Any]:
     try:
         integers = np.asarray(items)
     except OverflowError:
@@ -161,26 +143,15 @@ def _integers(items: list[Any]) -> NDArray[Any]:
     return integers
 
 
-def _of_items(items: list[Any]) -> NDArray[Any] | RaggedArray:
-    """Return labels of tensors, arrays or lists: each a single value, or each a row."""
-    if any(hasattr(item, "detach") for item in items):
-        items = [_as_array(item) if hasattr(item, "detach") else item for item in items]
-    dimensions = {item.ndim for item in items if isinstance(item, np.ndarray)}
-    if dimensions == {0} and all(isinstance(item, np.ndarray) for item in items):
-        return _of_array(np.array([item.item() for item in items]))
-    if not dimensions <= {1}:
-        raise NotLabelsError(f"a list of arrays of {sorted(dimensions)} dimensions")
-    return _of_rows(items)
-
-
-def _of_rows(rows: list[Any]) -> NDArray[Any] | RaggedArray:
+def _of_rows(rows: list[Any]) -> Labels:
     counts = np.fromiter(map(len, rows), np.int64, len(rows))
-    if all(isinstance(row, np.ndarray) for row in rows):
-        filled = [row for row in rows if len(row)]  # an empty one is often of floats
-        flat = _of_array(np.concatenate(filled)) if filled else np.empty(0, np.int64)
+    filled = [row for row in rows if len(row)]  # an empty array is often of floats
+    if filled and all(isinstance(row, np.ndarray) for row in filled):
+        flat = _of_array(np.concatenate(filled))
     else:
-        items = list(itertools.chain.from_iterable(map(_plain, rows)))
-        if any(issubclass(kind, _ROWS) for kind in set(map(type, items))):
+        plain = (sorted(row) if isinstance(row, (set, frozenset)) else row for row in filled)
+        items = list(itertools.chain.from_iterable(plain))
+        if any(isinstance(item, _ROWS) for item in items):
             raise NotLabelsError("a list of lists of lists")
         flat = _of_list(items)
     if isinstance(flat, RaggedArray):
@@ -189,53 +160,31 @@ def _of_rows(rows: list[Any]) -> NDArray[Any] | RaggedArray:
         if len(set(counts.tolist())) > 1:
             raise NotLabelsError("rows of bools of different lengths")
         return _of_one_hot(flat.reshape(len(rows), -1))
-    if len(counts) and (counts == 1).all():  # a column
+    if (counts == 1).all():
         return flat
-    return rows_of_texts(flat, counts)
+    labels = to_rows(flat, counts)
+    return labels if isinstance(rows[0], (set, frozenset)) else check_no_columns(labels)
 
 
-def rows_of_texts(flat: NDArray[Any], counts: NDArray[np.int64]) -> RaggedArray:
-    """Return rows of class numbers; `TextRows` where the classes are texts.
-
-    Args:
-        flat: The classes of all rows, one row after the other.
-        counts: How many each row has.
-
-    Raises:
-        NotLabelsError: a number beyond int64.
-    """
+def to_rows(flat: NDArray[Any], counts: NDArray[np.int64]) -> RaggedArray:
+    """Return rows of `counts` class numbers each; `TextRows` where the classes are texts."""
     if flat.dtype.kind not in "US":
         return RaggedArray(numbered(flat), _offsets(counts))
     names, codes = np.unique(flat, return_inverse=True)
     return TextRows(codes, _offsets(counts), names)
 
 
-def _is_told(row: Any) -> bool:  # noqa: ANN401
-    """Whether rows like it are columns, being bools, or classes, being sets."""
-    return (
-        isinstance(row, (set, frozenset))
-        or str(getattr(row, "dtype", "")).endswith("bool")
-        or (
-            isinstance(row, (list, tuple)) and len(row) > 0 and isinstance(row[0], (bool, np.bool_))
-        )
-    )
-
-
-def check_no_columns(labels: NDArray[Any] | RaggedArray) -> NDArray[Any] | RaggedArray:
+def check_no_columns(labels: RaggedArray) -> RaggedArray:
     """Return labels as they are, unless they are rows of as many zeros and ones.
 
-    One cannot see whether these are two classes or one column per class, and a wrong guess would
+    Whether these are two classes or one column per class cannot be seen, and a wrong guess would
     go unseen.
-
-    Raises:
-        NotLabelsError: they are; the message says how to tell which.
     """
-    if not isinstance(labels, RaggedArray) or isinstance(labels, TextRows) or len(labels) < 2:
+    if isinstance(labels, TextRows) or len(labels) < 2:
         return labels
     width = int(labels.offsets[1])
-    if width < 2 or len(labels.values) != width * len(labels):
-        return labels
-    if (np.diff(labels.offsets) != width).any() or not np.isin(labels.values, (0, 1)).all():
+    is_even = width > 1 and not (np.diff(labels.offsets) != width).any()
+    if not is_even or not np.isin(labels.values, (0, 1)).all():
         return labels
     raise NotLabelsError(
         f"rows of {width} zeros and ones each, which might be columns or classes. If there is a "
@@ -244,19 +193,8 @@ def check_no_columns(labels: NDArray[Any] | RaggedArray) -> NDArray[Any] | Ragge
     )
 
 
-def _plain(row: Any) -> Iterable[Any]:  # noqa: ANN401
-    if isinstance(row, np.ndarray):
-        values: list[Any] = row.tolist()
-        return values
-    return sorted(row) if isinstance(row, (set, frozenset)) else row
-
-
 def numbered(values: NDArray[Any]) -> NDArray[np.int64]:
-    """Return labels as int64; texts by their places among the sorted ones of this call.
-
-    Raises:
-        NotLabelsError: a number beyond int64.
-    """
+    """Return labels as int64; texts by their places among the sorted ones of this call."""
     if values.dtype.kind in "US":
         return np.unique(values, return_inverse=True)[1].astype(np.int64, copy=False)
     if values.dtype.kind == "u" and len(values) and values.max() > np.iinfo(np.int64).max:
@@ -265,9 +203,9 @@ def numbered(values: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def are_paths(labels: Any) -> bool:  # noqa: ANN401
-    """Whether texts, some of them spread over all, are names of files: of masks or annotations.
+    """Return whether texts, some of them spread over all, are names of files, as of masks.
 
-    A list, too, of which nothing but those is looked at: as an array it might not fit in memory.
+    Of a list, too, only those are looked at: as an array it might not fit in memory.
     """
     texts = labels.names if isinstance(labels, TextRows) else labels
     if isinstance(texts, RaggedArray) or not isinstance(texts, (np.ndarray, list, tuple)):
@@ -282,3 +220,85 @@ def _offsets(counts: Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:
     offsets = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=offsets[1:])
     return offsets
+
+
+# Labels of a dataset that is a part of another, or is made of several.
+
+
+def chosen_labels(labels: Labels, indices: Any) -> Labels:  # noqa: ANN401
+    """Return the labels at a subset's indices; a view where these are a range.
+
+    Rows of texts are numbered anew, by the texts that are chosen.
+    """
+    if isinstance(labels, TextRows):
+        rows = chosen_labels(RaggedArray(labels.values, labels.offsets), indices)
+        assert isinstance(rows, RaggedArray)
+        return to_rows(labels.names[rows.values], np.diff(rows.offsets))
+    if isinstance(indices, range) and indices.step > 0 and 0 <= indices.start <= indices.stop:
+        if indices and indices[-1] >= len(labels):
+            raise NotLabelsError(f"index {indices[-1]} is out of range for {len(labels)} samples")
+        chosen: Labels = labels[indices.start : indices.stop : indices.step]
+        return chosen
+    positions = to_labels(indices)
+    if isinstance(positions, RaggedArray) or positions.dtype.kind not in "iu":
+        raise NotLabelsError("its indices are no integers")
+    positions = positions.astype(np.int64, copy=False)
+    try:
+        # numpy's take() is up to twice as fast as an index for what does not fit into caches.
+        return labels[positions] if isinstance(labels, RaggedArray) else labels.take(positions)
+    except IndexError as error:
+        raise NotLabelsError(f"its indices do not fit: {error}") from error
+
+
+def joined_labels(found: list[Labels]) -> Labels:
+    """Return labels one after the other: a copy, unless there is but one."""
+    arrays = [labels for labels in found if isinstance(labels, np.ndarray)]
+    if len(arrays) < len(found):
+        return _joined_rows(
+            [
+                labels
+                if isinstance(labels, RaggedArray)
+                else to_rows(labels, np.ones(len(labels), np.int64))
+                for labels in found
+            ]
+        )
+    if len({array.dtype.kind in "US" for array in arrays}) > 1:
+        raise NotLabelsError(_TWO_KINDS)
+    if not arrays:
+        return np.empty(0, np.int64)
+    if np.result_type(*arrays).kind == "f":  # numpy's answer to int64 beside uint64
+        arrays = list(map(numbered, arrays))
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
+
+def _joined_rows(parts: list[RaggedArray]) -> RaggedArray:
+    """Join rows; texts are numbered by all parts together."""
+    joined = RaggedArray.joined(parts)
+    of_texts = [part for part in parts if isinstance(part, TextRows)]
+    if not of_texts:
+        return joined
+    if any(len(part.values) and not isinstance(part, TextRows) for part in parts):
+        raise NotLabelsError(_TWO_KINDS)
+    names = np.unique(np.concatenate([part.names for part in of_texts]))
+    codes = [np.searchsorted(names, part.names)[part.values] for part in of_texts]
+    return TextRows(np.concatenate(codes), joined.offsets, names)
+
+
+def labels_by_objects(labels: Labels, objects: Objects) -> Labels:
+    """Return the labels of samples by their "first" object, or the "rarest", which the fewest have.
+
+    One class each, its number as before; rows of one or none where some samples have none.
+    """
+    if objects == "all" or not isinstance(labels, RaggedArray):
+        return labels
+    counts = np.diff(labels.offsets)
+    values = labels.values
+    if objects == "rarest":
+        rows = np.repeat(np.arange(len(labels)), counts)
+        classes, codes = np.unique(values, return_inverse=True)
+        once = np.unique(np.stack((rows, codes)), axis=1)[1]
+        num_samples = np.bincount(once, minlength=len(classes))
+        values = values[np.lexsort((codes, num_samples[codes], rows))]
+    has_one = counts > 0
+    chosen = values[labels.offsets[:-1][has_one]]
+    return chosen if has_one.all() else RaggedArray(chosen, _offsets(has_one))

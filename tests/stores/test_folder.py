@@ -29,7 +29,7 @@ from penstock.stores.folder.store import FolderStore
 from penstock.stores.folder.writer import FolderWriter
 from penstock.stores.records import decode_record, encode_record, header_of
 from penstock.testing.stores import _CLASSES, StoreContract, _images
-from penstock.vision.datasets.packed_annotations import PackedAnnotations
+from penstock.vision.datasets.annotated import PackedAnnotations
 
 JPEG = bytes.fromhex("ffd8ffe000104a464946")
 PNG = bytes.fromhex("89504e470d0a1a0a")

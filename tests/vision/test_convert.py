@@ -14,7 +14,7 @@ from tests.vision.annotations.making import same
 from penstock import vision
 from penstock.errors import ConfigError, StoreError
 from penstock.vision.annotations.imglab import read_imglab
-from penstock.vision.annotations.landmark_list import LandmarkColumns, read_landmark_list
+from penstock.vision.annotations.lists import LandmarkColumns, read_landmark_list
 from penstock.vision.annotations.voc import read_voc_folder
 from penstock.vision.annotations.yolo import read_yolo
 from penstock.vision.convert import Source, convert

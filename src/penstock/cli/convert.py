@@ -20,7 +20,7 @@ from penstock.plural import counted
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from penstock.vision.annotations.landmark_list import LandmarkColumns
+    from penstock.vision.annotations.lists import LandmarkColumns
     from penstock.vision.convert import ConvertReport, Source
 
 __all__ = ["convert"]
@@ -155,7 +155,7 @@ def _source(text: str, form: str | None) -> Source:
 
 def _taken_columns(options: dict[str, Any]) -> LandmarkColumns | None:
     """Return the columns to write, and take their options away; None if none was given."""
-    from penstock.vision.annotations.landmark_list import LandmarkColumns
+    from penstock.vision.annotations.lists import LandmarkColumns
 
     names = LandmarkColumns.__dataclass_fields__
     given = {name: options.pop(name) for name in list(options) if name in names}

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from penstock.cli.reasons import reason_of
 from penstock.errors import ConfigError
-from penstock.images import check_image, decode_image
+from penstock.images import decode_image
+from penstock.images.decode import check_image
 from penstock.opening import read_file
 from penstock.stores.folder.listing import IMAGE_SUFFIXES, is_system_folder
 

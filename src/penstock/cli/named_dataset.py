@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from penstock.cli.arguments import ClassOf
     from penstock.stores.dataset import StoreDataset
-    from penstock.vision.datasets.box_policy import BadBoxes
+    from penstock.vision.datasets.rules import BadBoxes
 
 __all__ = [
     "attributes_for",
@@ -72,7 +72,7 @@ def described_dataset(
 
 def attributes_for(column: str | None) -> tuple[str, ...]:
     """Return what a dataset has to be told to have a column: nothing of flags and classes."""
-    from penstock.vision.datasets.annotation_table import FLAGS
+    from penstock.vision.datasets.table import FLAGS
 
     return () if column in (None, "name", "labels", *FLAGS) else (str(column),)
 
@@ -129,7 +129,7 @@ def _of_folder(
         return _of_yolo(path, split, bad_boxes)
     if form is None and not (attributes and any(path.glob("*.xml"))):  # beside the images
         return None
-    from penstock.vision.datasets.voc_detection import VOCDetection
+    from penstock.vision.datasets.detection import VOCDetection
 
     with _absent_refused():
         return VOCDetection(path, split, bad_boxes=bad_boxes, attributes=attributes, **columns)
@@ -144,7 +144,7 @@ def folder_form(path: Path) -> str | None:
 
 
 def _of_yolo(path: Path, split: str | None, bad_boxes: BadBoxes) -> StoreDataset:
-    from penstock.vision.datasets.yolo_detection import YOLODetection
+    from penstock.vision.datasets.detection import YOLODetection
 
     return YOLODetection(path, split or "train", bad_boxes=bad_boxes)
 
@@ -152,7 +152,7 @@ def _of_yolo(path: Path, split: str | None, bad_boxes: BadBoxes) -> StoreDataset
 def _of_file(
     path: Path, columns: Mapping[str, Any], bad_boxes: BadBoxes, attributes: Sequence[str]
 ) -> StoreDataset:
-    from penstock.vision.datasets.landmark_sets import ImglabDetection, LandmarkList
+    from penstock.vision.datasets.detection import ImglabDetection, LandmarkList
 
     if path.suffix.lower() == ".xml":
         _refuse(str(path), columns)
@@ -160,7 +160,7 @@ def _of_file(
             return ImglabDetection(path, bad_boxes=bad_boxes, attributes=attributes)
     if is_landmark_list(path, columns):
         return LandmarkList(path, bad_boxes=bad_boxes, **columns)
-    from penstock.vision.datasets.image_list import ImageList
+    from penstock.vision.datasets.classification import ImageList
 
     return ImageList(path, **columns)
 
@@ -173,7 +173,7 @@ def is_landmark_list(path: Path, columns: Mapping[str, Any]) -> bool:
     if not columns.keys() <= {"root", "separator"}:
         return True
     from penstock.stores.folder.annotated_folder import list_form
-    from penstock.vision.annotations.text_lines import numbered_lines
+    from penstock.vision.annotations.reading import numbered_lines
 
     _, line = next(numbered_lines(path), (0, ""))
     return list_form(line, columns.get("separator")) == "landmarks"

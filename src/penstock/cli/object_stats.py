@@ -34,7 +34,7 @@ class Objects:
         areas_px: Area of each box that has one, in square pixels; float64 (boxes,).
         num_without_area: Boxes that are empty, or end before they begin.
         bad_boxes: How many boxes are of each kind that cannot be right, by the names that
-            `penstock.vision.datasets.box_policy` has for them.
+            `penstock.vision.datasets.rules` has for them.
     """
 
     sizes_px: NDArray[np.int64]
@@ -116,7 +116,7 @@ def _bad_boxes(
 
     The files' own sizes, of which the data set knows some alone, are not enough for the last kind.
     """
-    from penstock.vision.datasets.box_policy import judged  # stores alone need no OpenCV
+    from penstock.vision.datasets.rules import judged  # stores alone need no OpenCV
 
     found = dataset.box_counts
     num_outside = int(judged(boxes, sizes_px, "keep").outside.sum())

@@ -227,7 +227,7 @@ def _of_dataset(
 
 
 def _of_classes(src: Path, column: str | None, class_of: ClassOf) -> _Units:
-    from penstock.vision.datasets.image_folder import ImageFolder
+    from penstock.vision.datasets.classification import ImageFolder
 
     dataset = ImageFolder(src, allow_empty=True)
     names: Sequence[Any] = dataset.classes
@@ -245,7 +245,7 @@ def _of_classes(src: Path, column: str | None, class_of: ClassOf) -> _Units:
 def _of_landmarks(
     src: Path, column: str | None, class_of: ClassOf, list_columns: Mapping[str, Any]
 ) -> _Units:
-    from penstock.vision.annotations.landmark_list import CLASS_COLUMN, read_landmark_list
+    from penstock.vision.annotations.lists import CLASS_COLUMN, read_landmark_list
 
     classes = list_columns.get("classes", ())
     wanted = column or (CLASS_COLUMN if CLASS_COLUMN in classes else next(iter(classes), None))
@@ -262,7 +262,7 @@ def _of_landmarks(
 
 
 def _of_images(src: Path, column: str | None, list_columns: Mapping[str, Any]) -> _Units:
-    from penstock.vision.annotations.image_list import read_labelled_paths
+    from penstock.vision.annotations.lists import read_labelled_paths
 
     if column is not None:
         raise ConfigError(
@@ -285,7 +285,7 @@ def _of_lines(
 
     from penstock.data.labels.objects import labels_by_objects
     from penstock.data.ragged import RaggedArray
-    from penstock.vision.annotations.text_lines import numbered_lines
+    from penstock.vision.annotations.reading import numbered_lines
 
     names, codes = np.unique(list(said), return_inverse=True)
     rows: dict[str, tuple[list[str], list[int]]] = {}

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from penstock.stores.index import Index
     from penstock.stores.store import Store
     from penstock.vision.datasets.annotated import AnnotatedImages
-    from penstock.vision.datasets.box_policy import BadBoxes
+    from penstock.vision.datasets.rules import BadBoxes
 
 __all__ = ["stats"]
 

@@ -92,7 +92,7 @@ def view(
     from penstock.cli.sources import names_a_dataset
     from penstock.cli.viewed_batches import samples_of_loader
     from penstock.vision.drawing.contact_sheet import contact_sheet
-    from penstock.vision.drawing.displayed import Unshown
+    from penstock.vision.drawing.objects import Unshown
 
     if (src is None) == (loader is None):
         raise ConfigError("name SRC or --loader MODULE:NAME, one of the two.")
@@ -171,7 +171,7 @@ class _Failed:
 
 def _checked(samples: list[Any]) -> list[Any]:
     """Return samples as they are drawn; where there is none at all, raise what was wrong."""
-    from penstock.vision.drawing.displayed import Unshown
+    from penstock.vision.drawing.objects import Unshown
 
     failed = [sample for sample in samples if isinstance(sample, _Failed)]
     if len(failed) == len(samples):
@@ -204,8 +204,8 @@ class _TrainingSamples:
         self._cut: Callable[[Any], Any] | None = None
         self._canvas_px = (2 * mosaic_px, 2 * mosaic_px) if mosaic_px else None
         if mosaic_px is not None:
-            from penstock.vision.transforms.mosaic import Mosaic
-            from penstock.vision.transforms.perspective import RandomPerspective
+            from penstock.vision.transforms.geometry import RandomPerspective
+            from penstock.vision.transforms.mixing import Mosaic
 
             self._dataset = Mosaic(dataset, mosaic_px)
             self._cut = RandomPerspective(mosaic_px)

@@ -32,11 +32,8 @@ import cv2
 import numpy as np
 import simplejpeg
 
-from penstock.images.decode import decode_image
-from penstock.images.headers import check_size
-from penstock.images.jpeg import check_jpeg
-from penstock.images.orientation import turned_upright
-from penstock.images.segments import as_octets
+from penstock.images.decode import check_jpeg, decode_image
+from penstock.images.headers import as_octets, check_size, turned_upright
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

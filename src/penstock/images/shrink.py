@@ -9,8 +9,7 @@ from typing import Final
 from PIL import Image
 
 from penstock.images.decode import decode_image
-from penstock.images.headers import ImageHeader, read_header
-from penstock.images.pillow import open_by_pillow
+from penstock.images.headers import ImageHeader, open_by_pillow, read_header
 
 __all__ = ["shrink_image"]
 

@@ -36,8 +36,7 @@ from penstock.vision.arguments import (
     shown,
 )
 from penstock.vision.crops import CenterCropResize, Cut, RandomResizedCrop, checked_crop
-from penstock.vision.normalizing import lookup_tables, write_planes
-from penstock.vision.resizing import Resample, Workplace, kept_of_resized
+from penstock.vision.pixels import Resample, Workplace, kept_of_resized, lookup_tables, write_planes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.vision.crops import Crop
-    from penstock.vision.transforms.color_jitter import ColorJitter
+    from penstock.vision.transforms.color import ColorJitter
 
 __all__ = ["IMAGENET_MEAN", "IMAGENET_STD", "ImagePipeline"]
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.vision.annotations.making import BOX, POINT, WORD, same
 
 from penstock.errors import ConfigError, StoreError
-from penstock.vision.annotations.landmark_list import (
+from penstock.vision.annotations.lists import (
     LandmarkColumns,
     read_landmark_list,
     samples_of_lines,

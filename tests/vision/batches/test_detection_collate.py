@@ -13,8 +13,7 @@ from tests.vision.detection_samples import Photos, sample_of
 from penstock import Loader
 from penstock.errors import CollateError, ConfigError
 from penstock.torch import DataLoader
-from penstock.vision.batches.detection_collate import DetectionCollate, detection_collate
-from penstock.vision.batches.targets import Targets
+from penstock.vision.batches import DetectionCollate, Targets, detection_collate
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 

@@ -28,7 +28,7 @@ from penstock.errors import ConfigError, StoreError
 from penstock.stores import StoreDataset, pack
 from penstock.stores.records import EncodedImage
 from penstock.vision.datasets.annotated import AnnotatedImages
-from penstock.vision.datasets.annotation_rules import AnnotationRules
+from penstock.vision.datasets.rules import AnnotationRules
 from penstock.vision.pipeline import ImagePipeline
 
 NAN = math.nan

@@ -16,7 +16,7 @@ from tests.vision.annotation_files import one_image, thing
 
 from penstock.errors import ConfigError, StoreError
 from penstock.vision.annotations.model import AnnotatedImage, AnnotatedObject
-from penstock.vision.datasets.table_builder import TableBuilder, numbered_names
+from penstock.vision.datasets.table import TableBuilder, numbered_names
 
 NAN = math.nan
 COORDINATE = st.floats(-100, 1000, width=32)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
-from penstock.vision.datasets.box_policy import BoxCounts, judged
+from penstock.vision.datasets.rules import BoxCounts, judged
 
 HEIGHT, WIDTH = 30, 40
 NAN_FREE = st.floats(-60, 60, allow_nan=False)

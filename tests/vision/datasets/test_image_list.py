@@ -14,7 +14,7 @@ from penstock.data.labels.known import known_labels
 from penstock.errors import ConfigError, StoreError
 from penstock.stores import StoreDataset, pack
 from penstock.vision import ImageFolder
-from penstock.vision.datasets.image_list import ImageList
+from penstock.vision.datasets.classification import ImageList
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from tests.vision.annotation_files import (
 
 from penstock.errors import ConfigError, StoreError
 from penstock.stores import StoreDataset, pack
-from penstock.vision.datasets.image_list import ImageList
-from penstock.vision.datasets.landmark_sets import ImglabDetection, LandmarkList
+from penstock.vision.datasets.classification import ImageList
+from penstock.vision.datasets.detection import ImglabDetection, LandmarkList
 
 RED_POINTS = [(4, 6), (19, 11)]  # opposite corners of the rectangle, as pixels
 

@@ -14,9 +14,12 @@ from penstock.errors import StoreError
 from penstock.sampling import AspectRatioBatchSampler
 from penstock.stores import StoreDataset, pack
 from penstock.stores.records import EncodedImage
-from penstock.vision.datasets.annotated import AnnotatedImages
-from penstock.vision.datasets.packed_annotations import PackedAnnotations
-from penstock.vision.datasets.packed_sizes import packed_sizes, unpacked_sizes
+from penstock.vision.datasets.annotated import (
+    AnnotatedImages,
+    PackedAnnotations,
+    packed_sizes,
+    unpacked_sizes,
+)
 
 SIZES = [(30, 40), (40, 30), (20, 60), (20, 60)]
 EYES = {"landmarks_xy_px": ((1.0, 2.0), (3.0, 2.0)), "landmark_names": ("left", "right")}

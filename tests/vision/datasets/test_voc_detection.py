@@ -20,7 +20,7 @@ from penstock import Loader
 from penstock.errors import ConfigError, StoreError
 from penstock.randomness.samples import sample_rng
 from penstock.stores import open_store, pack
-from penstock.vision.datasets.voc_detection import VOCDetection
+from penstock.vision.datasets.detection import VOCDetection
 
 LANDMARKS = "<landmarks><x1>11</x1><y1>8</y1><x2>21</x2><y2>9</y2></landmarks>"
 

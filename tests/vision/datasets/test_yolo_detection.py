@@ -9,7 +9,7 @@ from tests.vision.annotation_files import is_red, painted, write_photo
 
 from penstock import Loader
 from penstock.errors import ConfigError, StoreError
-from penstock.vision.datasets.yolo_detection import YOLODetection
+from penstock.vision.datasets.detection import YOLODetection
 
 HEIGHT, WIDTH = 64, 96
 BOX = (16, 8, 56, 24)

@@ -10,9 +10,19 @@ import torch
 
 from penstock.errors import ConfigError
 from penstock.vision.drawing.contact_sheet import contact_sheet
-from penstock.vision.drawing.displayed import Unshown, class_text, sample_of, shown_image
-from penstock.vision.drawing.lettering import fitted, line_height, text_width, wrapped, write
-from penstock.vision.drawing.objects import class_colour, draw_objects
+from penstock.vision.drawing.objects import (
+    Unshown,
+    class_colour,
+    class_text,
+    draw_objects,
+    fitted,
+    line_height,
+    sample_of,
+    shown_image,
+    text_width,
+    wrapped,
+    write,
+)
 
 GROUND = 60
 

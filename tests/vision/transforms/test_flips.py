@@ -8,8 +8,7 @@ import pytest
 from tests.vision.rectangles import sample_of, scene, seeded
 
 from penstock.errors import ConfigError
-from penstock.vision.transforms.flips import HorizontalFlip, VerticalFlip
-from penstock.vision.transforms.letterbox import Letterbox
+from penstock.vision.transforms.geometry import HorizontalFlip, Letterbox, VerticalFlip
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "float32", "float64", "float16", "bool", "int64"])

@@ -16,7 +16,7 @@ from penstock.data import Subset
 from penstock.errors import ConfigError
 from penstock.faults import FaultPolicy
 from penstock.torch import DataLoader
-from penstock.vision.transforms.letterbox import Letterbox
+from penstock.vision.transforms.geometry import Letterbox
 from penstock.vision.transforms.mixing import CutMix, MixUp
 
 

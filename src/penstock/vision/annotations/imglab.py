@@ -18,11 +18,16 @@ from typing import TYPE_CHECKING, Final
 from penstock.errors import StoreError
 from penstock.opening import MAX_TREE_BYTES, read_annotation
 from penstock.stores.folder.voc import parse_xml, xml_text
-from penstock.vision.annotations.limits import MAX_LANDMARK_NAMES
 from penstock.vision.annotations.model import AnnotatedImage, AnnotatedObject
-from penstock.vision.annotations.numbers import coordinate, coordinate_text, whole_number
-from penstock.vision.annotations.paths import key_of, listed_path
-from penstock.vision.annotations.xml_text import xml_escaped
+from penstock.vision.annotations.reading import (
+    MAX_LANDMARK_NAMES,
+    coordinate,
+    coordinate_text,
+    key_of,
+    listed_path,
+    whole_number,
+    xml_escaped,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final, cast
 import numpy as np
 
 from penstock.errors import ConfigError, StoreError
-from penstock.vision.annotations.image_size import upright_size
-from penstock.vision.datasets.box_policy import BAD_BOXES, BadBoxes, BoxCounts, JudgedBoxes, judged
+from penstock.vision.annotations.reading import upright_size
+from penstock.vision.datasets.rules import BAD_BOXES, BadBoxes, BoxCounts, JudgedBoxes, judged
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import ConfigError, StoreError
 from penstock.stores.folder.links import refuse_outside
 from penstock.stores.placing import put_in_place
-from penstock.vision.annotations.image_size import header_of
-from penstock.vision.annotations.paths import folder_of
+from penstock.vision.annotations.reading import folder_of, header_of
 from penstock.vision.convert.boxes import added_px, total_counts, with_good_boxes
 from penstock.vision.convert.losses import count_losses
 from penstock.vision.convert.merging import merge
@@ -24,9 +23,9 @@ from penstock.vision.convert.targets import Images, Target, landmark_columns, wr
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from penstock.vision.annotations.landmark_list import LandmarkColumns
+    from penstock.vision.annotations.lists import LandmarkColumns
     from penstock.vision.annotations.model import AnnotatedImage
-    from penstock.vision.datasets.box_policy import BadBoxes, BoxCounts
+    from penstock.vision.datasets.rules import BadBoxes, BoxCounts
 
 __all__ = ["ConvertReport", "convert"]
 
@@ -92,7 +91,7 @@ def convert(
         default_class: What an object without a class is called in VOC and YOLO. A source all of
             whose objects are called so has no classes.
         bad_boxes: What becomes of boxes that cannot be right, see
-            `penstock.vision.datasets.box_policy`: "keep" leaves them as they are, and what VOC says
+            `penstock.vision.datasets.rules`: "keep" leaves them as they are, and what VOC says
             of one column is one column elsewhere; "drop", "fix" and "raise". They are counted
             always.
         follow_links: Whether image files that lie outside of the sources' folders are copied: links

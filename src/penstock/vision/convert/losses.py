@@ -8,13 +8,13 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from penstock.vision.annotations.imglab import can_be_attribute, whole_px
-from penstock.vision.annotations.landmark_list import CLASS_COLUMN
+from penstock.vision.annotations.lists import CLASS_COLUMN
 from penstock.vision.convert.splits import one_split_each
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from penstock.vision.annotations.landmark_list import LandmarkColumns
+    from penstock.vision.annotations.lists import LandmarkColumns
     from penstock.vision.annotations.model import AnnotatedObject
     from penstock.vision.convert.sources import Collection
 

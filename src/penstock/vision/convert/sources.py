@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any, Final
 from penstock.errors import ConfigError, StoreError
 from penstock.stores.folder.annotated_folder import YAML_SUFFIXES, annotated_folder
 from penstock.stores.folder.voc import stems_of_split
-from penstock.vision.annotations.image_list import read_labelled_paths
 from penstock.vision.annotations.imglab import read_imglab
-from penstock.vision.annotations.landmark_list import read_landmark_list, samples_of_lines
+from penstock.vision.annotations.lists import (
+    read_labelled_paths,
+    read_landmark_list,
+    samples_of_lines,
+)
 from penstock.vision.annotations.model import AnnotatedImage, AnnotatedObject
-from penstock.vision.annotations.paths import key_of, listed_path
-from penstock.vision.annotations.text_lines import numbered_lines
+from penstock.vision.annotations.reading import key_of, listed_path, numbered_lines
 from penstock.vision.annotations.voc import read_voc_folder
 from penstock.vision.annotations.yolo import read_yolo, read_yolo_data
 

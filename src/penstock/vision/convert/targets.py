@@ -15,12 +15,10 @@ from penstock.errors import StoreError
 from penstock.opening import open_file
 from penstock.stores.folder.listing import IMAGE_SUFFIXES
 from penstock.stores.folder.paths import is_image
-from penstock.vision.annotations.image_list import write_image_list
 from penstock.vision.annotations.imglab import write_imglab
-from penstock.vision.annotations.landmark_list import LandmarkColumns, write_landmark_list
+from penstock.vision.annotations.lists import LandmarkColumns, write_image_list, write_landmark_list
 from penstock.vision.annotations.voc import write_voc
-from penstock.vision.annotations.yolo import write_yolo_yaml
-from penstock.vision.annotations.yolo_labels import Labels, label_line
+from penstock.vision.annotations.yolo import Labels, label_line, write_yolo_yaml
 from penstock.vision.convert.names import names_of
 from penstock.vision.convert.splits import has_repeats, one_split_each, splits_with_repeats
 

@@ -1,20 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`AnnotatedImages`: images with objects marked in them, from whatever files they were read."""
+"""`AnnotatedImages`: images with objects marked in them, from files or from a packed store."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from penstock.errors import ConfigError
+from penstock.data.ragged import RaggedArray
+from penstock.errors import ConfigError, StoreError
+from penstock.faults import annotate
+from penstock.images.headers import read_header
+from penstock.opening import MAX_FILE_BYTES, checked_max_file_size, read_file
 from penstock.stores.dataset import StoreDataset
-from penstock.vision.datasets.annotation_rules import AnnotationRules, settled
-from penstock.vision.datasets.annotation_store import AnnotationStore
-from penstock.vision.datasets.class_check import warn_of_absent
-from penstock.vision.datasets.frames import size_of_file
-from penstock.vision.datasets.table_builder import TableBuilder
+from penstock.stores.index import Index
+from penstock.stores.label_columns import COLUMNS, are_names, from_metadata, packed_columns
+from penstock.stores.packed_numbers import packed_numbers, unpacked_numbers
+from penstock.stores.records import EncodedImage, Record
+from penstock.stores.store import Store
+from penstock.vision.datasets.frames import Frame, FrameVotes, Orientation, in_frame, size_of_file
+from penstock.vision.datasets.rules import AnnotationRules, settled, warn_of_absent
+from penstock.vision.datasets.table import FLAGS, TableBuilder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,11 +33,202 @@ if TYPE_CHECKING:
 
     from penstock.stores.dataset import Decode
     from penstock.vision.annotations.model import AnnotatedImage
-    from penstock.vision.datasets.annotation_table import AnnotationTable
-    from penstock.vision.datasets.box_policy import BoxCounts
-    from penstock.vision.datasets.frame_votes import FrameCounts
+    from penstock.vision.datasets.frames import FrameCounts
+    from penstock.vision.datasets.rules import BoxCounts
+    from penstock.vision.datasets.table import AnnotationTable
 
-__all__ = ["AnnotatedImages"]
+SIZES: Final = "sizes_px"
+
+
+def packed_sizes(sizes_px: NDArray[np.int64]) -> dict[str, Any]:
+    """Return sizes as JSON: 8 kB for 10,000 images of six sizes, 56 kB of as many sizes.
+
+    Args:
+        sizes_px: Height and width; int64, shape (images, 2).
+
+    Example:
+        >>> import numpy as np
+        >>> packed = packed_sizes(np.array([[6, 8], [0, 0]]))
+        >>> packed["num_images"], unpacked_sizes(packed, 2).tolist()
+        (2, [[6, 8], [0, 0]])
+    """
+    return {"num_images": len(sizes_px), "zlib_base64_u32": packed_numbers(sizes_px)}
+
+
+def unpacked_sizes(packed: Any, num_images: int) -> NDArray[np.int64] | None:  # noqa: ANN401
+    """Return sizes, new memory; None if there are none, or they are of more or fewer images.
+
+    Raises:
+        StoreError: they are damaged.
+    """
+    if not isinstance(packed, dict) or packed.get("num_images") != num_images:
+        return None
+    try:
+        return unpacked_numbers(packed["zlib_base64_u32"], 2 * num_images).reshape(num_images, 2)
+    except (KeyError, ValueError) as error:
+        raise StoreError(f"the metadata {SIZES!r} of the store are damaged: {error}.") from error
+
+
+class AnnotationStore(Store):
+    """The images of a table. A sample is the dict that detection takes, its image still encoded.
+
+    A label is the tuple of the objects' classes. Nothing is held open; the annotations are in
+    memory, the files are read when they are asked for. Metadata have the names of landmarks and
+    attributes, the classes by each of these, and the sizes that are known, so that a packed copy
+    has them too.
+
+    Attributes:
+        max_file_size: Bytes of the largest image that is read; may be set.
+
+    Concurrency:
+        Any thread or process.
+    """
+
+    def __init__(
+        self,
+        table: AnnotationTable,
+        orientation: Orientation,
+        name: str,
+        unreadable: Mapping[str, int] | None = None,
+        root: str | Path | None = None,
+        *,
+        max_file_size: int = MAX_FILE_BYTES,
+    ) -> None:
+        """Keep the table.
+
+        Args:
+            table: What is marked; boxes float32.
+            orientation: In which frame the pixels are.
+            name: What errors call the store.
+            unreadable: Paths of images whose size, which their objects are shares of, could not be
+                read, and the number of these objects, which are left out.
+            root: The folder that images are expected in; None if they may be anywhere.
+            max_file_size: Bytes of the largest image that is read.
+
+        Raises:
+            ConfigError: `max_file_size` is no number of bytes.
+            StoreError: two images have one key. The same image may be there several times.
+        """
+        self.table = table
+        self.max_file_size = checked_max_file_size(max_file_size)
+        self._orientation = orientation
+        self._name = name
+        self._unreadable = dict(unreadable or {})
+        self._root = root
+        self.frame_votes = FrameVotes(table)
+        if self.index.first_repeated() is not None:
+            self._check_repeated()
+
+    def _check_repeated(self) -> None:
+        """Raise if two samples of one key are not of the same image, with the same objects."""
+        first: dict[str, int] = {}
+        for position, key in enumerate(self.table.keys):
+            other = first.setdefault(key, position)
+            if other != position and _said(self.table, other) != _said(self.table, position):
+                raise StoreError(
+                    f"{self._name} has two images called {key!r}. Leave one out, or give them "
+                    "other names."
+                )
+
+    @property
+    def address(self) -> str:
+        """What it was read from; not an address that `open_store` takes."""
+        return self._name
+
+    def own_files(self) -> tuple[str, Iterable[str]] | None:
+        """As in `Store`."""
+        if self._root is None:
+            return None
+        here = os.getcwd()
+        return os.fspath(self._root), (os.path.join(here, path) for path in self.table.paths)
+
+    def _load_index(self) -> Index:
+        table = self.table
+        return Index(
+            table.keys,
+            RaggedArray(table.labels, table.offsets),
+            table.class_names,
+            _metadata(table),
+            table.fingerprint(),
+        )
+
+    @contextlib.contextmanager
+    def _read(self, positions: NDArray[np.int64], *, copy: bool) -> Iterator[list[Record]]:
+        yield [self._record(position, copy=copy) for position in positions.tolist()]
+
+    def _record(self, position: int, *, copy: bool) -> Record:
+        image = EncodedImage(self._file(position))
+        arrays = self.table.objects_of(position)
+        if copy:
+            arrays = {name: array.copy() for name, array in arrays.items()}
+        key = self.keys[position]
+        sample = {"image": image, **arrays, "image_id": key}
+        return Record(key, self.index.label_of(position), sample)
+
+    def _file(self, position: int) -> bytes:
+        path, source = self.table.paths[position], self.table.sources[position]
+        try:
+            data = read_file(path, self.max_file_size)
+        except OSError as error:
+            said = f" It is annotated in {source}." if source else ""
+            raise StoreError(f"cannot read {path}: {error.strerror}.{said}") from error
+        height, width = self.table.sizes_px[position].tolist()
+        try:
+            if path in self._unreadable:
+                self._refuse(path, data)
+            size = (height, width) if height else None
+            return in_frame(data, self._orientation, size, self._either(position))
+        except ValueError as error:
+            annotate(error, f"while reading {path}, annotated in {source or 'a table'}")
+            raise
+
+    def _either(self, position: int) -> Callable[[], Frame]:
+        """Return what to ask where an image's size fits both frames."""
+        is_said = self.table.is_size_said
+        return self.frame_votes.frame if is_said is not None and is_said[position] else _upright
+
+    def _refuse(self, path: str, data: bytes) -> None:
+        """Raise for an image whose objects could not be placed."""
+        num_objects = self._unreadable[path]
+        said = f"its {num_objects} object(s) are shares of its size, and are left out"
+        try:
+            read_header(data)
+        except ValueError as error:
+            raise ValueError(f"{error}; {said}") from error
+        raise ValueError(
+            f"its size can be read now, and could not when the data set was made; {said}. Make the "
+            "data set anew"
+        )
+
+
+def _said(table: AnnotationTable, position: int) -> tuple[object, ...]:
+    """Return all that a table says of an image, to be compared."""
+    arrays = table.objects_of(position).items()
+    rows = tuple((name, array.tobytes()) for name, array in arrays)
+    return table.paths[position], table.sizes_px[position].tolist(), rows
+
+
+def _upright() -> Frame:
+    return "upright"
+
+
+def _metadata(table: AnnotationTable) -> Mapping[str, Any]:
+    found: dict[str, Any] = {}
+    if (table.sizes_px > 0).any():
+        found[SIZES] = packed_sizes(table.sizes_px)
+    if table.num_landmarks:
+        found["num_landmarks"] = table.num_landmarks
+    if table.landmark_names:
+        found["landmark_names"] = list(table.landmark_names)
+    # An attribute that no object has gives no classes.
+    attributes = {name for name, texts in table.attribute_names.items() if any(texts)}
+    columns = [name for name in table.columns if name in FLAGS or name in attributes]
+    found[COLUMNS] = packed_columns({name: table.columns[name] for name in columns})
+    if table.attribute_names:
+        found["attribute_names"] = {
+            name: list(names) for name, names in table.attribute_names.items()
+        }
+    return found
 
 
 class AnnotatedImages(StoreDataset):
@@ -216,3 +416,98 @@ class AnnotatedImages(StoreDataset):
 
     def _landmarks(self) -> str:
         return f"{self.num_landmarks} each"
+
+
+_NUM_TOGETHER: Final = 64  # records that are read for their headers
+
+
+class PackedAnnotations(StoreDataset):
+    """What `pack` made of `AnnotatedImages`, with all that is known without an image being read.
+
+    Samples are those of `StoreDataset`; there are also the names of landmarks and attributes, and
+    the sizes of images, for `AspectRatioBatchSampler` and the like.
+
+    Concurrency:
+        As `StoreDataset`.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> import cv2
+        >>> from penstock.stores import pack
+        >>> from penstock.vision.annotations.model import AnnotatedImage, AnnotatedObject
+        >>> from penstock.vision.datasets.annotated import AnnotatedImages
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> photo = Path(folder.name, "1.png")
+        >>> _ = cv2.imwrite(str(photo), np.zeros((6, 8, 3), np.uint8))
+        >>> nose = AnnotatedObject("face", (0, 0, 8, 6), ((3.0, 4.0),), ("nose",))
+        >>> address = f"lmdb:{folder.name}/faces.lmdb"
+        >>> _ = pack(AnnotatedImages([AnnotatedImage(photo, "1", 8, 6, (nose,))]), address)
+        >>> packed = PackedAnnotations(address)
+        >>> packed.sizes_px.tolist(), packed.landmark_names, packed.num_landmarks
+        ([[6, 8]], ('nose',), 1)
+        >>> packed.close(); folder.cleanup()
+    """
+
+    _sizes_px: NDArray[np.int64] | None = None
+
+    @property
+    def landmark_names(self) -> tuple[str, ...]:
+        """Names of the landmarks, in their order; empty if they have none."""
+        return tuple(from_metadata(self._metadata, "landmark_names", are_names, ()))
+
+    @property
+    def num_landmarks(self) -> int:
+        """Landmarks of an object; 0 if there are none."""
+        count: int = from_metadata(
+            self._metadata,
+            "num_landmarks",
+            lambda said: type(said) is int,
+            len(self.landmark_names),
+        )
+        return count
+
+    @property
+    def sizes_px(self) -> NDArray[np.int64]:
+        """Height and width of each image; int64, shape (len, 2); read-only.
+
+        As they were when the store was packed. Where the store does not say them (samples were left
+        out, or annotations did not say all sizes) records are read for their headers, once: 0 where
+        one is damaged.
+
+        Raises:
+            StoreError: a record is missing or damaged, or its sample has no encoded image.
+        """
+        if self._sizes_px is None:
+            said = unpacked_sizes(self._metadata.get(SIZES), len(self))
+            sizes_px = np.zeros((len(self), 2), np.int64) if said is None else said
+            (unknown,) = np.nonzero((sizes_px <= 0).any(axis=1))
+            for start in range(0, len(unknown), _NUM_TOGETHER):
+                self._read_sizes(sizes_px, unknown[start : start + _NUM_TOGETHER])
+            sizes_px.flags.writeable = False
+            self._sizes_px = sizes_px
+        return self._sizes_px
+
+    @property
+    def _metadata(self) -> Mapping[str, Any]:
+        return self.store.metadata
+
+    def _read_sizes(self, sizes_px: NDArray[np.int64], positions: NDArray[np.int64]) -> None:
+        records = self.store.get_many(positions)
+        for position, record in zip(positions.tolist(), records, strict=True):
+            sample = record.sample
+            image = sample.get("image") if isinstance(sample, dict) else None
+            if isinstance(image, np.ndarray):
+                sizes_px[position] = image.shape[:2]
+                continue
+            if not isinstance(image, EncodedImage):
+                raise StoreError(
+                    f"record {record.key!r} of {self.store.address} has no entry 'image' with an "
+                    "image: read this store with StoreDataset."
+                )
+            try:
+                header = read_header(image.data)
+            except ValueError:
+                sizes_px[position] = 0
+                continue
+            sizes_px[position] = header.upright_height_px, header.upright_width_px

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from penstock.errors import ConfigError
-from penstock.vision.batches.image_batch import as_array, is_tensor
+from penstock.vision.batches import as_array, is_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

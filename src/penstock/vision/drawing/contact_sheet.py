@@ -11,9 +11,20 @@ import cv2
 import numpy as np
 
 from penstock.errors import ConfigError
-from penstock.vision.drawing.displayed import Unshown, class_of, class_text, sample_of
-from penstock.vision.drawing.lettering import fitted, line_height, text_width, wrapped, write
-from penstock.vision.drawing.objects import Pens, class_colour, draw_onto
+from penstock.vision.drawing.objects import (
+    Pens,
+    Unshown,
+    class_colour,
+    class_of,
+    class_text,
+    draw_onto,
+    fitted,
+    line_height,
+    sample_of,
+    text_width,
+    wrapped,
+    write,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -4,22 +4,281 @@
 from __future__ import annotations
 
 import colorsys
+import contextlib
+import functools
 import math
+import unicodedata
 import zlib
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import cv2
 import numpy as np
+from PIL import Image, ImageDraw, ImageFont
 
-from penstock.vision.drawing.displayed import class_of, class_text, sample_of
-from penstock.vision.drawing.lettering import fitted, line_height, text_width, write
+from penstock.errors import ConfigError
+from penstock.vision.batches import as_array, is_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-__all__ = ["Pens", "class_colour", "draw_objects", "draw_onto"]
+_MOST_CHANNELS: Final = 4
+_NUM_SHOWN: Final = 2  # classes of a mixture
+
+
+class Unshown(NamedTuple):
+    """A sample that cannot be made, in a contact sheet: what it is called, and why."""
+
+    name: str
+    reason: str
+
+
+def sample_of(sample: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Return a sample as a dict with an "image", uint8 (height, width, 3), and arrays.
+
+    Args:
+        sample: A dict with an "image"; (image, dict); (image, class); or an image by itself.
+
+    Raises:
+        ConfigError: there is no image in it.
+    """
+    if isinstance(sample, Mapping):
+        found = dict(sample)
+    elif isinstance(sample, (tuple, list)) and len(sample) > 1 and isinstance(sample[1], Mapping):
+        found = {**sample[1], "image": sample[0]}
+    elif isinstance(sample, (tuple, list)) and sample:
+        found = (
+            {"image": sample[0]} if len(sample) == 1 else {"image": sample[0], "label": sample[1]}
+        )
+    else:
+        found = {"image": sample}
+    if "image" not in found:
+        raise ConfigError(f'a sample has no "image", but {", ".join(map(repr, found))}')
+    found = {key: as_array(value) if is_tensor(value) else value for key, value in found.items()}
+    found["image"] = shown_image(found["image"])
+    return found
+
+
+def shown_image(image: Any) -> NDArray[np.uint8]:  # noqa: ANN401
+    """Return an image as uint8 (height, width, 3), a copy.
+
+    Args:
+        image: An array or tensor with the channels last or first, or without; or Pillow's. Floats
+            within 0..1 are taken as such; others, normalised ones, are stretched from their least
+            to their largest value.
+
+    Raises:
+        ConfigError: it is no image.
+    """
+    if hasattr(image, "convert"):
+        image = image.convert("RGB")
+    pixels = as_array(image)
+    if pixels.dtype.kind not in "buif" or pixels.ndim not in (2, 3) or not pixels.size:
+        raise ConfigError(
+            f"an image should be an array of 2 or 3 axes, but got {type(image).__name__} of shape "
+            f"{pixels.shape}, dtype {pixels.dtype}"
+        )
+    if pixels.ndim == 2:
+        pixels = pixels[..., None]
+    elif pixels.shape[2] > _MOST_CHANNELS >= pixels.shape[0]:
+        pixels = pixels.transpose(1, 2, 0)
+    pixels = pixels[..., : 3 if pixels.shape[2] >= 3 else 1]  # neither alpha, nor grey's
+    return np.array(np.broadcast_to(_in_bytes(pixels), (*pixels.shape[:2], 3)), order="C")
+
+
+def _in_bytes(pixels: NDArray[Any]) -> NDArray[np.uint8]:
+    if pixels.dtype == np.uint8:
+        return pixels
+    values = np.nan_to_num(pixels.astype(np.float64))
+    least, most = values.min(), values.max()
+    if pixels.dtype.kind == "f" and least >= 0 and most <= 1:
+        least, most = 0.0, 1.0
+    elif pixels.dtype.kind != "f" and least >= 0 and most <= 255:
+        least, most = 0.0, 255.0
+    scaled = (values - least) * (255 / max(most - least, 1e-12))
+    in_bytes: NDArray[np.uint8] = np.rint(scaled).astype(np.uint8)
+    return in_bytes
+
+
+def class_of(label: Any, class_names: Sequence[str]) -> int | str | None:  # noqa: ANN401
+    """Return the number of a class, of a mixture that of its largest part.
+
+    A text that is none of `class_names` stays a text; None is returned for what is no class, as
+    NaN and infinity.
+
+    Example:
+        >>> names = ["cat", "dog"]
+        >>> [class_of(label, names) for label in (1, [0.2, 0.8], "dog", "cow", float("nan"))]
+        [1, 1, 1, 'cow', None]
+    """
+    if isinstance(label, str):
+        return class_names.index(label) if label in class_names else str(label)
+    weights = np.asarray(label)
+    if weights.dtype.kind not in "biuf" or not weights.size or not np.isfinite(weights).all():
+        return None
+    return int(weights.argmax()) if weights.ndim else int(weights)
+
+
+def class_text(label: Any, class_names: Sequence[str]) -> str:  # noqa: ANN401
+    """Return what a class is called; of a mixture, its largest parts.
+
+    Example:
+        >>> class_text(1, ["cat", "dog"]), class_text([0.7, 0.3], ["cat", "dog"])
+        ('dog', '0.70 cat + 0.30 dog')
+    """
+    if isinstance(label, str):
+        return label.splitlines()[0] if label else ""  # a packed VOC folder has whole files here
+    weights = np.asarray(label)
+    if weights.dtype.kind not in "biuf":
+        return ""
+    if weights.ndim:
+        largest = [
+            n
+            for n in np.argsort(-weights.ravel(), kind="stable")[:_NUM_SHOWN]
+            if weights.ravel()[n] > 0
+        ]
+        if len(largest) == 1 and weights.ravel()[largest[0]] == 1:
+            return class_text(largest[0], class_names)
+        return " + ".join(f"{weights.ravel()[n]:.2f} {class_text(n, class_names)}" for n in largest)
+    number = weights.item()
+    if isinstance(number, int) and 0 <= number < len(class_names):
+        return class_names[number]
+    return f"{number:g}"
+
+
+_WHITE, _BLACK = (255, 255, 255), (0, 0, 0)
+_BRIGHT: Final = 140.0  # of 255; on brighter grounds black can be read better than white
+
+
+_MANY_SCRIPTS: Final = (
+    "NotoSansCJK-Regular.ttc",
+    "wqy-microhei.ttc",
+    "wqy-zenhei.ttc",
+    "msyh.ttc",
+    "PingFang.ttc",
+    "Arial Unicode.ttf",
+    "DejaVuSans.ttf",
+)
+
+_PROBE_PX: Final = 24  # large enough for letters to differ from the box of those that lack
+_NO_LETTER: Final = "\U0010ffff"  # is no character, and never will be
+
+_Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
+
+
+@functools.cache
+def _font(size_px: int) -> _Font:
+    return ImageFont.load_default(size_px)
+
+
+@functools.cache
+def _wide_font(name: str, size_px: int) -> ImageFont.FreeTypeFont | None:
+    with contextlib.suppress(OSError):
+        return ImageFont.truetype(name, size_px)
+    return None
+
+
+@functools.lru_cache(65536)
+def _has_glyph(name: str, letter: str) -> bool:
+    """Return whether a font draws a letter as something else than what it has no glyph for."""
+    font = _wide_font(name, _PROBE_PX)
+    if font is None:
+        return False
+    drawn, lacking = (font.getmask(text) for text in (letter, _NO_LETTER))
+    return drawn.size != lacking.size or bytes(drawn) != bytes(lacking)
+
+
+def _in_font(text: str, size_px: int) -> tuple[str, _Font]:
+    """Return a text as it can be written, and the font."""
+    text = "".join(c if c.isprintable() else "?" for c in text)
+    if text.isascii():
+        return text, _font(size_px)
+    letters = [c for c in set(text) if not c.isascii()]
+    number_of = {name: sum(_has_glyph(name, c) for c in letters) for name in _MANY_SCRIPTS}
+    best = max(number_of, key=lambda name: number_of[name])
+    wide = _wide_font(best, size_px) if number_of[best] else None
+    if wide is None:
+        return "".join(map(_bare, text)), _font(size_px)
+    return "".join(c if c.isascii() or _has_glyph(best, c) else _bare(c) for c in text), wide
+
+
+def _bare(letter: str) -> str:
+    """Return a letter without accents; "?" for one that is not of ASCII then."""
+    parts = unicodedata.normalize("NFKD", letter)
+    left = "".join(c for c in parts if not unicodedata.combining(c))
+    return left.encode("ascii", "replace").decode()
+
+
+@functools.lru_cache(4096)
+def _mask(text: str, size_px: int) -> NDArray[np.floating[Any]]:
+    """Return how much of each pixel the text covers, 0 to 1; float32 (height, width)."""
+    text, font = _in_font(text, size_px)
+    # A tall and a deep letter make all lines alike, but those of scripts that need more.
+    _, top, _, bottom = font.getbbox("Hgj|" + text)
+    height = max(int(np.ceil(bottom - top)), line_height(size_px) if text else 1)
+    width = max(1, int(np.ceil(font.getlength(text))))
+    page = Image.new("L", (width, height))
+    ImageDraw.Draw(page).text((0, -top), text, fill=255, font=font)
+    return np.asarray(page, np.float32)[: line_height(size_px) if text else None] / np.float32(255)
+
+
+def text_width(text: str, size_px: int) -> int:
+    """Return how many pixels a text takes from left to right."""
+    return len(_mask(text, size_px).T)
+
+
+def line_height(size_px: int) -> int:
+    """Return how many pixels any text takes from top to bottom."""
+    return len(_mask("", size_px))
+
+
+def fitted(text: str, width_px: int, size_px: int) -> str:
+    """Return a text, or as much of it as fits into a width, with an ellipsis."""
+    if len(text) <= width_px and text_width(text, size_px) <= width_px:
+        return text
+    text = text[: max(width_px, 0)]  # no letter is narrower than a pixel
+    while text and text_width(text + "…", size_px) > width_px:
+        text = text[:-1]
+    return text + "…" if text else ""
+
+
+def wrapped(text: str, width_px: int, size_px: int, most_lines: int) -> list[str]:
+    """Return a text in lines that fit into a width; the last one ends in an ellipsis if need be.
+
+    Lines end between words; words that are longer than a line, as paths are, anywhere.
+
+    Example:
+        >>> wrapped("a cat and a dog", 60, 12, 5)
+        ['a cat', 'and a dog']
+    """
+    lines: list[str] = []
+    while text and len(lines) < most_lines - 1 and text_width(text, size_px) > width_px:
+        stop = max(1, len(fitted(text, width_px, size_px)) - 1)  # without its ellipsis
+        blank = text.rfind(" ", 1, stop + 1)
+        stop = blank if blank > 0 else stop
+        lines.append(text[:stop].rstrip())
+        text = text[stop:].lstrip()
+    return [*lines, fitted(text, width_px, size_px)] if text and most_lines > 0 else lines
+
+
+def write(
+    image: NDArray[np.uint8],
+    text: str,
+    left: int,
+    top: int,
+    size_px: int,
+    ground: tuple[int, int, int],
+) -> None:
+    """Write a text into an image, black or white as can be read on `ground`; cut at its borders."""
+    light = 0.299 * ground[0] + 0.587 * ground[1] + 0.114 * ground[2]
+    colour = np.array(_BLACK if light > _BRIGHT else _WHITE, np.float32)
+    mask = _mask(text, size_px)
+    under = image[max(top, 0) : top + mask.shape[0], max(left, 0) : left + mask.shape[1]]
+    cover = mask[max(-top, 0) :, max(-left, 0) :][: under.shape[0], : under.shape[1], None]
+    under[:] = np.rint(under * (1 - cover) + colour * cover).astype(np.uint8)
+
 
 # Colours that the colour-blind can tell apart (Okabe and Ito, "Color Universal Design"), RGB.
 _COLOURS: Final = (

@@ -18,7 +18,7 @@ from penstock.errors import ConfigError
 from penstock.randomness.samples import sample_rng
 from penstock.vision.arguments import is_of, shown
 from penstock.vision.samples import image_of, kept, num_objects, with_image, without_letterbox
-from penstock.vision.transforms.coordinates import hidden_where_unmarked
+from penstock.vision.transforms.geometry import hidden_where_unmarked
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

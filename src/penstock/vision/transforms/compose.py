@@ -25,7 +25,7 @@ class Compose:
 
     Example:
         >>> import numpy as np
-        >>> from penstock.vision.transforms.flips import HorizontalFlip, VerticalFlip
+        >>> from penstock.vision.transforms.geometry import HorizontalFlip, VerticalFlip
         >>> half_turn = Compose(HorizontalFlip(1), VerticalFlip(1))
         >>> half_turn(np.arange(4, dtype=np.uint8).reshape(2, 2))
         array([[3, 2],

@@ -14,7 +14,7 @@ pytest.importorskip("cv2")
 Image = pytest.importorskip("PIL.Image")
 
 from penstock import labels_of  # noqa: E402 - it needs the above
-from penstock.vision import ImageList, LandmarkList, VOCDetection  # noqa: E402
+from penstock.vision import ImageList, LandmarkColumns, LandmarkList, VOCDetection  # noqa: E402
 
 POSES = ["frontal"] * 40 + ["left"] * 10 + ["right"] * 3
 INTO = "--into=train=0.8,val=0.1,test=0.1"
@@ -42,9 +42,7 @@ def voc_of(folder):
     return (
         folder,
         ["--column", "pose"],
-        lambda part: VOCDetection(
-            folder, part, attributes=["pose"], attribute_names={"pose": sorted(set(POSES))}
-        ),
+        lambda part: VOCDetection(folder, part, attributes={"pose": sorted(set(POSES))}),
     )
 
 
@@ -59,7 +57,7 @@ def landmarks_of(folder):
         folder / "all.txt",
         options,
         lambda part: LandmarkList(
-            folder / f"{part}.txt", num_landmarks=2, classes=["gender", "pose"]
+            folder / f"{part}.txt", LandmarkColumns(num_landmarks=2, classes=["gender", "pose"])
         ),
     )
 
@@ -163,7 +161,9 @@ def test_lists_may_go_elsewhere_than_the_data(tmp_path, capsys, make):
     assert f"give the list's reader root={root!r}\n" in capsys.readouterr().out
     part = tmp_path / "lists/a.txt"
     if options:
-        dataset = LandmarkList(part, num_landmarks=2, classes=["gender", "pose"], root=root)
+        dataset = LandmarkList(
+            part, LandmarkColumns(num_landmarks=2, classes=["gender", "pose"]), root=root
+        )
     else:
         dataset = ImageList(part, root)
     assert len(dataset) == 27

@@ -438,7 +438,9 @@ LINES = {
 }
 COLUMNS = {"landmarks": {"num_landmarks": 2, "has_box": True, "classes": ["class"]}}
 READERS = {
-    "voc": lambda: vision.VOCDetection("made", "train", bad_boxes="keep"),
+    "voc": lambda: vision.VOCDetection(
+        "made", "train", rules=vision.AnnotationRules(bad_boxes="keep")
+    ),
     "yolo": lambda: vision.YOLODetection("made"),
     "imglab": lambda: vision.ImglabDetection("made/imglab.xml"),
     "landmarks": lambda: vision.LandmarkList("made/landmarks.txt", **COLUMNS["landmarks"]),

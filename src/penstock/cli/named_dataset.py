@@ -129,10 +129,11 @@ def _of_folder(
         return _of_yolo(path, split, bad_boxes)
     if form is None and not (attributes and any(path.glob("*.xml"))):  # beside the images
         return None
-    from penstock.vision.datasets.detection import VOCDetection
+    from penstock.vision import AnnotationRules, VOCDetection
 
     with _absent_refused():
-        return VOCDetection(path, split, bad_boxes=bad_boxes, attributes=attributes, **columns)
+        rules = AnnotationRules(bad_boxes=bad_boxes)
+        return VOCDetection(path, split, rules=rules, attributes=attributes, **columns)
 
 
 def folder_form(path: Path) -> str | None:
@@ -144,22 +145,25 @@ def folder_form(path: Path) -> str | None:
 
 
 def _of_yolo(path: Path, split: str | None, bad_boxes: BadBoxes) -> StoreDataset:
-    from penstock.vision.datasets.detection import YOLODetection
+    from penstock.vision import AnnotationRules, YOLODetection
 
-    return YOLODetection(path, split or "train", bad_boxes=bad_boxes)
+    return YOLODetection(path, split or "train", rules=AnnotationRules(bad_boxes=bad_boxes))
 
 
 def _of_file(
     path: Path, columns: Mapping[str, Any], bad_boxes: BadBoxes, attributes: Sequence[str]
 ) -> StoreDataset:
-    from penstock.vision.datasets.detection import ImglabDetection, LandmarkList
+    from penstock.vision import AnnotationRules, ImglabDetection, LandmarkColumns, LandmarkList
 
+    rules = AnnotationRules(bad_boxes=bad_boxes)
     if path.suffix.lower() == ".xml":
         _refuse(str(path), columns)
         with _absent_refused():
-            return ImglabDetection(path, bad_boxes=bad_boxes, attributes=attributes)
+            return ImglabDetection(path, rules=rules, attributes=attributes)
     if is_landmark_list(path, columns):
-        return LandmarkList(path, bad_boxes=bad_boxes, **columns)
+        root = columns.get("root")
+        form = {name: value for name, value in columns.items() if name != "root"}
+        return LandmarkList(path, LandmarkColumns(**form), root=root, rules=rules)
     from penstock.vision.datasets.classification import ImageList
 
     return ImageList(path, **columns)

@@ -91,8 +91,7 @@ def view(
     from penstock.cli.named_dataset import dataset_named
     from penstock.cli.sources import names_a_dataset
     from penstock.cli.viewed_batches import samples_of_loader
-    from penstock.vision.drawing.contact_sheet import contact_sheet
-    from penstock.vision.drawing.objects import Unshown
+    from penstock.vision.drawing import Unshown, contact_sheet
 
     if (src is None) == (loader is None):
         raise ConfigError("name SRC or --loader MODULE:NAME, one of the two.")
@@ -171,7 +170,7 @@ class _Failed:
 
 def _checked(samples: list[Any]) -> list[Any]:
     """Return samples as they are drawn; where there is none at all, raise what was wrong."""
-    from penstock.vision.drawing.objects import Unshown
+    from penstock.vision.drawing import Unshown
 
     failed = [sample for sample in samples if isinstance(sample, _Failed)]
     if len(failed) == len(samples):

@@ -10,7 +10,7 @@ from penstock.cli.loadable import loader_named
 from penstock.cli.reasons import errors_in_code
 from penstock.data.labels.names import class_names_of
 from penstock.errors import ConfigError
-from penstock.vision.drawing.batches import samples_of_batch
+from penstock.vision.drawing import samples_of_batch
 
 if TYPE_CHECKING:
     import contextlib

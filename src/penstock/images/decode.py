@@ -125,15 +125,7 @@ def decode_image(
 
 
 def check_image(data: bytes | memoryview) -> int:
-    """Decode an image file, strictly, and return the number of its pixels.
-
-    A file whose header Pillow refuses is not whole either, as other programs will read it by that;
-    and of WebP and JPEG 2000 OpenCV may overlook damage, so there Pillow has to be content with the
-    pixels.
-
-    Raises:
-        ValueError: the file is damaged, too large, empty, or in no form that the decoders know.
-    """
+    """Decode an image file, strictly, and return the number of its pixels."""
     num_pixels = decode_image(data).size // 3
     with as_value_errors(), open_by_pillow(data) as image:
         if image.format in ("WEBP", "JPEG2000"):
@@ -204,11 +196,7 @@ def _decode_jpeg(
 def check_jpeg(
     data: bytes | memoryview, header: ImageHeader, jpeg: JpegHeader, *, strict: bool
 ) -> None:
-    """Raise ValueError if a file cannot be decoded, or only at a cost that its size does not tell.
-
-    To be called before a file is given to a decoder. A usual file costs a microsecond; one of
-    several scans is searched for them.
-    """
+    """Raise ValueError if a file cannot be decoded, or costs far more than its size tells."""
     if jpeg.process not in JPEG_PROCESSES.values():
         raise ValueError(f"a JPEG file of the kind {jpeg.process!r}, which no library here decodes")
     if jpeg.precision_bits != 8:
@@ -250,11 +238,7 @@ def _by_turbojpeg(data: bytes | memoryview, jpeg: JpegHeader, strict: bool) -> N
 
 
 def _from_cmyk(lack: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return RGB for inks without a profile: each colour is its ink's lack times black's.
-
-    Adobe's programs write the lack instead of the ink, and nearly all such files are theirs. Those
-    of others have no mark to be told by that OpenCV or Pillow heed: both take all for Adobe's.
-    """
+    """Return RGB for inks without a profile: each colour is its ink's lack times black's."""
     pixels: NDArray[np.uint8] = np.empty((*lack.shape[:2], 3), np.uint8)
     for row, out in zip(lack, pixels, strict=True):  # by rows: twice the bits for one row only
         product = row[:, :3].astype(np.uint16) * row[:, 3:] + 127
@@ -263,11 +247,7 @@ def _from_cmyk(lack: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def _without_gaps(data: bytes | memoryview, jpeg: JpegHeader) -> bytes:
-    """Return the file without what lies between its segments and belongs to none.
-
-    Programs that rewrite metadata leave it. It is no damage of the image, but libjpeg-turbo cannot
-    be strict with the pixels alone.
-    """
+    """Return the file without what lies between its segments and belongs to none."""
     pieces: list[bytes | memoryview] = [b"\xff\xd8"]
     for marker, start, stop in jpeg_segments(data):
         pieces += (bytes((0xFF, marker)), data[start - 2 : stop])
@@ -275,11 +255,7 @@ def _without_gaps(data: bytes | memoryview, jpeg: JpegHeader) -> bytes:
 
 
 def _by_opencv(data: bytes | memoryview) -> NDArray[np.uint8] | None:
-    """Return the pixels as they are stored; None if OpenCV cannot decode them, it never says why.
-
-    Raises:
-        MemoryError: there is not enough.
-    """
+    """Return the pixels as they are stored; None if OpenCV cannot decode them."""
     flags = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
     image: NDArray[Any] | None
     try:
@@ -343,14 +319,7 @@ def _as_rgb(image: Image.Image) -> NDArray[np.uint8]:
 
 
 def _check_tiles(data: bytes | memoryview, num_pixels: int) -> None:
-    """Raise if a TIFF's tile is far larger than the image: libtiff takes memory for a whole one.
-
-    Strips need no such check, as libtiff ends the last one with the image. A tag that occurs
-    several times counts with its largest value: libtiff takes the first, Pillow the last.
-
-    Reference:
-        TIFF 6.0, section 2; BigTIFF, whose offsets and counts have 8 bytes.
-    """
+    """Raise if a TIFF's tile is far larger than the image: libtiff takes memory for a whole one."""
 
     def number(place: int, form: str) -> int:
         value: int

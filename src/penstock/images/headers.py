@@ -248,15 +248,7 @@ def as_value_errors() -> Iterator[None]:
 
 
 def open_by_pillow(data: bytes | memoryview) -> Image.Image:
-    """Return Pillow's image of a file, of which it has read no pixels.
-
-    `Image.open` is not called: of what has more pixels than a limit that belongs to the whole
-    process it warns, or refuses it; here the size is for the caller to check. For TIFF, and for
-    some GIF, Pillow heeds that limit all the same (`PIL.Image.MAX_IMAGE_PIXELS`, and twice that).
-
-    Raises:
-        ValueError: the file is of no known form, or its header is damaged.
-    """
+    """Return Pillow's image of a file, of which it has read no pixels."""
     Image.init()
     file = io.BytesIO(data)
     prefix = file.read(16)
@@ -278,13 +270,7 @@ def open_by_pillow(data: bytes | memoryview) -> Image.Image:
 
 
 def jpeg_segments(data: bytes | memoryview) -> Iterator[tuple[int, int, int]]:
-    """Yield marker, start and stop of each segment's content; the first scan's is the last.
-
-    What lies between two segments is passed over, as libjpeg does it.
-
-    Raises:
-        ValueError: the file ends before its image data.
-    """
+    """Yield marker, start and stop of each segment's content; the first scan's is the last."""
     size_bytes = len(data)
     cut_off = f"the JPEG file ends within its header, after {size_bytes} bytes: truncated"
     place = 2

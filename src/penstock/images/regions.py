@@ -62,12 +62,7 @@ class Region(NamedTuple):
 
 
 def reduction(region: Region, height: int, width: int) -> int:
-    """Return by how much a part may be reduced, 1, 2, 4 or 8, to keep at least `height` x `width`.
-
-    Example:
-        >>> reduction(Region(0, 0, 450, 900), 224, 224), reduction(Region(0, 0, 447, 900), 224, 224)
-        (2, 1)
-    """
+    """Return by how much a part may be reduced, 1 to 8, to keep at least `height` x `width`."""
     for factor in _REDUCTIONS:
         if region.height >= factor * height and region.width >= factor * width:
             return factor
@@ -132,12 +127,7 @@ def _as_stored(region: Region, header: ImageHeader) -> Region:
 
 
 def reduced(image: NDArray[np.uint8], region: Region, factor: int) -> NDArray[np.uint8]:
-    """Return a part of an image, each `factor` x `factor` pixels averaged; a view if there is none.
-
-    Example:
-        >>> reduced(np.arange(48, dtype=np.uint8).reshape(4, 4, 3), Region(0, 0, 2, 4), 2)[..., 0]
-        array([[ 8, 14]], dtype=uint8)
-    """
+    """Return a part of an image, each `factor` x `factor` pixels averaged; a view for 1."""
     top, left = region.top // factor * factor, region.left // factor * factor
     part = image[top : region.top + region.height, left : region.left + region.width]
     if factor == 1:
@@ -171,10 +161,7 @@ def _decode_part(
     fast: bool,
     whole: bool,
 ) -> NDArray[np.uint8] | None:
-    """Return a part of a file, reduced; None if it is not to be had from libjpeg-turbo directly.
-
-    `decode_image` knows what else may help, and what to say where nothing does.
-    """
+    """Return a part of a file, reduced; None if it is not to be had from libjpeg-turbo directly."""
     jpeg = header.jpeg
     assert jpeg is not None
     num_rows = region.top + region.height

@@ -55,16 +55,7 @@ def repair_image(data: bytes | memoryview, *, max_pixels: int | None = MAX_PIXEL
 
 
 def repair_jpeg(data: bytes | memoryview) -> bytes | None:
-    """Return a JPEG file with the end marker that it lacks, or None if it lacks none.
-
-    A truncated file has none behind its image data, whatever follows those in a whole one: a
-    camera's padding, the film that a phone appends, or a second image (Ultra HDR). With one,
-    decoders give the rows that are there, and grey below.
-
-    Example:
-        >>> repair_jpeg(bytes.fromhex("ffd8 ffe00002 ffda0002 1234")).hex(" ")
-        'ff d8 ff e0 00 02 ff da 00 02 12 34 ff d9'
-    """
+    """Return a JPEG file with the end marker that it lacks, or None if it lacks none."""
     whole = bytes(data)
     start = None
     with contextlib.suppress(ValueError):  # it ends before its image data
@@ -80,11 +71,7 @@ def repair_jpeg(data: bytes | memoryview) -> bytes | None:
 
 
 def essential_png(data: bytes | memoryview) -> bytes | memoryview:
-    """Return a PNG file with what its pixels need, whose checksums are right.
-
-    Raises:
-        ValueError: it is cut off, or a part that pixels need is damaged.
-    """
+    """Return a PNG file with what its pixels need, whose checksums are right."""
     names = set()
     pieces: list[bytes | memoryview] = [PNG_MAGIC]
     num_idat_bytes = 0
@@ -114,11 +101,7 @@ def essential_png(data: bytes | memoryview) -> bytes | memoryview:
 
 
 def repair_png(data: bytes | memoryview, *, max_pixels: int | None = MAX_PIXELS) -> bytes | None:
-    """Return a PNG file with the rows that a truncated or damaged one still has, and black below.
-
-    None if nothing is wrong with this one, or nothing can be done: no row can be read, or it is
-    interlaced (any row is spread over it all).
-    """
+    """Return a PNG file with the rows that a damaged one still has, black below; None as above."""
     if len(data) < 33 or data[12:16] != b"IHDR":
         return None
     try:

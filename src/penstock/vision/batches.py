@@ -19,9 +19,9 @@ from penstock.errors import CollateError, ConfigError
 from penstock.faults import annotate
 from penstock.transport.arena import INLINE_LIMIT_BYTES
 from penstock.transport.packing import AsTensor
-from penstock.vision.arguments import checked_full_scale
+from penstock.vision.arguments import checked_choice, checked_full_scale, checked_whole
 from penstock.vision.pixels import lookup_tables, write_planes
-from penstock.vision.samples import is_tensor, num_objects
+from penstock.vision.samples import arrays_by_object, as_array, is_tensor, num_objects
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,89 +30,168 @@ if TYPE_CHECKING:
 
     from penstock.collate import BatchMemory
 
-Images = Literal["stack", "pad", "list"]
-Output = Literal["float_chw", "uint8_hwc"]
-
 _MOST_CHANNELS: Final = 4  # a longer last axis is no channels, but a width
+# What a field is without a row, where no image of the batch has one.
+_NOTHING: Final[dict[str, tuple[tuple[int, ...], np.dtype[Any]]]] = {
+    "boxes": ((4,), np.dtype(np.float32)),
+    "labels": ((), np.dtype(np.int64)),
+}
+_WHOLE: Final = None  # stands for the keys where a target is no dict, but an array
 
 
-def as_array(value: Any) -> NDArray[Any]:  # noqa: ANN401 - an array, or a CPU tensor
-    """Return an array, or a tensor's memory as one."""
-    return np.asarray(value.detach() if is_tensor(value) else value)
+class DetectionCollate:
+    """Makes `(images, targets)` of samples with objects, as detection code expects it.
 
+    In a loader of Penstock the images are converted straight into the slot that goes to the
+    main process. In torch's own loader, or called by itself, it makes the same batch.
 
-class ImageBatch:
-    """Puts images together as `DetectionCollate` says it."""
+    Concurrency:
+        Any thread or process; it pickles.
+
+    Example:
+        >>> boxes = np.array([[0, 0, 8, 6], [2, 2, 4, 4]], np.float32)
+        >>> photo = {"image": np.full((6, 8, 3), 255, np.uint8), "image_id": "a",
+        ...          "boxes": boxes, "labels": np.array([1, 0])}
+        >>> plain = {**photo, "image_id": "b", "boxes": boxes[:0], "labels": np.array([], int)}
+        >>> images, targets = DetectionCollate()([photo, plain])
+        >>> images.shape, images.dtype, images.max()
+        ((2, 3, 6, 8), dtype('float32'), np.float32(1.0))
+        >>> [(target["image_id"], target["boxes"].shape) for target in targets]
+        [('a', (2, 4)), ('b', (0, 4))]
+    """
 
     def __init__(
         self,
-        images: Images,
-        output: Output,
-        mean: Sequence[float] | None,
-        std: Sequence[float] | None,
+        images: Literal["stack", "pad", "list"] = "stack",
+        output: Literal["float_chw", "uint8_hwc"] = "float_chw",
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
         *,
-        pad_multiple: int,
-        fill: int,
+        pad_multiple: int = 1,
+        fill: int = 114,
+        targets: Literal["dict", "array"] = "dict",
     ) -> None:
-        """Check the arguments."""
+        """Choose the form of the batch.
+
+        Args:
+            images: "stack" wants images of one size. "pad" adds pixels at the right and bottom, up
+                to the largest height and width of the batch, so that boxes stay true; each target
+                gets "image_size", (height, width) before that. "list" keeps a list of images.
+            output: "float_chw" makes float32 (channels, height, width) in 0..1 of uint8 images of
+                shape (height, width, channels). Whatever else a transform made, floats or tensors,
+                is taken as it is. "uint8_hwc" takes all as they are.
+            mean: Subtracted from the values in 0..1, one per channel, of images converted here.
+                Itself in units of 0..1: (0.485, 0.456, 0.406) rather than (123.7, 116.3, 103.5).
+            std: Then they are divided by it. Likewise.
+            pad_multiple: "pad" goes on to a multiple of this many pixels, 32 for most networks.
+            fill: Value of pixels that "pad" adds, from 0 to 255; converted like the others.
+            targets: "dict" gives a dict per image: all of the sample but the image, as
+                torchvision's detectors take it. "array" gives float32 (objects, 5), each row x1,
+                y1, x2, y2, class, as older SSD and RetinaNet code takes it; all else is left out,
+                "image_size" too.
+
+        Raises:
+            ConfigError: an argument is out of its range, or contradicts another.
+        """
         if not isinstance(images, str):
             raise ConfigError(
                 f"images is 'stack', 'pad' or 'list', not a {type(images).__name__}. As collate_fn "
                 "give an instance, DetectionCollate(), not the class, which is called with samples"
             )
-        if images not in ("stack", "pad", "list"):
-            raise ConfigError(f"images is 'stack', 'pad' or 'list', not {images!r}")
-        if output not in ("float_chw", "uint8_hwc"):
-            raise ConfigError(f"output is 'float_chw' or 'uint8_hwc', not {output!r}")
-        if pad_multiple != int(pad_multiple) or pad_multiple < 1:
-            raise ConfigError(f"pad_multiple is a whole number from 1 on, not {pad_multiple!r}")
+        checked_choice("images", images, ("stack", "pad", "list"))
+        checked_choice("output", output, ("float_chw", "uint8_hwc"))
+        checked_choice("targets", targets, ("dict", "array"))
+        self._multiple = checked_whole("pad_multiple", pad_multiple, 1)
         if pad_multiple > 1 and images != "pad":
             raise ConfigError(f"pad_multiple={pad_multiple} is for images='pad', not {images!r}")
-        if not 0 <= fill <= 255:
-            raise ConfigError(f"fill is from 0 to 255, not {fill!r}")
         if output == "uint8_hwc" and (mean is not None or std is not None):
             raise ConfigError(
                 "mean and std are for output='float_chw'; 'uint8_hwc' takes images as they are"
             )
+        self._fill = checked_whole("fill", fill, 0, 255)
         self._images = images
         self._converts = output == "float_chw"
-        self._multiple = int(pad_multiple)
-        self._fill = fill
-        self._values = _values(mean, std)
+        self._tables = _checked_tables(mean, std)
+        self._targets = targets
+        self.mean, self.std = mean, std
 
-    def collate(
-        self, images: list[Any], out: BatchMemory
-    ) -> tuple[Any, list[tuple[int, int]] | None]:
+    def __call__(self, samples: Sequence[Mapping[str, Any]]) -> tuple[Any, list[Any]]:
+        """Return the batch in memory of its own.
+
+        Args:
+            samples: At least one.
+
+        Returns:
+            The images, and a target for each. Tensors if any sample holds one, otherwise arrays.
+
+        Raises:
+            CollateError: images of different sizes are to be stacked, or arrays of a name differ in
+                type or shape; the message names two samples.
+            ConfigError: a sample is no dict with an image, or its arrays differ in their rows.
+        """
+        holds_tensors = any(map(_holds_tensors, samples))
+        out: BatchMemory = _TensorMemory() if holds_tensors else Collator(np.empty)
+        return self.collate_into(samples, out)
+
+    def collate_into(
+        self, samples: Sequence[Mapping[str, Any]], out: BatchMemory
+    ) -> tuple[Any, list[Any]]:
+        """Return the batch in memory of `out`; otherwise as calling it does."""
+        taken = [_with_arrays(sample, position) for position, sample in enumerate(samples)]
+        batch, sizes = self._collated([as_array(sample["image"]) for sample in taken], out)
+        if self._targets == "array":
+            return batch, _class_rows(taken, out)
+        rows = {
+            key: split(_leaf(values, out), offsets)
+            for key, (values, offsets) in _fields(taken, out).items()
+        }
+        targets = Targets(
+            {
+                key: rows[key][number] if key in rows else value
+                for key, value in sample.items()
+                if key != "image"
+            }
+            for number, sample in enumerate(taken)
+        )
+        for target, size in zip(targets, sizes, strict=False):
+            target["image_size"] = size
+        return batch, targets
+
+    def _collated(
+        self, arrays: list[NDArray[Any]], out: BatchMemory
+    ) -> tuple[Any, list[tuple[int, int]]]:
         """Return the images, and where they were padded, the (height, width) of each before."""
-        arrays = [as_array(image) for image in images]
-        if self._images == "list":
-            return self._listed(arrays, out), None
         shapes = [self._shape(array) for array in arrays]
-        if self._images == "stack":
-            _check_alike(arrays, shapes)
-            batch = out.empty((len(arrays), *shapes[0]), self._dtype(arrays[0]))
-            self._write_all(arrays, list(batch))
-            return out.leaf(batch), None
-        return self._padded(arrays, shapes, out)
-
-    def _listed(self, arrays: list[NDArray[Any]], out: BatchMemory) -> list[Any]:
-        places = [out.empty(self._shape(array), self._dtype(array)) for array in arrays]
-        self._write_all(arrays, places)
-        return [out.leaf(place) for place in places]
+        if self._images == "list":
+            pairs = zip(arrays, shapes, strict=True)
+            places = [out.empty(shape, self._dtype(array)) for array, shape in pairs]
+            self._write_all(arrays, places)
+            return [out.leaf(place) for place in places], []
+        if self._images == "pad":
+            return self._padded(arrays, shapes, out)
+        _check_alike(arrays, shapes)
+        batch = out.empty((len(arrays), *shapes[0]), self._dtype(arrays[0]))
+        self._write_all(arrays, list(batch))
+        return out.leaf(batch), []
 
     def _padded(
         self, arrays: list[NDArray[Any]], shapes: list[tuple[int, ...]], out: BatchMemory
     ) -> tuple[Any, list[tuple[int, int]]]:
         is_hwc = _is_hwc(arrays[0]) and not self._is_converted(arrays[0])
         axis = 0 if is_hwc else -2
-        sizes = [_size(shape, axis) for shape in shapes]
-        _check_alike(arrays, [_without_size(shape, axis) for shape in shapes])
+        for shape in shapes:
+            if len(shape) < 2:
+                raise ConfigError(
+                    f"an image has 2 axes or more, but one of the batch has shape {shape}"
+                )
+        sizes = [(shape[axis], shape[axis + 1]) for shape in shapes]
+        _check_alike(arrays, [shape[2:] if is_hwc else shape[:-2] for shape in shapes])
         height, width = (
             -(-max(side) // self._multiple) * self._multiple for side in zip(*sizes, strict=True)
         )
-        shape = list(shapes[0])
-        shape[axis], shape[axis + 1] = height, width
-        batch = out.empty((len(arrays), *shape), self._dtype(arrays[0]))
+        of_all = list(shapes[0])
+        of_all[axis], of_all[axis + 1] = height, width
+        batch = out.empty((len(arrays), *of_all), self._dtype(arrays[0]))
         views = []
         for place, (rows, columns) in zip(batch, sizes, strict=True):
             by_pixel = place if is_hwc else np.moveaxis(place, (-2, -1), (0, 1))
@@ -125,7 +204,7 @@ class ImageBatch:
         """Return the value of a padded pixel, or one for each channel."""
         if place.dtype.kind != "f":
             return self._fill
-        values = self._values[:, self._fill]
+        values = self._tables[:, self._fill]
         return values if place.ndim == 3 and len(place) == len(values) else float(values[0])
 
     def _is_converted(self, array: NDArray[Any]) -> bool:
@@ -141,49 +220,36 @@ class ImageBatch:
         return channels, height, width
 
     def _write_all(self, arrays: list[NDArray[Any]], places: list[NDArray[Any]]) -> None:
-        planes: list[NDArray[np.uint8]] = []
+        planes: list[NDArray[np.uint8]] = []  # memory to work in
         for array, place in zip(arrays, places, strict=True):
             if not self._is_converted(array):
                 place[...] = array
                 continue
-            if [plane.shape for plane in planes] != [array.shape[:2]] * array.shape[2]:
-                planes = [np.empty(array.shape[:2], np.uint8) for _ in range(array.shape[2])]
-            self._convert(array, place, planes)
-
-    def _convert(
-        self, array: NDArray[Any], place: NDArray[Any], planes: list[NDArray[np.uint8]]
-    ) -> None:
-        """Write an image as float planes; `planes` is memory to work in."""
-        if len(self._values) not in (1, len(planes)):
-            raise ConfigError(
-                f"mean and std have {len(self._values)} values, but an image of the batch has "
-                f"{len(planes)} channel(s)"
-            )
-        write_planes(np.ascontiguousarray(array), self._values, planes, place)
+            num_channels = array.shape[2]
+            if [plane.shape for plane in planes] != [array.shape[:2]] * num_channels:
+                planes = [np.empty(array.shape[:2], np.uint8) for _ in range(num_channels)]
+            if len(self._tables) not in (1, num_channels):
+                raise ConfigError(
+                    f"mean and std have {len(self._tables)} values, but an image of the batch has "
+                    f"{num_channels} channel(s)"
+                )
+            write_planes(np.ascontiguousarray(array), self._tables, planes, place)
 
 
-def _values(mean: Sequence[float] | None, std: Sequence[float] | None) -> NDArray[np.float32]:
+def _checked_tables(
+    mean: Sequence[float] | None, std: Sequence[float] | None
+) -> NDArray[np.float32]:
     """Return what each value of a uint8 becomes: float32, shape (channels or 1, 256)."""
-    of_mean, of_std = (
-        np.atleast_1d(np.asarray(default if given is None else given, np.float64))
-        for given, default in ((mean, 0.0), (std, 1.0))
-    )
-    if (
-        of_mean.ndim != 1
-        or of_std.ndim != 1
-        or 0 not in (len(of_mean) - 1, len(of_std) - 1, len(of_mean) - len(of_std))
-    ):
-        raise ConfigError(
-            f"mean and std have a number for each channel, but got mean={mean!r}, std={std!r}"
-        )
-    if not (np.isfinite(of_mean).all() and np.isfinite(of_std).all() and (of_std > 0).all()):
-        raise ConfigError(
-            f"mean is finite and std above 0, but got mean={mean!r}, std={std!r}; both are in "
-            "units of values in 0..1"
-        )
-    checked_full_scale("mean", tuple(of_mean.tolist()))
-    checked_full_scale("std", tuple(of_std.tolist()))
-    return lookup_tables(of_mean, of_std)
+    means = np.atleast_1d(np.asarray(0.0 if mean is None else mean, np.float64))
+    stds = np.atleast_1d(np.asarray(1.0 if std is None else std, np.float64))
+    said = f"mean={mean!r}, std={std!r}"
+    if means.ndim != 1 or stds.ndim != 1 or len({len(means), len(stds)} - {1}) > 1:
+        raise ConfigError(f"mean and std have a number for each channel, but got {said}")
+    if not (np.isfinite(means).all() and np.isfinite(stds).all() and (stds > 0).all()):
+        raise ConfigError(f"mean is finite and std above 0, in units of 0..1, but got {said}")
+    checked_full_scale("mean", tuple(means.tolist()))
+    checked_full_scale("std", tuple(stds.tolist()))
+    return lookup_tables(means, stds)
 
 
 def _is_hwc(array: NDArray[Any]) -> bool:
@@ -193,56 +259,159 @@ def _is_hwc(array: NDArray[Any]) -> bool:
     return array.dtype == np.uint8 or array.shape[0] > _MOST_CHANNELS
 
 
-def _size(shape: tuple[int, ...], axis: int) -> tuple[int, int]:
-    if len(shape) < 2:
-        raise ConfigError(f"an image has 2 axes or more, but one of the batch has shape {shape}")
-    return shape[axis], shape[axis + 1]
-
-
-def _without_size(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
-    return shape[2:] if axis == 0 else shape[:-2]
-
-
 def _check_alike(arrays: list[NDArray[Any]], shapes: list[tuple[int, ...]]) -> None:
     first = arrays[0]
     for position, (array, shape) in enumerate(zip(arrays, shapes, strict=True)):
         if shape != shapes[0] or array.dtype != first.dtype:
             raise CollateError(
                 "images of one batch should have the same size and type, but {first} is "
-                f"{_described_image(first)} and {{other}} is {_described_image(array)}. Resize or "
-                'letterbox them in a transform, or collate with DetectionCollate(images="pad") or '
+                f"{_of_size(first)} and {{other}} is {_of_size(array)}. Resize or letterbox them "
+                'in a transform, or collate with DetectionCollate(images="pad") or '
                 'DetectionCollate(images="list").',
                 (0, position),
             )
 
 
-def _described_image(array: NDArray[Any]) -> str:
-    if array.ndim == 3:
-        height, width = array.shape[:2] if _is_hwc(array) else array.shape[-2:]
-        return f"{height} x {width} (height x width) of shape {array.shape}, {array.dtype}"
-    return f"of shape {array.shape}, {array.dtype}"
+def _of_size(array: NDArray[Any]) -> str:
+    if array.ndim != 3:
+        return _described(array)
+    height, width = array.shape[:2] if _is_hwc(array) else array.shape[-2:]
+    return f"{height} x {width} (height x width), {_described(array)}"
 
 
-_WHOLE: Final = None  # stands for the keys where a target is no dict, but an array
+def _described(array: NDArray[Any]) -> str:
+    return f"{array.dtype} of shape {array.shape}"
+
+
+def _holds_tensors(sample: object) -> bool:
+    return isinstance(sample, Mapping) and any(map(is_tensor, sample.values()))
+
+
+def _leaf(values: NDArray[Any], out: BatchMemory) -> Any:  # noqa: ANN401
+    """What the batch has for an array; itself, as of texts, where torch has no such type."""
+    dtype = values.dtype
+    is_number = dtype.kind in "biufc" and dtype.char not in "gG" and dtype.isnative
+    return out.leaf(values) if is_number else values
+
+
+class _TensorMemory:
+    """Ordinary memory, of which leaves are tensors."""
+
+    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+        return np.empty(shape, dtype)
+
+    def leaf(self, array: NDArray[Any]) -> Any:  # noqa: ANN401
+        return sys.modules["torch"].from_numpy(array)
+
+
+def _with_arrays(sample: Any, position: int) -> dict[str, Any]:  # noqa: ANN401
+    """Return a sample with arrays for tensors, having checked that they fit together."""
+    if not isinstance(sample, Mapping) or "image" not in sample:
+        is_dict = isinstance(sample, Mapping)
+        what = f"a dict of {sorted(map(str, sample))}" if is_dict else type(sample).__name__
+        raise ConfigError(
+            f'detection_collate takes dicts with an "image", but sample {position} of the batch '
+            f"is {what}. Other samples need the default collate, or a collate_fn of your own"
+        )
+    taken = {key: as_array(value) if is_tensor(value) else value for key, value in sample.items()}
+    for key, (trailing, _) in _NOTHING.items():
+        if isinstance(taken.get(key), np.ndarray) and taken[key].shape == (0,):
+            taken[key] = taken[key].reshape(0, *trailing)  # np.array([]), as many write it
+    try:
+        num_objects(taken)
+    except ConfigError as error:
+        annotate(error, f"in sample {position} of the batch")
+        raise
+    return taken
+
+
+def _fields(
+    samples: list[dict[str, Any]], out: BatchMemory
+) -> dict[str, tuple[NDArray[Any], NDArray[np.int64]]]:
+    """Return each array by object: the rows of all images, and where each image's begin."""
+    names = [arrays_by_object(sample) for sample in samples]
+    for position, found in enumerate(names):
+        others = set(found) ^ set(names[0])
+        if others:
+            key = min(others)
+            having, lacking = ("{first}", "{other}") if key in names[0] else ("{other}", "{first}")
+            raise CollateError(
+                f"the arrays of objects should be the same in all samples of a batch, but {having} "
+                f"has {_quoted(key)} and {lacking} has not. Give every sample one, of no rows if "
+                "need be, or drop it in a transform.",
+                (0, position),
+            )
+    return {key: _field(key, [sample[key] for sample in samples], out) for key in names[0]}
+
+
+def _field(
+    key: str, parts: list[NDArray[Any]], out: BatchMemory
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    filled = [position for position, part in enumerate(parts) if len(part)]
+    dtype: np.dtype[Any]
+    if filled:
+        first = parts[filled[0]]
+        for position in filled:
+            _check_like(key, first, parts[position], (filled[0], position))
+        trailing, dtype = first.shape[1:], np.result_type(*(parts[p].dtype for p in filled))
+    else:
+        trailing, dtype = _NOTHING.get(key, (parts[0].shape[1:], parts[0].dtype))
+    offsets = _offsets(parts)
+    values = out.empty((int(offsets[-1]), *trailing), dtype)
+    if filled:
+        np.concatenate([parts[position] for position in filled], out=values)
+    return values, offsets
+
+
+def _offsets(parts: Sequence[Any]) -> NDArray[np.int64]:
+    """Return where the rows of each image begin, and where the last's end."""
+    offsets = np.zeros(len(parts) + 1, np.int64)
+    np.cumsum([len(part) for part in parts], out=offsets[1:])
+    return offsets
+
+
+def _check_like(
+    key: str, first: NDArray[Any], other: NDArray[Any], positions: tuple[int, int]
+) -> None:
+    """Raise unless two arrays of objects can be rows of one; texts may differ in length."""
+    kinds = first.dtype.kind + other.dtype.kind
+    if first.shape[1:] == other.shape[1:] and (first.dtype == other.dtype or kinds in ("UU", "SS")):
+        return
+    raise CollateError(
+        f"{_quoted(key)} should differ in its number of rows alone, but that of {{first}} is "
+        f"{_described(first)} and that of {{other}} is {_described(other)}. Make them alike in "
+        "the dataset or a transform; what belongs to the image as a whole should be no array, but "
+        "a number, str, tuple or dict.",
+        positions,
+    )
+
+
+def _quoted(key: object) -> str:
+    return f'"{key}"'.replace("{", "{{").replace("}", "}}")  # the message is a template
+
+
+def _class_rows(samples: list[dict[str, Any]], out: BatchMemory) -> Targets:
+    """Return float32 (objects, 5) for each image: its boxes and their classes."""
+    for position, sample in enumerate(samples):
+        boxes, labels = sample.get("boxes"), sample.get("labels")
+        if boxes is None or labels is None or labels.ndim != 1:
+            shape = "none" if labels is None else f"of shape {labels.shape}"
+            raise ConfigError(
+                'targets="array" is made of "boxes" (N, 4) and "labels" (N,), but sample '
+                f"{position} of the batch has {'no' if boxes is None else 'its'} boxes, and labels "
+                f"{shape}"
+            )
+    wanted = [{key: sample[key] for key in ("boxes", "labels")} for sample in samples]
+    fields = _fields(wanted, Collator(np.empty))
+    corners, offsets = fields["boxes"]
+    values = out.empty((len(corners), 5), np.float32)
+    values[:, :4] = corners
+    values[:, 4] = fields["labels"][0]
+    return Targets(split(out.leaf(values), offsets))
 
 
 class Targets(list[Any]):
-    """A list of targets, one per image: dicts with arrays in them, or arrays.
-
-    It is a list in every way, and may be changed as one. It pickles by field, whatever is in it by
-    then: arrays or CPU tensors that differ in their number of rows alone become one array; anything
-    else is pickled as it is. What is unpickled is equal, and its arrays can be written to.
-
-    Ownership:
-        Arrays of an unpickled list are views of one array per field, and keep it alive.
-
-    Example:
-        >>> import pickle
-        >>> targets = Targets({"boxes": np.zeros((n, 4), np.float32)} for n in (2, 0, 5))
-        >>> again = pickle.loads(pickle.dumps(targets))
-        >>> [target["boxes"].shape for target in again], again[0]["boxes"].base.shape
-        ([(2, 4), (0, 4), (5, 4)], (7, 4))
-    """
+    """A list of targets, one per image, which travels as a few large arrays."""
 
     def __copy__(self) -> Targets:
         """Return a list of the same targets, not of copies as unpickling would."""
@@ -253,11 +422,11 @@ class Targets(list[Any]):
         if not self:
             return Targets, ()
         keys = _common_keys(self)
+        known: dict[bytes, NDArray[np.int64]] = {}
         if keys is _WHOLE:
-            return _rebuilt, (_WHOLE, [_column(list(self), {})], len(self))
+            return _rebuilt, (_WHOLE, [_column(list(self), known)], len(self))
         if not keys:
             return Targets, (list(self),)
-        known: dict[bytes, NDArray[np.int64]] = {}
         columns = [_column([target[key] for target in self], known) for key in keys]
         return _rebuilt, (keys, columns, len(self))
 
@@ -293,22 +462,12 @@ def _rebuilt(keys: tuple[Any, ...] | None, columns: list[Any], num_targets: int)
 
 
 def _column(parts: list[Any], known: dict[bytes, NDArray[np.int64]]) -> _RaggedField | list[Any]:
-    """Return one field of all images as one array, if that can be.
-
-    Args:
-        parts: The field of each image.
-        known: Offsets of other fields by their bytes: those that are equal are pickled once.
-    """
+    """Return one field of all images as one array, if that can be."""
     values = _joined(parts)
     if values is None:
         return parts
-    offsets = np.zeros(len(parts) + 1, np.int64)
-    np.cumsum([len(_array_of(part)) for part in parts], out=offsets[1:])
+    offsets = _offsets([part.array if type(part) is AsTensor else part for part in parts])
     return _RaggedField(values, known.setdefault(offsets.tobytes(), offsets))
-
-
-def _array_of(part: Any) -> Any:  # noqa: ANN401
-    return part.array if type(part) is AsTensor else part
 
 
 def _joined(parts: list[Any]) -> Any:  # noqa: ANN401
@@ -339,10 +498,7 @@ def _is_plain(tensor: Any) -> bool:  # noqa: ANN401
 
 
 def _joined_arrays(parts: list[NDArray[Any]]) -> NDArray[Any]:
-    """Return the rows of all arrays; large ones not copied, if they lie one after another in one.
-
-    That matters for masks, which may be larger than the image.
-    """
+    """Return the rows of all arrays; large ones not copied, if they lie one after another."""
     filled = [part for part in parts if part.size]
     if not filled or filled[0].base is None or filled[0].nbytes < INLINE_LIMIT_BYTES:
         return np.concatenate(parts)
@@ -368,245 +524,6 @@ def _joined_tensors(parts: Sequence[Any], torch: Any) -> Any:  # noqa: ANN401
             return torch.cat(list(parts))
         offset += part.numel()
     return first.as_strided((sum(map(len, filled)), *first.shape[1:]), first.stride())
-
-
-# What a field is without a row, where no image of the batch has one.
-_NOTHING: Final[dict[str, tuple[tuple[int, ...], np.dtype[Any]]]] = {
-    "boxes": ((4,), np.dtype(np.float32)),
-    "labels": ((), np.dtype(np.int64)),
-}
-
-
-class DetectionCollate:
-    """Makes `(images, targets)` of samples with objects, as detection code expects it.
-
-    In a loader of Penstock the images are converted straight into the slot that goes to the
-    main process. In torch's own loader, or called by itself, it makes the same batch.
-
-    Concurrency:
-        Any thread or process; it pickles.
-
-    Example:
-        >>> boxes = np.array([[0, 0, 8, 6], [2, 2, 4, 4]], np.float32)
-        >>> photo = {"image": np.full((6, 8, 3), 255, np.uint8), "image_id": "a",
-        ...          "boxes": boxes, "labels": np.array([1, 0])}
-        >>> plain = {**photo, "image_id": "b", "boxes": boxes[:0], "labels": np.array([], int)}
-        >>> images, targets = DetectionCollate()([photo, plain])
-        >>> images.shape, images.dtype, images.max()
-        ((2, 3, 6, 8), dtype('float32'), np.float32(1.0))
-        >>> [(target["image_id"], target["boxes"].shape) for target in targets]
-        [('a', (2, 4)), ('b', (0, 4))]
-    """
-
-    def __init__(
-        self,
-        images: Images = "stack",
-        output: Output = "float_chw",
-        mean: Sequence[float] | None = None,
-        std: Sequence[float] | None = None,
-        *,
-        pad_multiple: int = 1,
-        fill: int = 114,
-        targets: Literal["dict", "array"] = "dict",
-    ) -> None:
-        """Choose the form of the batch.
-
-        Args:
-            images: "stack" wants images of one size. "pad" adds pixels at the right and bottom, up
-                to the largest height and width of the batch, so that boxes stay true; each target
-                gets "image_size", (height, width) before that. "list" keeps a list of images.
-            output: "float_chw" makes float32 (channels, height, width) in 0..1 of uint8 images of
-                shape (height, width, channels). Whatever else a transform made, floats or tensors,
-                is taken as it is. "uint8_hwc" takes all as they are.
-            mean: Subtracted from the values in 0..1, one per channel, of images converted here.
-                Itself in units of 0..1: (0.485, 0.456, 0.406) rather than (123.7, 116.3, 103.5).
-            std: Then they are divided by it. Likewise.
-            pad_multiple: "pad" goes on to a multiple of this many pixels, 32 for most networks.
-            fill: Value of pixels that "pad" adds, from 0 to 255; converted like the others.
-            targets: "dict" gives a dict per image: all of the sample but the image, as
-                torchvision's detectors take it. "array" gives float32 (objects, 5), each row x1,
-                y1, x2, y2, class, as older SSD and RetinaNet code takes it; all else is left out,
-                "image_size" too: who needs the sizes before padding takes "dict".
-
-        Raises:
-            ConfigError: an argument is out of its range, or contradicts another.
-        """
-        if targets not in ("dict", "array"):
-            raise ConfigError(f"targets is 'dict' or 'array', not {targets!r}")
-        self._images = ImageBatch(images, output, mean, std, pad_multiple=pad_multiple, fill=fill)
-        self._targets = targets
-        self.mean, self.std = mean, std
-
-    def __call__(self, samples: Sequence[Mapping[str, Any]]) -> tuple[Any, list[Any]]:
-        """Return the batch in memory of its own.
-
-        Args:
-            samples: At least one.
-
-        Returns:
-            The images, and a target for each. Tensors if any sample holds one, otherwise arrays.
-
-        Raises:
-            CollateError: images of different sizes are to be stacked, or arrays of a name differ in
-                type or shape; the message names two samples.
-            ConfigError: a sample is no dict with an image, or its arrays differ in their rows.
-        """
-        holds_tensors = any(map(_holds_tensors, samples))
-        out: BatchMemory = _TensorMemory() if holds_tensors else Collator(np.empty)
-        return self.collate_into(samples, out)
-
-    def collate_into(
-        self, samples: Sequence[Mapping[str, Any]], out: BatchMemory
-    ) -> tuple[Any, list[Any]]:
-        """Return the batch in memory of `out`; otherwise as calling it does."""
-        taken = [_with_arrays(sample, position) for position, sample in enumerate(samples)]
-        batch, sizes = self._images.collate([sample["image"] for sample in taken], out)
-        if self._targets == "array":
-            return batch, _class_rows(taken, out)
-        rows = {
-            key: split(_leaf(values, out), offsets)
-            for key, (values, offsets) in _fields(taken, out).items()
-        }
-        targets = Targets(_target(sample, rows, number) for number, sample in enumerate(taken))
-        if sizes is not None:
-            for target, size in zip(targets, sizes, strict=True):
-                target["image_size"] = size
-        return batch, targets
-
-
-def _holds_tensors(sample: object) -> bool:
-    return isinstance(sample, Mapping) and any(map(is_tensor, sample.values()))
-
-
-def _leaf(values: NDArray[Any], out: BatchMemory) -> Any:  # noqa: ANN401
-    """What the batch has for an array; itself, as of texts, where torch has no such type."""
-    dtype = values.dtype
-    is_number = dtype.kind in "biufc" and dtype.char not in "gG" and dtype.isnative
-    return out.leaf(values) if is_number else values
-
-
-class _TensorMemory:
-    """Ordinary memory, of which leaves are tensors."""
-
-    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-        return np.empty(shape, dtype)
-
-    def leaf(self, array: NDArray[Any]) -> Any:  # noqa: ANN401
-        return sys.modules["torch"].from_numpy(array)
-
-
-def _with_arrays(sample: Any, position: int) -> dict[str, Any]:  # noqa: ANN401
-    """Return a sample with arrays for tensors, having checked that they fit together."""
-    if not isinstance(sample, Mapping) or "image" not in sample:
-        what = (
-            f"a dict of {sorted(map(str, sample))}"
-            if isinstance(sample, Mapping)
-            else type(sample).__name__
-        )
-        raise ConfigError(
-            f'detection_collate takes dicts with an "image", but sample {position} of the batch '
-            f"is {what}. Other samples need the default collate, or a collate_fn of your own"
-        )
-    taken = {key: as_array(value) if is_tensor(value) else value for key, value in sample.items()}
-    for key, (trailing, _) in _NOTHING.items():
-        if isinstance(taken.get(key), np.ndarray) and taken[key].shape == (0,):
-            taken[key] = taken[key].reshape(0, *trailing)  # np.array([]), as many write it
-    try:
-        num_objects(taken)
-    except ConfigError as error:
-        annotate(error, f"in sample {position} of the batch")
-        raise
-    return taken
-
-
-def _target(sample: dict[str, Any], rows: dict[str, list[Any]], number: int) -> dict[str, Any]:
-    return {k: rows[k][number] if k in rows else v for k, v in sample.items() if k != "image"}
-
-
-def _fields(
-    samples: list[dict[str, Any]], out: BatchMemory
-) -> dict[str, tuple[NDArray[Any], NDArray[np.int64]]]:
-    """Return each array by object: the rows of all images, and where each image's begin."""
-    names = [_arrays_in(sample) for sample in samples]
-    for position, found in enumerate(names):
-        if found.keys() != names[0].keys():
-            key = min(found.keys() ^ names[0].keys())
-            having, lacking = ("{first}", "{other}") if key in names[0] else ("{other}", "{first}")
-            raise CollateError(
-                f"the arrays of objects should be the same in all samples of a batch, but {having} "
-                f"has {_quoted(key)} and {lacking} has not. Give every sample one, of no rows if "
-                "need be, or drop it in a transform.",
-                (0, position),
-            )
-    return {key: _field(key, [sample[key] for sample in samples], out) for key in names[0]}
-
-
-def _arrays_in(sample: dict[str, Any]) -> dict[str, None]:
-    return {k: None for k, v in sample.items() if k != "image" and isinstance(v, np.ndarray)}
-
-
-def _field(
-    key: str, parts: list[NDArray[Any]], out: BatchMemory
-) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    filled = [position for position, part in enumerate(parts) if len(part)]
-    dtype: np.dtype[Any]
-    if filled:
-        like = parts[filled[0]]
-        for position in filled:
-            _check_like(key, like, parts[position], (filled[0], position))
-        trailing, dtype = like.shape[1:], np.result_type(*(parts[p].dtype for p in filled))
-    else:
-        trailing, dtype = _NOTHING.get(key, (parts[0].shape[1:], parts[0].dtype))
-    offsets = np.zeros(len(parts) + 1, np.int64)
-    np.cumsum([len(part) for part in parts], out=offsets[1:])
-    values = out.empty((int(offsets[-1]), *trailing), dtype)
-    if filled:
-        np.concatenate([parts[position] for position in filled], out=values)
-    return values, offsets
-
-
-def _check_like(
-    key: str, first: NDArray[Any], other: NDArray[Any], positions: tuple[int, int]
-) -> None:
-    """Raise unless two arrays of objects can be rows of one; texts may differ in length."""
-    kinds = first.dtype.kind + other.dtype.kind
-    if first.shape[1:] == other.shape[1:] and (first.dtype == other.dtype or kinds in ("UU", "SS")):
-        return
-    raise CollateError(
-        f"{_quoted(key)} should differ in its number of rows alone, but that of {{first}} is "
-        f"{_described(first)} and that of {{other}} is {_described(other)}. Make them alike in "
-        "the dataset or a transform; what belongs to the image as a whole should be no array, but "
-        "a number, str, tuple or dict.",
-        positions,
-    )
-
-
-def _described(array: NDArray[Any]) -> str:
-    return f"{array.dtype} of shape {array.shape}"
-
-
-def _quoted(key: object) -> str:
-    return f'"{key}"'.replace("{", "{{").replace("}", "}}")  # the message is a template
-
-
-def _class_rows(samples: list[dict[str, Any]], out: BatchMemory) -> Targets:
-    """Return float32 (objects, 5) for each image: its boxes and their classes."""
-    for position, sample in enumerate(samples):
-        boxes, labels = sample.get("boxes"), sample.get("labels")
-        if boxes is None or labels is None or labels.ndim != 1:
-            shape = "none" if labels is None else f"of shape {labels.shape}"
-            raise ConfigError(
-                'targets="array" is made of "boxes" (N, 4) and "labels" (N,), but sample '
-                f"{position} of the batch has {'no' if boxes is None else 'its'} boxes, and labels "
-                f"{shape}"
-            )
-    wanted = [{key: sample[key] for key in ("boxes", "labels")} for sample in samples]
-    fields = _fields(wanted, Collator(np.empty))
-    corners, offsets = fields["boxes"]
-    values = out.empty((len(corners), 5), np.float32)
-    values[:, :4] = corners
-    values[:, 4] = fields["labels"][0]
-    return Targets(split(out.leaf(values), offsets))
 
 
 detection_collate: Final = DetectionCollate()

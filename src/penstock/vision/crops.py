@@ -51,11 +51,7 @@ class Crop(Protocol):
 
 
 def checked_crop(crop: Any) -> Crop:  # noqa: ANN401 - it is being checked
-    """Return a crop.
-
-    Raises:
-        ConfigError: it lacks what a `Crop` has, or is a class.
-    """
+    """Return a crop."""
     is_crop = callable(getattr(crop, "cut", None)) and hasattr(crop, "size")
     if is_crop and not isinstance(crop, type):
         found: Crop = crop

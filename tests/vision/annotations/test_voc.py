@@ -35,7 +35,7 @@ def test_the_origin_is_taken_from_the_lower_sides_and_from_landmarks():
     assert of_voc.landmarks_xy_px == ((0, 0), (39, 29))
     assert of_edges.box_xyxy_px == (1, 1, 40, 30)
     assert of_edges.landmarks_xy_px == ((1, 1), (40, 30))
-    with pytest.raises(ConfigError, match="origin is the number of the first pixel, 0 or 1, not 2"):
+    with pytest.raises(ConfigError, match="origin is 0 or 1, not 2"):
         only(BOX, origin=2)
 
 

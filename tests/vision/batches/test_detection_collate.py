@@ -126,8 +126,8 @@ def test_different_sizes_are_an_error_that_says_what_helps():
         detection_collate(samples)
     assert str(caught.value) == (
         "images of one batch should have the same size and type, but sample 0 of the batch is "
-        "24 x 32 (height x width) of shape (24, 32, 3), uint8 and sample 2 of the batch is 30 x 20 "
-        "(height x width) of shape (30, 20, 3), uint8. Resize or letterbox them in a transform, or "
+        "24 x 32 (height x width), uint8 of shape (24, 32, 3) and sample 2 of the batch is 30 x 20 "
+        "(height x width), uint8 of shape (30, 20, 3). Resize or letterbox them in a transform, or "
         'collate with DetectionCollate(images="pad") or DetectionCollate(images="list").'
     )
 

@@ -162,9 +162,9 @@ def test_a_class_that_is_called_almost_like_one_given_is_shown_with_it(photo):
     with pytest.raises(StoreError) as caught:
         dataset_of(replace(image, source="1.xml"), class_names=names)
     assert str(caught.value) == (
-        "1.xml: the class of its object 1, 'Platelets', is none of the 3 given: ('RBC', 'WBC', "
-        "'Platelet'). Is 'Platelet' meant? Add it to class_names, or leave such objects out by "
-        "unknown_classes='drop'."
+        "1.xml: the class of its object 1, 'Platelets' (is 'Platelet' meant?), is none of the 3 "
+        "given: ('RBC', 'WBC', 'Platelet'). Add it to class_names, or leave such objects out by "
+        "AnnotationRules(unknown_classes='drop')."
     )
     with pytest.warns(UserWarning, match=r".") as warned:
         dataset_of(image, class_names=names, rules={"unknown_classes": "drop"})
@@ -276,9 +276,9 @@ def test_a_class_that_is_none_of_those_given_is_an_error_or_left_out(photo):
 @pytest.mark.parametrize(
     ("rules", "message"),
     [
-        ({"orientation": "left"}, "orientation is one of 'auto', 'upright', 'stored', not 'left'"),
-        ({"bad_boxes": "clip"}, "bad_boxes is one of 'fix', 'drop', 'keep', 'raise', not 'clip'"),
-        ({"unknown_classes": "skip"}, "unknown_classes is one of 'raise', 'drop', not 'skip'"),
+        ({"orientation": "left"}, "orientation is 'auto' or 'upright' or 'stored', not 'left'"),
+        ({"bad_boxes": "clip"}, "bad_boxes is 'fix' or 'drop' or 'keep' or 'raise', not 'clip'"),
+        ({"unknown_classes": "skip"}, "unknown_classes is 'raise' or 'drop', not 'skip'"),
     ],
 )
 def test_a_choice_that_there_is_not_is_named(rules, message):

@@ -17,8 +17,6 @@ from penstock.stores.records import EncodedImage
 from penstock.vision.datasets.annotated import (
     AnnotatedImages,
     PackedAnnotations,
-    packed_sizes,
-    unpacked_sizes,
 )
 
 SIZES = [(30, 40), (40, 30), (20, 60), (20, 60)]
@@ -94,11 +92,13 @@ def test_a_store_of_something_else_says_so(tmp_path):
     assert isinstance(packed, StoreDataset)
 
 
-def test_damaged_sizes_are_an_error():
-    packed = packed_sizes(np.array(SIZES))
-    assert unpacked_sizes(packed, 4).tolist() == [list(size) for size in SIZES]
-    assert unpacked_sizes(packed, 3) is None
-    assert unpacked_sizes(None, 4) is None
-    for text in ("?", "AAAA", packed["zlib_base64_u32"][:8], 7, None):
-        with pytest.raises(StoreError, match="the metadata 'sizes_px' of the store are damaged"):
-            unpacked_sizes({**packed, "zlib_base64_u32": text}, 4)
+def test_damaged_sizes_are_an_error(dataset, tmp_path, monkeypatch):
+    pack(dataset, f"lmdb:{tmp_path}/all.lmdb", num_workers=0)
+    packed = PackedAnnotations(f"lmdb:{tmp_path}/all.lmdb")
+    said = dict(packed.store.metadata)
+    for text in ("?", "AAAA", said["sizes_px"]["zlib_base64_u32"][:8], 7, None):
+        damaged = {**said, "sizes_px": {"num_images": 4, "zlib_base64_u32": text}}
+        monkeypatch.setattr(type(packed.store), "metadata", damaged)
+        with pytest.raises(StoreError, match="metadata 'sizes_px' of the store are damaged"):
+            _ = packed.sizes_px
+    packed.close()

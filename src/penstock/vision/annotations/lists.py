@@ -11,15 +11,13 @@ lines that are empty or begin with "#" say nothing. The path may have blanks in 
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from penstock.errors import ConfigError, StoreError
-from penstock.plural import counted
 from penstock.stores.folder.annotated_folder import is_number
 from penstock.stores.folder.listing import IMAGE_SUFFIXES
 from penstock.vision.annotations.model import AnnotatedImage, AnnotatedObject
@@ -31,31 +29,27 @@ from penstock.vision.annotations.reading import (
     numbered_lines,
     whole_value,
 )
+from penstock.vision.arguments import checked_choice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+
+CLASS_COLUMN: Final = "class"  # the column of this name is the object's class; others are `extra`
+_NAN: Final = (math.nan, math.nan)
+_SAY: Final = "Say which columns there are: has_box, classes, num_landmarks, separator"
 
 
 def read_image_list(
     path: str | Path, root: str | Path | None = None, *, separator: str | None = None
 ) -> list[tuple[Path, int | str]]:
-    """Return the images of a list and their labels, in its order.
+    """Return path and label of each image of a list, in its order.
 
-    The label is what comes after the last blank, so that a path may have blanks in it. Lines end as
-    they do on any system; those that are empty or begin with "#" say nothing.
-
-    Args:
-        path: The list, in UTF-8.
-        root: The folder that relative paths start from; None is that of the list.
-        separator: What separates path and label; None is blanks and tabs.
-
-    Returns:
-        Pairs of path and label. Labels are ints if all of them are whole numbers, written as 1 or
-        as 1.0; else texts.
+    The label is what comes after the last `separator`. Labels are ints if all of them are whole
+    numbers, written as 1 or as 1.0; else texts. Relative paths start from `root`; None is the
+    folder of the list.
 
     Raises:
         StoreError: the list cannot be read, has no lines, or one without a label or with several.
-            The message names the line.
     """
     path = Path(path)
     folder = path.parent if root is None else Path(root)
@@ -65,84 +59,53 @@ def read_image_list(
             pairs.append((listed_path(text, folder), label))
         except ValueError as error:
             raise StoreError(f"cannot read {path}, line {number}: {error}.") from error
-    numbers = [whole_value(label) for _, label in pairs]
-    if any(number is None for number in numbers):
+    numbers = [value for _, label in pairs if (value := whole_value(label)) is not None]
+    if len(numbers) < len(pairs):
         return list(pairs)
-    return [
-        (p, number) for (p, _), number in zip(pairs, numbers, strict=True) if number is not None
-    ]
+    return [(image, value) for (image, _), value in zip(pairs, numbers, strict=True)]
 
 
 def read_labelled_paths(
     path: Path, separator: str | None = None, root: Path | None = None
 ) -> list[tuple[int, str, str]]:
-    """Return number, path and label of each line, as they stand there.
-
-    Args:
-        path: The list.
-        separator: What separates path and label.
-        root: As in `read_image_list`.
-
-    Raises:
-        StoreError: see `read_image_list`.
-    """
+    """Return number, path and label of each line, as they stand there."""
     found = []
     for number, line in numbered_lines(path):
         words = [word.strip() for word in line.rsplit(separator, 1)]
         if len(words) != 2 or not all(words):
             raise StoreError(f"cannot read {path}, line {number}: {line[:80]!r} has no label.")
-        several = _columns_of_labels(words[0], separator, path.parent if root is None else root)
-        if several:
-            raise StoreError(
-                f"cannot read {path}, line {number}: {words[0]!r:.80} is no image and is not "
-                f"there; {several[0]!r:.80} would be one. Are {[*several[1:], words[1]]!r:.80} "
-                "labels? A line has one. Leave one column, or read images of several labels with "
-                "a dataset of your own."
-            )
+        # A path that ends before its last column, as "1.jpg 0 1" has two labels.
+        columns = [word.strip().lower() for word in words[0].split(separator)]
+        is_short = any(word.endswith(IMAGE_SUFFIXES) for word in columns[:-1])
+        if is_short and not columns[-1].endswith(IMAGE_SUFFIXES):
+            place = words[0].replace("\\", "/").replace("\0", "")
+            if not os.path.exists((path.parent if root is None else root) / place):
+                raise StoreError(
+                    f"cannot read {path}, line {number}: {words[0]!r:.80} is no image and is not "
+                    "there. Has the line several labels? A line has one. Leave one column, or read "
+                    "images of several labels with a dataset of your own."
+                )
         found.append((number, words[0], words[1]))
     if not found:
         raise StoreError(f"{path} has no lines: it is no list of images.")
     return found
 
 
-def _columns_of_labels(text: str, separator: str | None, root: Path) -> list[str]:
-    """Return a path's columns, if it seems to end before the last of them; else nothing."""
-    if text.lower().endswith(IMAGE_SUFFIXES):
-        return []
-    columns = [word.strip() for word in text.split(separator)]
-    ends = [n for n, word in enumerate(columns) if word.lower().endswith(IMAGE_SUFFIXES)]
-    if not ends or os.path.exists(root / text.replace("\\", "/").replace("\0", "")):
-        return []
-    first = (separator or " ").join(columns[: ends[0] + 1])
-    return [first, *columns[ends[0] + 1 :]]
-
-
 def write_image_list(pairs: Iterable[tuple[str | Path, int | str]]) -> bytes:
-    r"""Return a list, in UTF-8, of paths and labels.
-
-    Raises:
-        ValueError: a path or a label would not stay in its place.
-
-    Example:
-        >>> write_image_list([("cat 1.jpg", "cat"), ("2.jpg", "dog")])
-        b'cat 1.jpg cat\n2.jpg dog\n'
-    """
-    return "".join(
-        f"{_image_line(os.fspath(path), str(label))}\n" for path, label in pairs
-    ).encode()
+    """Return a list, in UTF-8, of paths and labels; ValueError for what would not stay in place."""
+    lines = []
+    for path, label in pairs:
+        _check_path(os.fspath(path))
+        if str(label).split() != [str(label)]:
+            raise ValueError(f"{path}: the label {label!r} does not stay in a column")
+        lines.append(f"{os.fspath(path)} {label}\n")
+    return "".join(lines).encode()
 
 
-def _image_line(path: str, label: str) -> str:
+def _check_path(path: str) -> None:
     is_plain = path.isprintable() and path == path.strip() and path and path[0] not in "#\ufeff"
     if not is_plain or "\\" in path:
         raise ValueError(f"a list cannot have the path {path!r}")
-    if label.split() != [label]:
-        raise ValueError(f"{path}: the label {label!r} does not stay in a column")
-    return f"{path} {label}"
-
-
-CLASS_COLUMN: Final = "class"  # the column of this name is the object's class; others are `extra`
-_NAN: Final = (math.nan, math.nan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,16 +113,25 @@ class LandmarkColumns:
     """What the columns of a landmark list are, after the path.
 
     Attributes:
-        num_landmarks: Points in a line; None takes what the first line has.
+        num_landmarks: Points in a line; None takes as many as the first line has numbers for.
+            Better say it, as a box or a column that was forgotten counts as landmarks then.
         layout: "xxyy" is x1 .. xn y1 .. yn, "xyxy" is x1 y1 x2 y2 ..
         has_box: Whether four columns are a box.
         box_format: "xyxy" is left, top, right, bottom; "xywh" left, top, width, height.
         box_at: Whether the box comes "before" or "after" the points.
-        classes: What the columns at the end are called. "class" is the object's class.
+        classes: What the columns at the end are called. "class" is the object's class, or else the
+            first of them.
         missing: A point with this for x and y is not marked, as is one with "nan"; often -1.
-        origin: Number of the first pixel. 1 is taken from points, and from left and top of boxes:
-            see `voc_elements`.
+        origin: Number of the first pixel. 1 is taken from points, and from left and top of boxes,
+            which include both ends then.
         separator: What separates columns; None is blanks and tabs, any number of them.
+
+    Raises:
+        ConfigError: there is no such choice.
+
+    Example:
+        >>> LandmarkColumns(num_landmarks=5, has_box=True, classes=["gender"]).num_columns
+        15
     """
 
     num_landmarks: int | None = None
@@ -167,30 +139,26 @@ class LandmarkColumns:
     has_box: bool = False
     box_format: Literal["xyxy", "xywh"] = "xyxy"
     box_at: Literal["before", "after"] = "after"
-    classes: tuple[str, ...] = ()
+    classes: Sequence[str] = ()
     missing: float | None = None
     origin: int = 0
     separator: str | None = None
 
     def __post_init__(self) -> None:
         """Check that each is what it may be."""
-        choices = {
-            "layout": ("xxyy", "xyxy"),
-            "box_format": ("xyxy", "xywh"),
-            "box_at": ("before", "after"),
-            "origin": (0, 1),
-        }
-        for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                either = " or ".join(map(repr, allowed))
-                raise ConfigError(f"{name} is {either}, not {getattr(self, name)!r}.")
+        classes = (self.classes,) if isinstance(self.classes, str) else tuple(self.classes)
+        object.__setattr__(self, "classes", classes)
+        checked_choice("layout", self.layout, ("xxyy", "xyxy"))
+        checked_choice("box_format", self.box_format, ("xyxy", "xywh"))
+        checked_choice("box_at", self.box_at, ("before", "after"))
+        checked_choice("origin", self.origin, (0, 1))
         if self.num_landmarks is not None and self.num_landmarks < 0:
             raise ConfigError(f"num_landmarks is at least 0, not {self.num_landmarks}.")
-        if len(self.classes) == 1 and "," in self.classes[0]:
-            names = self.classes[0].split(",")
+        if len(classes) == 1 and "," in classes[0]:
+            names = classes[0].split(",")
             raise ConfigError(f"classes is a list of names: classes={names!r}.")
-        if len(set(self.classes)) < len(self.classes):
-            raise ConfigError(f"classes are names of columns, each another: {self.classes}.")
+        if len(set(classes)) < len(classes):
+            raise ConfigError(f"classes are names of columns, each another: {classes}.")
         if self.separator == "":
             raise ConfigError("separator is a text such as ',', or None for blanks; not ''.")
 
@@ -203,16 +171,8 @@ class LandmarkColumns:
 def read_landmark_list(
     path: str | Path,
     *,
-    num_landmarks: int | None = None,
-    layout: Literal["xxyy", "xyxy"] = "xxyy",
-    has_box: bool = False,
-    box_format: Literal["xyxy", "xywh"] = "xyxy",
-    box_at: Literal["before", "after"] = "after",
-    classes: Sequence[str] = (),
-    missing: float | None = None,
-    origin: int = 0,
     root: str | Path | None = None,
-    separator: str | None = None,
+    **columns: Any,  # noqa: ANN401 - of LandmarkColumns
 ) -> list[AnnotatedImage]:
     """Return an image for each line: one that has several lines comes several times.
 
@@ -220,16 +180,8 @@ def read_landmark_list(
 
     Args:
         path: The list, in UTF-8.
-        num_landmarks: See `LandmarkColumns`, as for all that is not told here.
-        layout: Likewise.
-        has_box: Likewise.
-        box_format: Likewise.
-        box_at: Likewise.
-        classes: Likewise.
-        missing: Likewise.
-        origin: Likewise.
         root: The folder that relative paths start from; None is that of the list.
-        separator: Likewise.
+        **columns: As for `LandmarkColumns`.
 
     Returns:
         The images; `key` is the path in the list, with "/".
@@ -239,25 +191,15 @@ def read_landmark_list(
         StoreError: the list cannot be read, has no lines, or one with too many or too few columns,
             or a text where a number has to be. The message names the line.
     """
-    columns = LandmarkColumns(
-        num_landmarks=num_landmarks,
-        layout=layout,
-        has_box=has_box,
-        box_format=box_format,
-        box_at=box_at,
-        classes=(classes,) if isinstance(classes, str) else tuple(classes),
-        missing=missing,
-        origin=origin,
-        separator=separator,
-    )
+    form = LandmarkColumns(**columns)
     path = Path(path)
     folder = path.parent if root is None else Path(root)
     found: list[AnnotatedImage] = []
     for number, line in numbered_lines(path):
         try:
-            if columns.num_landmarks is None:
-                columns = _with_number(columns, line)
-            found.append(_image(line, columns, folder, f"{path}, line {number}"))
+            if form.num_landmarks is None:
+                form = _with_number(form, line)
+            found.append(_image(line, form, folder, f"{path}, line {number}"))
         except ValueError as error:
             raise StoreError(f"cannot read {path}, line {number}: {error}.") from error
     if not found:
@@ -271,15 +213,6 @@ def samples_of_lines(lines: Iterable[AnnotatedImage]) -> list[AnnotatedImage]:
     Lines of one image are its objects; a repeated line repeats the sample. An image is as many
     samples as its most frequent line has copies, each with all objects, in the order of their first
     lines. A sample has the place of its first line.
-
-    Args:
-        lines: What `read_landmark_list` returns.
-
-    Example:
-        >>> cat, dog = (AnnotatedObject(name) for name in ("cat", "dog"))
-        >>> lines = [AnnotatedImage(Path("1.jpg"), "1.jpg", None, None, (o,)) for o in (cat, dog)]
-        >>> [len(image.objects) for image in samples_of_lines([*lines, *lines])]
-        [2, 2]
     """
     counts: dict[str, dict[object, int]] = {}
     objects: dict[str, list[AnnotatedObject]] = {}
@@ -288,18 +221,14 @@ def samples_of_lines(lines: Iterable[AnnotatedImage]) -> list[AnnotatedImage]:
     for line in lines:
         (found,) = line.objects
         times = counts.setdefault(line.key, {})
-        said = (*_said(found), *found.extra.items())
-        times[said] = times.get(said, 0) + 1
-        if times[said] == 1:
+        marks = found.class_name, found.box_xyxy_px, found.landmarks_xy_px, *found.extra.items()
+        times[marks] = times.get(marks, 0) + 1
+        if times[marks] == 1:
             objects.setdefault(line.key, []).append(found)
-        if times[said] > samples.get(line.key, 0):
-            samples[line.key] = times[said]
+        if times[marks] > samples.get(line.key, 0):
+            samples[line.key] = times[marks]
             first_lines.append(line)
     return [replace(line, objects=tuple(objects[line.key])) for line in first_lines]
-
-
-def _said(found: AnnotatedObject) -> tuple[object, ...]:
-    return found.class_name, found.box_xyxy_px, found.landmarks_xy_px
 
 
 def _with_number(columns: LandmarkColumns, line: str) -> LandmarkColumns:
@@ -310,26 +239,13 @@ def _with_number(columns: LandmarkColumns, line: str) -> LandmarkColumns:
     texts = [position for position, word in enumerate(numbers) if not is_number(word)]
     count = len(numbers) - (texts[-1] + 1 if texts else 0) - 4 * columns.has_box
     if count < 0 or count % 2 or (count == 0 and not columns.num_columns):
-        what = f"{max(0, count)} numbers for landmarks"
-        said = f"it has {what}, and x and y of each make an even number"
-        count, others = _numbers_and_others(words)
-        if count and others:
-            said = (
-                f"behind {counted(count, 'number')} it has {counted(len(others), 'column')} "
-                f"({', '.join(map(repr, others)):.80}): each needs a name"
-            )
+        if words and not is_number(words[-1]) and any(map(is_number, words)):
+            raise ValueError(f"column {len(words)} is {words[-1]!r:.80}, and needs a name. {_SAY}")
         raise ValueError(
-            f"{said}. Say which columns there are: has_box, classes, num_landmarks, separator"
+            f"it has {max(0, count)} numbers for landmarks, and x and y of each make an even "
+            f"number. {_SAY}"
         )
     return replace(columns, num_landmarks=count // 2)
-
-
-def _numbers_and_others(words: list[str]) -> tuple[int, list[str]]:
-    """Return how many numbers come after the path, and the columns after these."""
-    ends = (place for place, word in enumerate(words) if word.lower().endswith(IMAGE_SUFFIXES))
-    after = words[max(ends, default=0) + 1 :]
-    count = sum(1 for _ in itertools.takewhile(is_number, after))
-    return count, after[count:]
 
 
 def _image(line: str, columns: LandmarkColumns, folder: Path, source: str) -> AnnotatedImage:
@@ -337,52 +253,38 @@ def _image(line: str, columns: LandmarkColumns, folder: Path, source: str) -> An
     # What is left of the path when it has numbers at its end are columns too many.
     ends = words[0].split(columns.separator)[1:]
     if len(words) != 1 + columns.num_columns or (ends and is_number(ends[-1])):
+        box = ", 4 for the box" if columns.has_box else ""
+        names = f", {len(columns.classes)} for {', '.join(columns.classes)}"
         raise ValueError(
             f"it has {len(line.split(columns.separator))} columns, not {1 + columns.num_columns}: "
-            f"{_described(columns)}"
+            f"a path, 2 x {columns.num_landmarks} for landmarks{box}"
+            f"{names if columns.classes else ''}"
         )
     if not words[0]:
         raise ValueError("it has no path")
     path, key = listed_path(words[0], folder), key_of(words[0])
-    return AnnotatedImage(path, key, None, None, (_object(words, columns),), source)
-
-
-def _described(columns: LandmarkColumns) -> str:
-    parts = ["a path", f"2 x {columns.num_landmarks} for landmarks"]
-    if columns.has_box:
-        parts.append("4 for the box")
-    if columns.classes:
-        parts.append(f"{len(columns.classes)} for {', '.join(columns.classes)}")
-    return ", ".join(parts)
-
-
-def _object(words: list[str], columns: LandmarkColumns) -> AnnotatedObject:
     num_points, num_box = 2 * (columns.num_landmarks or 0), 4 * columns.has_box
-    first = 1 + (num_box if columns.box_at == "before" else 0)
-    box = 1 if columns.box_at == "before" else 1 + num_points
+    is_before = columns.box_at == "before"
     extra = dict(zip(columns.classes, words[1 + num_points + num_box :], strict=True))
-    return AnnotatedObject(
+    found = AnnotatedObject(
         class_name=extra.pop(CLASS_COLUMN, ""),
-        box_xyxy_px=_box(words, box, columns) if num_box else None,
-        landmarks_xy_px=_points(words, first, columns),
+        box_xyxy_px=_box(words, 1 if is_before else 1 + num_points, columns) if num_box else None,
+        landmarks_xy_px=_points(words, 1 + (num_box if is_before else 0), columns),
         extra=extra,
     )
+    return AnnotatedImage(path, key, None, None, (found,), source)
 
 
 def _points(
     words: list[str], first: int, columns: LandmarkColumns
 ) -> tuple[tuple[float, float], ...]:
     count, origin = columns.num_landmarks or 0, columns.origin
-    values = [_number(words, place, 0) for place in range(first, first + 2 * count)]
-    if columns.layout == "xxyy":
-        pairs = zip(range(count), range(count, 2 * count), strict=True)
-    else:
-        pairs = zip(range(0, 2 * count, 2), range(1, 2 * count, 2), strict=True)
+    step, beside = (1, count) if columns.layout == "xxyy" else (2, 1)
     points = []
-    for at_x, at_y in pairs:
-        x, y = values[at_x], values[at_y]
+    for at_x in range(first, first + step * count, step):
+        x, y = (_number(words, at, 0) for at in (at_x, at_x + beside))
         is_missing = math.isnan(x) or math.isnan(y) or (x == columns.missing == y)
-        shifted = (_number(words, first + at_x, origin), _number(words, first + at_y, origin))
+        shifted = (_number(words, at_x, origin), _number(words, at_x + beside, origin))
         points.append(_NAN if is_missing else shifted)
     return tuple(points)
 
@@ -446,29 +348,22 @@ def write_landmark_list(
 
 
 def _line(name: str, found: AnnotatedObject, columns: LandmarkColumns) -> str:
-    words = [_checked_path(name, columns)]
+    _check_path(name)
+    ends = name.split(columns.separator)[1:]
+    if ends and is_number(ends[-1]):
+        raise ValueError(f"a list cannot have the path {name!r}")
     box = _box_words(found, columns) if columns.has_box else []
     points = _point_words(found, columns)
-    words += box + points if columns.box_at == "before" else points + box
+    words = [name, *box, *points] if columns.box_at == "before" else [name, *points, *box]
     values = {**found.extra, CLASS_COLUMN: found.class_name}
-    words += [_checked_value(values.get(column), column, columns) for column in columns.classes]
+    for column in columns.classes:
+        value = values.get(column)
+        if value is None:
+            raise ValueError(f"it has no {column!r}")
+        if not value.isprintable() or value.split(columns.separator) != [value.strip()]:
+            raise ValueError(f"{column} {value!r} does not stay in a column")
+        words.append(value)
     return (columns.separator or " ").join(words)
-
-
-def _checked_path(name: str, columns: LandmarkColumns) -> str:
-    ends = name.split(columns.separator)[1:]
-    is_plain = name.isprintable() and name == name.strip() and name and not name.startswith("#")
-    if not is_plain or "\\" in name or name.startswith("\ufeff") or (ends and is_number(ends[-1])):
-        raise ValueError(f"a list cannot have the path {name!r}")
-    return name
-
-
-def _checked_value(value: str | None, column: str, columns: LandmarkColumns) -> str:
-    if value is None:
-        raise ValueError(f"it has no {column!r}")
-    if not value.isprintable() or value.split(columns.separator) != [value.strip()]:
-        raise ValueError(f"{column} {value!r} does not stay in a column")
-    return value
 
 
 def _point_words(found: AnnotatedObject, columns: LandmarkColumns) -> list[str]:
@@ -476,16 +371,16 @@ def _point_words(found: AnnotatedObject, columns: LandmarkColumns) -> list[str]:
     points = found.landmarks_xy_px or (_NAN,) * count
     if len(points) != count:
         raise ValueError(f"it has {len(points)} landmarks, and others {count}")
-    xs, ys = ([_word(point, side, columns) for point in points] for side in (0, 1))
+    missing = "nan" if columns.missing is None else coordinate_text(columns.missing)
+    pairs = [
+        [missing] * 2
+        if math.isnan(x) or math.isnan(y)
+        else [coordinate_text(x, columns.origin), coordinate_text(y, columns.origin)]
+        for x, y in points
+    ]
     if columns.layout == "xxyy":
-        return [*xs, *ys]
-    return [word for pair in zip(xs, ys, strict=True) for word in pair]
-
-
-def _word(point: tuple[float, float], side: int, columns: LandmarkColumns) -> str:
-    if math.isnan(point[0]) or math.isnan(point[1]):
-        return "nan" if columns.missing is None else coordinate_text(columns.missing)
-    return coordinate_text(point[side], columns.origin)
+        return [pair[side] for side in (0, 1) for pair in pairs]
+    return [word for pair in pairs for word in pair]
 
 
 def _box_words(found: AnnotatedObject, columns: LandmarkColumns) -> list[str]:
@@ -494,6 +389,5 @@ def _box_words(found: AnnotatedObject, columns: LandmarkColumns) -> list[str]:
     left, top, right, bottom = found.box_xyxy_px
     if columns.box_format == "xywh":
         right, bottom = right - left, bottom - top
-    plus = (columns.origin, columns.origin, 0, 0)
-    values = zip((left, top, right, bottom), plus, strict=True)
-    return [coordinate_text(value, more) for value, more in values]
+    corner = [coordinate_text(value, columns.origin) for value in (left, top)]
+    return [*corner, coordinate_text(right), coordinate_text(bottom)]

@@ -31,19 +31,7 @@ _NUM_SHOWN: Final = 40  # characters of a text that is no number
 
 
 def coordinate(text: str, minus: int = 0) -> float:
-    """Return a coordinate in pixels.
-
-    Args:
-        text: As a file has it.
-        minus: What is taken away from it.
-
-    Raises:
-        ValueError: it is no number, or none that a picture can have.
-
-    Example:
-        >>> coordinate(" 7 ", minus=1), coordinate("1.1", minus=1)
-        (6.0, 0.1)
-    """
+    """Return a coordinate in pixels."""
     try:
         number = math.nan if "_" in text else float(text)
     except ValueError:
@@ -58,12 +46,7 @@ def coordinate(text: str, minus: int = 0) -> float:
 
 
 def coordinate_text(number: float, plus: int = 0) -> str:
-    """Return the text that `coordinate` reads as `number`; "nan" for NaN.
-
-    Example:
-        >>> coordinate_text(6.0, plus=1), coordinate_text(0.1, plus=1), coordinate_text(1e-7)
-        ('7', '1.1', '0.0000001')
-    """
+    """Return the text that `coordinate` reads as `number`; "nan" for NaN."""
     if math.isnan(number):
         return "nan"
     if float(number).is_integer():
@@ -72,12 +55,7 @@ def coordinate_text(number: float, plus: int = 0) -> str:
 
 
 def whole_number(text: str) -> int | None:
-    """Return a whole number; None if the text is none, or has more digits than any that counts.
-
-    Example:
-        >>> whole_number(" 12 "), whole_number("1.0"), whole_number("-3"), whole_number("9" * 5000)
-        (12, None, -3, None)
-    """
+    """Return a whole number; None if the text is none, or has more digits than any that counts."""
     text = text.strip()
     digits = text[1:] if text[:1] in ("-", "+") else text
     is_whole = digits.isascii() and digits.isdigit() and len(digits) <= 18
@@ -85,12 +63,7 @@ def whole_number(text: str) -> int | None:
 
 
 def whole_value(text: str) -> int | None:
-    """Return a whole number also where a tool wrote it with a point; None if there is a fraction.
-
-    Example:
-        >>> whole_value("1.0"), whole_value("2"), whole_value("1.5"), whole_value("1e3")
-        (1, 2, None, None)
-    """
+    """Return a whole number, also where a tool wrote it with a point; None for a fraction."""
     text = text.strip()
     return whole_number(text.rstrip("0").removesuffix(".") if "." in text else text)
 
@@ -105,42 +78,20 @@ def folder_of(annotations: str | Path) -> Path:
 
 
 def listed_path(text: str, root: str | Path) -> Path:
-    r"""Return the file that a list means.
-
-    Args:
-        text: As the list has it; backslashes separate folders.
-        root: The folder that relative paths start from.
-
-    Raises:
-        ValueError: it is no path.
-
-    Example:
-        >>> listed_path("faces\\1.jpg", "/data"), listed_path("/photos/1.jpg", "/data")
-        (PosixPath('/data/faces/1.jpg'), PosixPath('/photos/1.jpg'))
-    """
+    """Return the file that a list means."""
     if "\0" in text:
         raise ValueError(f"{text[:80]!r} is no path: it has a null character")
     return Path(root) / text.replace("\\", "/")
 
 
 def key_of(text: str) -> str:
-    r"""Return what an image is called: its path in the list, with "/".
-
-    Example:
-        >>> key_of("faces\\1.jpg"), key_of("./1.jpg"), key_of("C:\\faces\\1.jpg")
-        ('faces/1.jpg', '1.jpg', 'faces/1.jpg')
-    """
+    """Return what an image is called: its path in the list, with "/"."""
     path = _DRIVE.sub("", text.replace("\\", "/"))
     return "/".join(part for part in path.split("/") if part not in ("", "."))
 
 
 def first_repeated(names: Iterable[str]) -> str | None:
-    """Return the first name that was there before; None if each is another.
-
-    Example:
-        >>> first_repeated(["a", "b", "a"]), first_repeated(["a", "b"])
-        ('a', None)
-    """
+    """Return the first name that was there before; None if each is another."""
     seen: set[str] = set()
     for name in names:
         if name in seen:
@@ -153,11 +104,7 @@ _OTHER_MARKS: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 def read_text(path: Path, max_bytes: int = MAX_ANNOTATION_BYTES) -> str:
-    """Return a file in UTF-8, without its byte order mark.
-
-    Raises:
-        StoreError: it cannot be read, is larger than `max_bytes`, or is in another encoding.
-    """
+    """Return a file in UTF-8, without its byte order mark."""
     data = read_annotation(path, max_bytes)
     if data.startswith(_OTHER_MARKS):
         raise StoreError(f"cannot read {path}: it is in UTF-16; convert it to UTF-8.")
@@ -171,13 +118,7 @@ def read_text(path: Path, max_bytes: int = MAX_ANNOTATION_BYTES) -> str:
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
-    r"""Yield the lines of a file with their numbers, from 1; empty ones and comments left out.
-
-    A line ends with \n, \r\n or \r; a comment begins with "#". Blanks at both ends are cut off.
-
-    Raises:
-        StoreError: see `read_text`.
-    """
+    """Yield the lines of a file with their numbers, from 1; empty ones and comments left out."""
     text = read_text(path).replace("\r\n", "\n").replace("\r", "\n")
     for number, line in enumerate(text.split("\n"), 1):
         stripped = line.strip()
@@ -192,15 +133,7 @@ _ENTITIES: Final = {"\r": "&#13;", "\n": "&#10;", "\t": "&#9;", '"': "&quot;", "
 
 
 def xml_escaped(text: str) -> str:
-    """Return text as an element or an attribute can hold it.
-
-    Raises:
-        ValueError: it has a character that XML cannot hold.
-
-    Example:
-        >>> xml_escaped("a < b & 'c'")
-        'a &lt; b &amp; &apos;c&apos;'
-    """
+    """Return text as an element or an attribute can hold it."""
     unsayable = _UNSAYABLE.search(text)
     if unsayable:
         raise ValueError(f"{text[:80]!r} has {unsayable[0]!r}, which XML cannot hold")
@@ -218,12 +151,7 @@ _HEAD_BYTES: Final = 131_072
 
 
 def header_of(path: str | Path) -> ImageHeader:
-    """Return what an image file says of itself. Of a JPEG file mostly only the beginning is read.
-
-    Raises:
-        OSError: it cannot be read, is no regular file, or too large.
-        ValueError: it is no image.
-    """
+    """Return what an image file says of itself; of a JPEG file mostly the beginning is read."""
     with open_file(path) as file:
         head = file.read(_HEAD_BYTES)
     if len(head) < _HEAD_BYTES:

@@ -41,6 +41,7 @@ from penstock.vision.annotations.reading import (
     whole_number,
     whole_value,
 )
+from penstock.vision.arguments import checked_choice
 from penstock.warn import users_level
 
 if TYPE_CHECKING:
@@ -81,34 +82,18 @@ class Labels:
 
 
 def read_label_line(line: str, labels: Labels, width_px: int, height_px: int) -> AnnotatedObject:
-    """Return the object of a line.
-
-    Raises:
-        ValueError: it has too many or too few columns; or one that is no number, or none that it
-            may be.
-    """
+    """Return the object of a line."""
     words = line.split()
     if len(words) != labels.num_columns:
         return _polygon(words, labels, width_px, height_px)
     name = _class_name(words[0], labels)
     values = [_share(word, place, labels.slack) for place, word in enumerate(words[1:5], 2)]
+    x, y, w, h = (v * side for v, side in zip(values, (width_px, height_px) * 2, strict=True))
+    left, top = round(x - w / 2, _DIGITS), round(y - h / 2, _DIGITS)
+    right, bottom = round(x + w / 2, _DIGITS), round(y + h / 2, _DIGITS)
     points, visibility = _points(words, labels, width_px, height_px)
     return AnnotatedObject(
-        name,
-        _box(values, width_px, height_px),
-        landmarks_xy_px=points,
-        visibility=visibility,
-    )
-
-
-def _box(values: list[float], width_px: int, height_px: int) -> tuple[float, float, float, float]:
-    x, y, w, h = (v * side for v, side in zip(values, (width_px, height_px) * 2, strict=True))
-    left, top, right, bottom = x - w / 2, y - h / 2, x + w / 2, y + h / 2
-    return (
-        round(left, _DIGITS),
-        round(top, _DIGITS),
-        round(right, _DIGITS),
-        round(bottom, _DIGITS),
+        name, (left, top, right, bottom), landmarks_xy_px=points, visibility=visibility
     )
 
 
@@ -162,18 +147,16 @@ def _points(
         x, y = (_fraction(words[place + side], place + side + 1) for side in (0, 1))
         is_marked = bool(x or y)  # without visibility, 0 0 says that a point is not marked
         if labels.num_values == 3:
-            visibility.append(_visibility(words[place + 2], place + 3))
-            is_marked = visibility[-1] > 0
+            number = whole_value(words[place + 2])
+            if number not in (0, 1, 2):
+                raise ValueError(
+                    f"column {place + 3} is {words[place + 2][:40]!r}, and visibility is 0, 1 or 2"
+                )
+            visibility.append(number)
+            is_marked = number > 0
         point = (round(x * width_px, _DIGITS), round(y * height_px, _DIGITS))
         points.append(point if is_marked else _NAN)
     return tuple(points), tuple(visibility)
-
-
-def _visibility(word: str, place: int) -> int:
-    number = whole_value(word)
-    if number not in (0, 1, 2):
-        raise ValueError(f"column {place} is {word[:40]!r}, and visibility is 0, 1 or 2")
-    return number
 
 
 def _polygon(words: list[str], labels: Labels, width_px: int, height_px: int) -> AnnotatedObject:
@@ -201,12 +184,7 @@ def _polygon(words: list[str], labels: Labels, width_px: int, height_px: int) ->
 def label_line(
     found: AnnotatedObject, number: int, labels: Labels, width_px: int, height_px: int
 ) -> str:
-    """Return the line of an object of class `number`.
-
-    Raises:
-        ValueError: it has no box, or another number of landmarks than `labels`; none at all is
-            allowed, and then none is marked.
-    """
+    """Return the line of an object of class `number`."""
     if found.box_xyxy_px is None:
         raise ValueError("it has no box, and YOLO's objects have one")
     left, top, right, bottom = found.box_xyxy_px
@@ -232,7 +210,7 @@ def label_line(
 _MAX_YAML_BYTES: Final = 1_000_000  # a thousand classes take 20 kB
 _MAX_CLASSES: Final = 1_000_000
 _NO_SPLITS: Final = frozenset(
-    (
+    [
         "path",
         "names",
         "nc",
@@ -242,7 +220,7 @@ _NO_SPLITS: Final = frozenset(
         "kpt_names",
         "roboflow",
         "yaml_file",
-    )
+    ]
 )
 
 
@@ -301,8 +279,7 @@ def read_yolo(
         StoreError: something cannot be read, or is not as it has to be. The message names the file
             and the line.
     """
-    if polygons not in ("error", "box"):
-        raise ConfigError(f"polygons is 'error' or 'box', not {polygons!r}.")
+    checked_choice("polygons", polygons, ("error", "box"))
     if not slack >= 0:
         raise ConfigError(f"slack is at least 0, not {slack!r}.")
     data = read_yolo_data(yaml_or_folder)
@@ -319,32 +296,22 @@ def read_yolo(
         path, key = files[0]
         _image(path, key, label_file(path), labels, None)
     if images and missing == len(images):
-        _warn_of_no_labels(data, split, label_file(files[0][0]))
-    return images, data.class_names or _numbers(images)
-
-
-def _numbers(images: list[AnnotatedImage]) -> tuple[str, ...]:
+        warnings.warn(
+            f"no image of split {split!r} of {data.source} has labels: {label_file(files[0][0])} "
+            "is not there, for one. All count as images without objects.",
+            UserWarning,
+            stacklevel=users_level(),
+        )
+    if data.class_names:
+        return images, data.class_names
     highest = max((int(found.class_name) for i in images for found in i.objects), default=-1)
     if highest >= _MAX_CLASSES:
         raise StoreError(f"an object is of class {highest}: no data set has that many classes.")
-    return tuple(map(str, range(highest + 1)))
-
-
-def _warn_of_no_labels(data: YoloData, split: str, file: Path) -> None:
-    warnings.warn(
-        f"no image of split {split!r} of {data.source} has labels: {file} is not there, for one. "
-        "All count as images without objects.",
-        UserWarning,
-        stacklevel=users_level(),
-    )
+    return images, tuple(map(str, range(highest + 1)))
 
 
 def read_yolo_data(yaml_or_folder: str | Path) -> YoloData:
-    """Return what a YAML file or a folder says of its data set; no image is looked at.
-
-    Raises:
-        StoreError: it cannot be read, or is not as it has to be.
-    """
+    """Return what a YAML file or a folder says of its data set; no image is looked at."""
     source = Path(yaml_or_folder)
     if not source.is_dir():
         return _from_yaml(source)
@@ -360,20 +327,14 @@ def _from_folder(root: Path) -> YoloData:
     images = root / "images"
     if not images.is_dir():
         raise StoreError(f"{root} has neither a YAML file nor a folder 'images': no YOLO data set.")
-    splits: dict[str, tuple[str, ...]] = {}
     names_of_splits = sorted(
         path.name for path in images.iterdir() if path.is_dir() and not is_system_folder(path.name)
     )
-    splits |= {name: (f"images/{name}",) for name in names_of_splits}
+    splits: dict[str, tuple[str, ...]] = {name: (f"images/{name}",) for name in names_of_splits}
     lists = [root / "classes.txt", root / "labels" / "classes.txt"]
-    names = next((read_text(p).split("\n") for p in lists if p.exists()), [])
-    class_names = tuple(name.strip() for name in "\n".join(names).strip().split("\n"))
-    return YoloData(
-        root,
-        root,
-        class_names if class_names != ("",) else (),
-        splits or {"train": ("images",)},
-    )
+    names = next((read_text(p).strip() for p in lists if p.exists()), "")
+    class_names = tuple(name.strip() for name in names.split("\n")) if names else ()
+    return YoloData(root, root, class_names, splits or {"train": ("images",)})
 
 
 def _from_yaml(path: Path) -> YoloData:
@@ -382,20 +343,19 @@ def _from_yaml(path: Path) -> YoloData:
         names = _names(said.get("names"), said.get("nc"))
         num_landmarks, num_values = _kpt_shape(said.get("kpt_shape"))
         splits = {
-            name: _places(name, value)
+            name: places
             for name, value in said.items()
-            if name not in _NO_SPLITS and value and _is_places(value)
+            if name not in _NO_SPLITS and value and (places := _places(name, value))
         }
-        root = _root(_text(said.get("path", ""), "path"), path)
+        # From the YAML file's folder, or from the current one.
+        roots = [
+            listed_path(_text(said.get("path", ""), "path"), folder)
+            for folder in (path.parent, Path())
+        ]
+        root = next(filter(os.path.isdir, roots), roots[0])
     except ValueError as error:
         raise StoreError(f"cannot read {path}: {error}.") from error
     return YoloData(path, root, names, splits, num_landmarks, num_values)
-
-
-def _root(said: str, path: Path) -> Path:
-    """Return where relative paths start from: from the YAML file's folder, or the current one."""
-    places = [listed_path(said, folder) for folder in (path.parent, Path())]
-    return next(filter(os.path.isdir, places), places[0])
 
 
 def _load(path: Path) -> dict[str, Any]:
@@ -455,25 +415,18 @@ def _kpt_shape(value: object) -> tuple[int, int]:
     raise ValueError("kpt_shape is the number of landmarks and 2 or 3, as in [17, 3]")
 
 
-def _is_places(value: object) -> bool:
-    return isinstance(value, str) or (
-        isinstance(value, list) and all(isinstance(place, str) for place in value)
-    )
-
-
-def _places(name: str, value: str | list[str]) -> tuple[str, ...]:
-    places = (value,) if isinstance(value, str) else tuple(value)
+def _places(name: str, value: object) -> tuple[str, ...]:
+    """Return the folders or lists that a split names; none of a value that is no split's."""
+    places = tuple(value) if isinstance(value, list) else (value,)
+    if not all(isinstance(place, str) for place in places):
+        return ()
     if any("\0" in place for place in places):
         raise ValueError(f"{name} is no path: it has a null character")
     return places
 
 
 def files_of_split(data: YoloData, split: str) -> list[tuple[Path, str]]:
-    """Return path and key of each image of a split.
-
-    Raises:
-        StoreError: there is no such split, or a place of its images is not there.
-    """
+    """Return path and key of each image of a split."""
     if split not in data.splits:
         has = ", ".join(map(repr, data.splits)) or "none"
         raise StoreError(f"{data.source} has no split {split!r}; it has {has}.")
@@ -496,17 +449,16 @@ def files_of_split(data: YoloData, split: str) -> list[tuple[Path, str]]:
 
 
 def _in_folder(folder: Path) -> Iterator[tuple[Path, str]]:
+    def refuse(error: OSError) -> None:
+        raise cannot_list(error) from error
+
     paths: list[str] = []
-    for above, subfolders, names in os.walk(folder, onerror=_refuse_to_pass_over):
+    for above, subfolders, names in os.walk(folder, onerror=refuse):
         subfolders[:] = [name for name in subfolders if not is_system_folder(name)]
         images = (n for n in names if n.lower().endswith(IMAGE_SUFFIXES) and n[0] != ".")
         paths += (os.path.relpath(os.path.join(above, name), folder) for name in images)
     for path in sorted(path.replace(os.sep, "/") for path in paths):
         yield folder / path, os.path.splitext(path)[0]
-
-
-def _refuse_to_pass_over(error: OSError) -> None:
-    raise cannot_list(error) from error
 
 
 def _in_list(file: Path, root: Path) -> Iterator[tuple[Path, str]]:

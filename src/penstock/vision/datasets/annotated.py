@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,12 +23,12 @@ from penstock.stores.label_columns import COLUMNS, are_names, from_metadata, pac
 from penstock.stores.packed_numbers import packed_numbers, unpacked_numbers
 from penstock.stores.records import EncodedImage, Record
 from penstock.stores.store import Store
-from penstock.vision.datasets.frames import Frame, FrameVotes, Orientation, in_frame, size_of_file
+from penstock.vision.datasets.frames import Orientation, count_frames, in_frame, size_of_file
 from penstock.vision.datasets.rules import AnnotationRules, settled, warn_of_absent
 from penstock.vision.datasets.table import FLAGS, TableBuilder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -37,36 +39,9 @@ if TYPE_CHECKING:
     from penstock.vision.datasets.rules import BoxCounts
     from penstock.vision.datasets.table import AnnotationTable
 
-SIZES: Final = "sizes_px"
-
-
-def packed_sizes(sizes_px: NDArray[np.int64]) -> dict[str, Any]:
-    """Return sizes as JSON: 8 kB for 10,000 images of six sizes, 56 kB of as many sizes.
-
-    Args:
-        sizes_px: Height and width; int64, shape (images, 2).
-
-    Example:
-        >>> import numpy as np
-        >>> packed = packed_sizes(np.array([[6, 8], [0, 0]]))
-        >>> packed["num_images"], unpacked_sizes(packed, 2).tolist()
-        (2, [[6, 8], [0, 0]])
-    """
-    return {"num_images": len(sizes_px), "zlib_base64_u32": packed_numbers(sizes_px)}
-
-
-def unpacked_sizes(packed: Any, num_images: int) -> NDArray[np.int64] | None:  # noqa: ANN401
-    """Return sizes, new memory; None if there are none, or they are of more or fewer images.
-
-    Raises:
-        StoreError: they are damaged.
-    """
-    if not isinstance(packed, dict) or packed.get("num_images") != num_images:
-        return None
-    try:
-        return unpacked_numbers(packed["zlib_base64_u32"], 2 * num_images).reshape(num_images, 2)
-    except (KeyError, ValueError) as error:
-        raise StoreError(f"the metadata {SIZES!r} of the store are damaged: {error}.") from error
+SIZES: Final = "sizes_px"  # in metadata: 56 kB for 10,000 images of as many sizes
+_NUM_TOGETHER: Final = 64  # records that are read for their headers
+Transform = Callable[[Any], Any] | None
 
 
 class AnnotationStore(Store):
@@ -94,41 +69,28 @@ class AnnotationStore(Store):
         *,
         max_file_size: int = MAX_FILE_BYTES,
     ) -> None:
-        """Keep the table.
-
-        Args:
-            table: What is marked; boxes float32.
-            orientation: In which frame the pixels are.
-            name: What errors call the store.
-            unreadable: Paths of images whose size, which their objects are shares of, could not be
-                read, and the number of these objects, which are left out.
-            root: The folder that images are expected in; None if they may be anywhere.
-            max_file_size: Bytes of the largest image that is read.
-
-        Raises:
-            ConfigError: `max_file_size` is no number of bytes.
-            StoreError: two images have one key. The same image may be there several times.
-        """
+        """Keep the table."""
         self.table = table
         self.max_file_size = checked_max_file_size(max_file_size)
         self._orientation = orientation
         self._name = name
         self._unreadable = dict(unreadable or {})
         self._root = root
-        self.frame_votes = FrameVotes(table)
-        if self.index.first_repeated() is not None:
-            self._check_repeated()
-
-    def _check_repeated(self) -> None:
-        """Raise if two samples of one key are not of the same image, with the same objects."""
+        if self.index.first_repeated() is None:
+            return
         first: dict[str, int] = {}
-        for position, key in enumerate(self.table.keys):
+        for position, key in enumerate(table.keys):
             other = first.setdefault(key, position)
-            if other != position and _said(self.table, other) != _said(self.table, position):
+            if other != position and _said(table, other) != _said(table, position):
                 raise StoreError(
-                    f"{self._name} has two images called {key!r}. Leave one out, or give them "
-                    "other names."
+                    f"{name} has two images called {key!r}. Leave one out, or give them other "
+                    "names."
                 )
+
+    @functools.cached_property
+    def frame_counts(self) -> FrameCounts:
+        """What the sizes in annotations say of their frame; asked first, it reads headers."""
+        return count_frames(self.table)
 
     @property
     def address(self) -> str:
@@ -176,16 +138,14 @@ class AnnotationStore(Store):
         try:
             if path in self._unreadable:
                 self._refuse(path, data)
+            is_said = self.table.is_size_said
             size = (height, width) if height else None
-            return in_frame(data, self._orientation, size, self._either(position))
+            if is_said is None or not is_said[position]:
+                return in_frame(data, self._orientation, size)
+            return in_frame(data, self._orientation, size, lambda: self.frame_counts.frame)
         except ValueError as error:
             annotate(error, f"while reading {path}, annotated in {source or 'a table'}")
             raise
-
-    def _either(self, position: int) -> Callable[[], Frame]:
-        """Return what to ask where an image's size fits both frames."""
-        is_said = self.table.is_size_said
-        return self.frame_votes.frame if is_said is not None and is_said[position] else _upright
 
     def _refuse(self, path: str, data: bytes) -> None:
         """Raise for an image whose objects could not be placed."""
@@ -208,14 +168,11 @@ def _said(table: AnnotationTable, position: int) -> tuple[object, ...]:
     return table.paths[position], table.sizes_px[position].tolist(), rows
 
 
-def _upright() -> Frame:
-    return "upright"
-
-
 def _metadata(table: AnnotationTable) -> Mapping[str, Any]:
     found: dict[str, Any] = {}
     if (table.sizes_px > 0).any():
-        found[SIZES] = packed_sizes(table.sizes_px)
+        numbers = packed_numbers(table.sizes_px)
+        found[SIZES] = {"num_images": len(table), "zlib_base64_u32": numbers}
     if table.num_landmarks:
         found["num_landmarks"] = table.num_landmarks
     if table.landmark_names:
@@ -252,7 +209,7 @@ class AnnotatedImages(StoreDataset):
 
     All annotations are read when the dataset is made, into arrays that workers share; image files
     then, of which only the header, where no annotation says a size that is needed. Pixels and boxes
-    are in one frame: see `orientation`.
+    are in one frame: see docs/detection.md on Exif.
 
     `pack` takes such a dataset, and a `StoreDataset` over what it wrote gives equal samples, with
     their keys, classes and labels.
@@ -264,7 +221,7 @@ class AnnotatedImages(StoreDataset):
         >>> import tempfile
         >>> from pathlib import Path
         >>> import cv2, numpy as np
-        >>> from penstock.vision.annotations.model import AnnotatedImage, AnnotatedObject
+        >>> from penstock.vision import AnnotatedImage, AnnotatedObject
         >>> folder = tempfile.TemporaryDirectory()
         >>> photo = Path(folder.name, "1.png")
         >>> _ = cv2.imwrite(str(photo), np.zeros((6, 8, 3), np.uint8))
@@ -284,8 +241,8 @@ class AnnotatedImages(StoreDataset):
         images: Iterable[AnnotatedImage],
         *,
         class_names: Sequence[str] | None = None,
-        attributes: Sequence[str] | None = (),
-        transform: Callable[[Any], Any] | None = None,
+        attributes: Sequence[str] | Mapping[str, Sequence[str]] | None = (),
+        transform: Transform = None,
         decode: Decode = "rgb",
         repair: bool = False,
         rules: AnnotationRules | None = None,
@@ -297,7 +254,8 @@ class AnnotatedImages(StoreDataset):
             images: What was read; gone through once.
             class_names: The classes in their order; those found, sorted, if not given. It is a
                 warning if no object is of one of them.
-            attributes: Which of the objects' `extra` (or "pose") become arrays; None takes all.
+            attributes: Which of the objects' `extra` (or "pose") become arrays; None takes all. A
+                dict gives each its texts in their order.
             transform: Takes the sample.
             decode: As for `StoreDataset`.
             repair: Whether JPEG files without an end are given one.
@@ -327,7 +285,7 @@ class AnnotatedImages(StoreDataset):
         rules: AnnotationRules,
         name: str,
         *,
-        transform: Callable[[Any], Any] | None,
+        transform: Transform,
         decode: Decode,
         repair: bool,
         given_classes: Sequence[str] | None = None,
@@ -360,11 +318,11 @@ class AnnotatedImages(StoreDataset):
 
     @property
     def frame_counts(self) -> FrameCounts:
-        """In which frame annotations are, as far as their sizes tell: see `frame_votes`.
+        """In which frame annotations are, as far as their sizes tell.
 
         When it is first asked for, the headers of up to 1,000 images are read.
         """
-        return self.store.frame_votes.counts()
+        return self.store.frame_counts
 
     @property
     def landmark_names(self) -> tuple[str, ...]:
@@ -410,15 +368,11 @@ class AnnotatedImages(StoreDataset):
         if self.num_landmarks:
             yield "landmarks", self._landmarks()
         yield "boxes", str(self._box_counts)
-        frames = self.store.frame_votes.known
-        if frames is not None:
-            yield "frames", str(frames)
+        if "frame_counts" in self.store.__dict__:  # asked for before
+            yield "frames", str(self.store.frame_counts)
 
     def _landmarks(self) -> str:
         return f"{self.num_landmarks} each"
-
-
-_NUM_TOGETHER: Final = 64  # records that are read for their headers
 
 
 class PackedAnnotations(StoreDataset):
@@ -435,8 +389,7 @@ class PackedAnnotations(StoreDataset):
         >>> from pathlib import Path
         >>> import cv2
         >>> from penstock.stores import pack
-        >>> from penstock.vision.annotations.model import AnnotatedImage, AnnotatedObject
-        >>> from penstock.vision.datasets.annotated import AnnotatedImages
+        >>> from penstock.vision import AnnotatedImage, AnnotatedObject
         >>> folder = tempfile.TemporaryDirectory()
         >>> photo = Path(folder.name, "1.png")
         >>> _ = cv2.imwrite(str(photo), np.zeros((6, 8, 3), np.uint8))
@@ -454,13 +407,13 @@ class PackedAnnotations(StoreDataset):
     @property
     def landmark_names(self) -> tuple[str, ...]:
         """Names of the landmarks, in their order; empty if they have none."""
-        return tuple(from_metadata(self._metadata, "landmark_names", are_names, ()))
+        return tuple(from_metadata(self.store.metadata, "landmark_names", are_names, ()))
 
     @property
     def num_landmarks(self) -> int:
         """Landmarks of an object; 0 if there are none."""
         count: int = from_metadata(
-            self._metadata,
+            self.store.metadata,
             "num_landmarks",
             lambda said: type(said) is int,
             len(self.landmark_names),
@@ -479,8 +432,7 @@ class PackedAnnotations(StoreDataset):
             StoreError: a record is missing or damaged, or its sample has no encoded image.
         """
         if self._sizes_px is None:
-            said = unpacked_sizes(self._metadata.get(SIZES), len(self))
-            sizes_px = np.zeros((len(self), 2), np.int64) if said is None else said
+            sizes_px = self._packed_sizes()
             (unknown,) = np.nonzero((sizes_px <= 0).any(axis=1))
             for start in range(0, len(unknown), _NUM_TOGETHER):
                 self._read_sizes(sizes_px, unknown[start : start + _NUM_TOGETHER])
@@ -488,9 +440,18 @@ class PackedAnnotations(StoreDataset):
             self._sizes_px = sizes_px
         return self._sizes_px
 
-    @property
-    def _metadata(self) -> Mapping[str, Any]:
-        return self.store.metadata
+    def _packed_sizes(self) -> NDArray[np.int64]:
+        """Return what the store says; 0 if it says nothing, or has more or fewer images by now."""
+        packed = self.store.metadata.get(SIZES)
+        if not isinstance(packed, dict) or packed.get("num_images") != len(self):
+            return np.zeros((len(self), 2), np.int64)
+        try:
+            numbers = unpacked_numbers(packed["zlib_base64_u32"], 2 * len(self))
+        except (KeyError, ValueError) as error:
+            raise StoreError(
+                f"the metadata {SIZES!r} of the store are damaged: {error}."
+            ) from error
+        return numbers.reshape(len(self), 2)
 
     def _read_sizes(self, sizes_px: NDArray[np.int64], positions: NDArray[np.int64]) -> None:
         records = self.store.get_many(positions)

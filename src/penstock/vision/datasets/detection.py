@@ -1,33 +1,50 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`VOCDetection`, `YOLODetection`, `ImglabDetection`, `LandmarkList`: a data set, four readers."""
+"""`VOCDetection`, `YOLODetection`, `LandmarkList`, `ImglabDetection`: a data set, four readers."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
+from penstock.deprecation import removed_arguments
 from penstock.errors import ConfigError
 from penstock.stores.folder.voc import stems_of_split
 from penstock.stores.transform_check import check_transform
 from penstock.vision.annotations.imglab import read_imglab
-from penstock.vision.annotations.lists import CLASS_COLUMN, read_landmark_list, samples_of_lines
+from penstock.vision.annotations.lists import (
+    CLASS_COLUMN,
+    LandmarkColumns,
+    read_landmark_list,
+    samples_of_lines,
+)
 from penstock.vision.annotations.reading import folder_of
 from penstock.vision.annotations.voc import read_voc_folder
 from penstock.vision.annotations.yolo import SLACK, read_yolo
 from penstock.vision.datasets.annotated import AnnotatedImages
-from penstock.vision.datasets.rules import AnnotationRules, UnknownClasses
+from penstock.vision.datasets.rules import AnnotationRules
 from penstock.vision.datasets.table import TableBuilder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from penstock.stores.dataset import Decode
     from penstock.vision.annotations.model import AnnotatedImage, AnnotatedObject
-    from penstock.vision.datasets.frames import Orientation
-    from penstock.vision.datasets.rules import BadBoxes
+    from penstock.vision.datasets.annotated import Transform
     from penstock.vision.datasets.table import AnnotationTable
+
+    Attributes = Sequence[str] | Mapping[str, Sequence[str]] | None
+
+_FALSE: Final = ("", "0", "false")
+_in_rules = removed_arguments(
+    bad_boxes="rules=AnnotationRules(bad_boxes=...)",
+    orientation="rules=AnnotationRules(orientation=...)",
+    unknown_classes="rules=AnnotationRules(unknown_classes=...)",
+    skip_difficult="rules=AnnotationRules(skip_difficult=...)",
+    keep_empty="rules=AnnotationRules(keep_empty=...)",
+    attribute_names="attributes={name: texts}",
+)
 
 
 class VOCDetection(AnnotatedImages):
@@ -35,7 +52,7 @@ class VOCDetection(AnnotatedImages):
 
     A sample is the dict of `AnnotatedImages`, with landmarks where the files have some. Classes are
     numbered by the sorted names in *all* annotations, whatever the split, and so are the texts of
-    attributes, unless `class_names` or `attribute_names` are given.
+    attributes, unless `class_names` or the texts are given.
 
     VOC includes both ends of a box, so xmin = xmax is a box of one column if taken at its word; it
     counts as `zero_area` all the same, and is left out unless `bad_boxes` is "keep".
@@ -69,22 +86,18 @@ class VOCDetection(AnnotatedImages):
         Everingham and others, "The PASCAL Visual Object Classes Challenge 2012 development kit".
     """
 
+    @_in_rules
     def __init__(
         self,
         root: str | Path,
         split: str | None = None,
         *,
-        transform: Callable[[Any], Any] | None = None,
+        transform: Transform = None,
         class_names: Sequence[str] | None = None,
-        unknown_classes: UnknownClasses = "raise",
-        attributes: Sequence[str] | None = (),
-        attribute_names: Mapping[str, Sequence[str]] | None = None,
+        attributes: Attributes = (),
         landmark_names: Sequence[str] | None = None,
-        orientation: Orientation = "auto",
-        bad_boxes: BadBoxes = "fix",
-        skip_difficult: bool = False,
-        keep_empty: bool = True,
-        origin: int = 1,
+        rules: AnnotationRules | None = None,
+        origin: Literal[0, 1] = 1,
         decode: Decode = "rgb",
         repair: bool = False,
     ) -> None:
@@ -98,15 +111,11 @@ class VOCDetection(AnnotatedImages):
             transform: Takes the sample.
             class_names: The classes in their order. Then only the split's files are read, and the
                 texts of attributes are those found there.
-            unknown_classes: What becomes of an object of another class: "raise" or "drop".
             attributes: Which other fields of the objects become arrays, and can be balanced by:
-                "pose", CVAT's attributes, any element by its path ("colour/hair").
-            attribute_names: The texts of attributes in their order; those found if not given.
+                "pose", CVAT's attributes, any element by its path ("colour/hair"). A dict gives
+                each its texts in their order; otherwise those found are sorted. None takes all.
             landmark_names: Which landmarks, and in which order; those found if not given.
-            orientation: "auto": `<size>` decides whether pixels are turned as Exif says.
-            bad_boxes: "fix", "drop", "keep" or "raise": see `penstock.vision.datasets.rules`.
-            skip_difficult: Whether objects marked as difficult are left out.
-            keep_empty: Whether images without an object are there.
+            rules: What becomes of bad boxes, unknown classes, difficult objects, turned photos.
             origin: 1 where coordinates count from 1 and include both ends, as VOC's do; 0 for tools
                 that write a box's edges, counted from 0.
             decode: As for `StoreDataset`.
@@ -117,13 +126,11 @@ class VOCDetection(AnnotatedImages):
                 these rules. The message names the file.
             ConfigError: an argument is none of those.
         """
-        rules = AnnotationRules(
-            orientation, bad_boxes, unknown_classes, skip_difficult, keep_empty, added_px=origin
-        )
         check_transform("transform", transform)
-        images = read_voc_folder(root, split if class_names is not None else None, origin=origin)
+        read = images = read_voc_folder(
+            root, split if class_names is not None else None, origin=origin
+        )
         names = class_names
-        read = images
         if names is None:
             names = sorted({found.class_name for one in read for found in one.objects})
             if split is not None:
@@ -133,12 +140,10 @@ class VOCDetection(AnnotatedImages):
             builder.add(image)
         if read is not images:
             builder.add_texts(read)
-        table = builder.table(names, attribute_names=attribute_names, landmark_names=landmark_names)
-        name = f"VOC {root}" if split is None else f"VOC {root}, split {split}"
         self._take(
-            table,
-            rules,
-            name,
+            builder.table(names, landmark_names=landmark_names),
+            replace(rules or AnnotationRules(), added_px=origin),
+            f"VOC {root}" if split is None else f"VOC {root}, split {split}",
             transform=transform,
             decode=decode,
             repair=repair,
@@ -183,19 +188,17 @@ class YOLODetection(AnnotatedImages):
         >>> folder.cleanup()
     """
 
+    @_in_rules
     def __init__(
         self,
         yaml_or_folder: str | Path,
         split: str = "train",
         *,
-        transform: Callable[[Any], Any] | None = None,
+        transform: Transform = None,
         class_names: Sequence[str] | None = None,
-        unknown_classes: UnknownClasses = "raise",
         polygons: Literal["error", "box"] = "error",
         slack: float = SLACK,
-        orientation: Orientation = "auto",
-        bad_boxes: BadBoxes = "fix",
-        keep_empty: bool = True,
+        rules: AnnotationRules | None = None,
         decode: Decode = "rgb",
         repair: bool = False,
     ) -> None:
@@ -207,13 +210,10 @@ class YOLODetection(AnnotatedImages):
             transform: Takes the sample.
             class_names: The classes in their order: some of those in the yaml file; or, where that
                 names none, the names of classes 0, 1, 2 …
-            unknown_classes: What becomes of an object of another class: "raise" or "drop".
             polygons: What becomes of lines that outline an object: "error", or the "box" around it.
             slack: How far beyond 0 to 1 a box's centre and sides may be; what is farther is an
-                error, and no box of this image. `bad_boxes` decides on what is nearer.
-            orientation: In which frame the pixels are; "auto" is upright here.
-            bad_boxes: "fix", "drop", "keep" or "raise": see `penstock.vision.datasets.rules`.
-            keep_empty: Whether images without an object are there.
+                error, and no box of this image. The rules decide on what is nearer.
+            rules: What becomes of bad boxes, unknown classes, images without objects.
             decode: As for `StoreDataset`.
             repair: Whether JPEG files without an end are given one.
 
@@ -221,7 +221,6 @@ class YOLODetection(AnnotatedImages):
             StoreError: no such file, folder or split; a line is damaged, or bad under these rules.
             ConfigError: an argument is none of those.
         """
-        rules = AnnotationRules(orientation, bad_boxes, unknown_classes, keep_empty=keep_empty)
         check_transform("transform", transform)
         unreadable: dict[str, int] = {}
         images, names = read_yolo(
@@ -235,13 +234,11 @@ class YOLODetection(AnnotatedImages):
             class_names = None  # names for numbers, of which not all have to come up
         else:
             table = builder.table(names if class_names is None else class_names)
-        # The sizes are those of the files, and say nothing of the frame.
-        table = replace(table, is_size_said=None)
-        name = f"YOLO {yaml_or_folder}, split {split}"
         self._take(
-            table,
-            rules,
-            name,
+            # The sizes are those of the files, and say nothing of the frame.
+            replace(table, is_size_said=None),
+            rules or AnnotationRules(),
+            f"YOLO {yaml_or_folder}, split {split}",
             transform=transform,
             decode=decode,
             repair=repair,
@@ -276,9 +273,6 @@ def _named(
     return replace(table, class_names=tuple(class_names))
 
 
-_FALSE: Final = ("", "0", "false")
-
-
 class LandmarkList(AnnotatedImages):
     """A line for each object: `path x1 … xn y1 … yn`, maybe a box, maybe columns of classes.
 
@@ -299,32 +293,27 @@ class LandmarkList(AnnotatedImages):
         >>> _ = cv2.imwrite(f"{folder.name}/1.jpg", np.zeros((30, 40, 3), np.uint8))
         >>> with open(f"{folder.name}/train.txt", "w") as file:
         ...     _ = file.write("1.jpg  10 20  5 6  man")
-        >>> dataset = LandmarkList(f"{folder.name}/train.txt", classes=["gender"])
+        >>> columns = LandmarkColumns(num_landmarks=2, classes=["gender"])
+        >>> dataset = LandmarkList(f"{folder.name}/train.txt", columns)
         >>> dataset[0]["landmarks"].tolist(), dataset[0]["boxes"].tolist(), dataset.class_names
         ([[[10.0, 5.0], [20.0, 6.0]]], [[10.0, 5.0, 21.0, 7.0]], ('man',))
         >>> folder.cleanup()
     """
 
+    @_in_rules
+    @removed_arguments(
+        **{name: f"LandmarkColumns({name}=...)" for name in LandmarkColumns.__slots__}
+    )
     def __init__(
         self,
         path: str | Path,
+        columns: LandmarkColumns | None = None,
         *,
-        num_landmarks: int | None = None,
-        layout: Literal["xxyy", "xyxy"] = "xxyy",
-        has_box: bool = False,
-        box_format: Literal["xyxy", "xywh"] = "xyxy",
-        box_at: Literal["before", "after"] = "after",
-        classes: Sequence[str] = (),
-        missing: float | None = None,
-        origin: int = 0,
         root: str | Path | None = None,
-        separator: str | None = None,
-        transform: Callable[[Any], Any] | None = None,
+        transform: Transform = None,
         class_names: Sequence[str] | None = None,
-        attribute_names: Mapping[str, Sequence[str]] | None = None,
-        unknown_classes: UnknownClasses = "raise",
-        orientation: Orientation = "auto",
-        bad_boxes: BadBoxes = "fix",
+        attributes: Mapping[str, Sequence[str]] | None = None,
+        rules: AnnotationRules | None = None,
         decode: Decode = "rgb",
         repair: bool = False,
     ) -> None:
@@ -332,25 +321,13 @@ class LandmarkList(AnnotatedImages):
 
         Args:
             path: The text file.
-            num_landmarks: Of each line. If not given, as many as the first line has numbers for:
-                better say it, as a box or a column that was forgotten counts as landmarks then.
-            layout: "xxyy": all x, then all y; "xyxy": in turn.
-            has_box: Whether a line has a box.
-            box_format: "xyxy" corners, "xywh" corner, width and height.
-            box_at: Whether the box stands "before" or "after" the landmarks.
-            classes: Names of the class columns, which end a line.
-            missing: The number that stands for a coordinate that is not known.
-            origin: Number of the first pixel; 1 where boxes include both ends, as VOC's do.
+            columns: What its columns are; without it all numbers of the first line are landmarks.
             root: Folder that paths are relative to; that of the list if not given.
-            separator: What separates columns; blanks and tabs if not given.
             transform: Takes the sample.
             class_names: The texts of the first class column in their order.
-            attribute_names: The texts of other class columns in their order.
-            unknown_classes: What becomes of an object of another class: "raise" or "drop".
-            orientation: In which frame the pixels are; "auto" is upright here.
-            bad_boxes: "fix", "drop", "keep" or "raise": see
-                `penstock.vision.datasets.rules`. Sizes are read from the headers of all files,
-                unless it is "keep".
+            attributes: The texts of other class columns in their order.
+            rules: What becomes of bad boxes and unknown classes. Sizes are read from the headers of
+                all files, unless `bad_boxes` is "keep".
             decode: As for `StoreDataset`.
             repair: Whether JPEG files without an end are given one.
 
@@ -359,33 +336,23 @@ class LandmarkList(AnnotatedImages):
                 it.
             ConfigError: an argument is none of those.
         """
-        classes = (classes,) if isinstance(classes, str) else tuple(classes)
-        has_last_px = origin == 1 and box_format == "xyxy"  # see `LandmarkColumns.origin`
-        rules = AnnotationRules(
-            orientation, bad_boxes, unknown_classes, added_px=1 if has_last_px else 0
-        )
         check_transform("transform", transform)
-        images = read_landmark_list(
-            path,
-            num_landmarks=num_landmarks,
-            layout=layout,
-            has_box=has_box,
-            box_format=box_format,
-            box_at=box_at,
-            classes=classes,
-            missing=missing,
-            origin=origin,
-            root=root,
-            separator=separator,
-        )
-        builder = TableBuilder(attributes=[name for name in classes if name != CLASS_COLUMN])
+        columns = columns or LandmarkColumns()
+        self._is_counted = columns.num_landmarks is None
+        images = read_landmark_list(path, root=root, **asdict(columns))
+        others = [name for name in columns.classes if name != CLASS_COLUMN]
+        unknown = (attributes or {}).keys() - set(others)
+        if unknown:
+            has = ", ".join(map(repr, others)) or "none"
+            raise ConfigError(f"there is no attribute {min(unknown)!r}; the list has {has}.")
+        builder = TableBuilder({**dict.fromkeys(others, ()), **(attributes or {})})
         for image in samples_of_lines(images):
-            builder.add(_with_classes(image, classes))
-        table = builder.table(class_names, has_numbers=True, attribute_names=attribute_names)
-        self._is_counted = num_landmarks is None
+            builder.add(_with_classes(image, columns.classes))
+        table = builder.table(class_names, has_numbers=True)
+        has_last_px = columns.origin == 1 and columns.box_format == "xyxy"
         self._take(
             replace(table, is_bare=None),  # a line without box and landmarks is of the whole image
-            rules,
+            replace(rules or AnnotationRules(), added_px=1 if has_last_px else 0),
             f"landmark list {path}",
             transform=transform,
             decode=decode,
@@ -404,19 +371,8 @@ def _with_classes(image: AnnotatedImage, classes: Sequence[str]) -> AnnotatedIma
     """Return an image whose objects are of the class that their first class column says."""
     if not classes or CLASS_COLUMN in classes:
         return image
-
-    def classed(item: AnnotatedObject) -> AnnotatedObject:
-        return replace(item, class_name=item.extra[classes[0]])
-
-    return replace(image, objects=tuple(map(classed, image.objects)))
-
-
-def _with_ignored(item: AnnotatedObject) -> AnnotatedObject:
-    """Return a box that says of being ignored what VOC says by `difficult`: both mean the same."""
-    if "ignore" not in item.extra:
-        return item
-    is_ignored = item.extra["ignore"].lower() not in _FALSE
-    return replace(item, difficult=is_ignored or bool(item.difficult))
+    objects = (replace(item, class_name=item.extra[classes[0]]) for item in image.objects)
+    return replace(image, objects=tuple(objects))
 
 
 class ImglabDetection(AnnotatedImages):
@@ -445,20 +401,16 @@ class ImglabDetection(AnnotatedImages):
         >>> folder.cleanup()
     """
 
+    @_in_rules
     def __init__(
         self,
         path: str | Path,
         *,
-        transform: Callable[[Any], Any] | None = None,
+        transform: Transform = None,
         class_names: Sequence[str] | None = None,
-        unknown_classes: UnknownClasses = "raise",
-        attributes: Sequence[str] | None = (),
-        attribute_names: Mapping[str, Sequence[str]] | None = None,
+        attributes: Attributes = (),
         landmark_names: Sequence[str] | None = None,
-        orientation: Orientation = "auto",
-        bad_boxes: BadBoxes = "fix",
-        skip_difficult: bool = False,
-        keep_empty: bool = True,
+        rules: AnnotationRules | None = None,
         decode: Decode = "rgb",
         repair: bool = False,
     ) -> None:
@@ -468,14 +420,10 @@ class ImglabDetection(AnnotatedImages):
             path: The XML file; images are relative to its folder.
             transform: Takes the sample.
             class_names: The labels of boxes in their order; those found, sorted, if not given.
-            unknown_classes: What becomes of an object of another class: "raise" or "drop".
-            attributes: Which attributes of a box become arrays, "gender" for one; None takes all.
-            attribute_names: The texts of attributes in their order; those found if not given.
+            attributes: Which attributes of a box become arrays, "gender" for one, as for
+                `VOCDetection`.
             landmark_names: Which parts, and in which order; those found if not given.
-            orientation: In which frame the pixels are; "auto": the size in the file decides.
-            bad_boxes: "fix", "drop", "keep" or "raise": see `penstock.vision.datasets.rules`.
-            skip_difficult: Whether boxes marked as difficult, or to be ignored, are left out.
-            keep_empty: Whether images without an object are there.
+            rules: What becomes of bad boxes, unknown classes, boxes to be ignored, turned photos.
             decode: As for `StoreDataset`.
             repair: Whether JPEG files without an end are given one.
 
@@ -485,16 +433,12 @@ class ImglabDetection(AnnotatedImages):
             ConfigError: an argument is none of those.
         """
         check_transform("transform", transform)
-        rules = AnnotationRules(orientation, bad_boxes, unknown_classes, skip_difficult, keep_empty)
         builder = TableBuilder(attributes)
         for image in read_imglab(path):
             builder.add(replace(image, objects=tuple(map(_with_ignored, image.objects))))
-        table = builder.table(
-            class_names, attribute_names=attribute_names, landmark_names=landmark_names
-        )
         self._take(
-            table,
-            rules,
+            builder.table(class_names, landmark_names=landmark_names),
+            rules or AnnotationRules(),
             f"imglab {path}",
             transform=transform,
             decode=decode,
@@ -502,3 +446,11 @@ class ImglabDetection(AnnotatedImages):
             given_classes=class_names,
             root=folder_of(path),
         )
+
+
+def _with_ignored(item: AnnotatedObject) -> AnnotatedObject:
+    """Return a box that says of being ignored what VOC says by `difficult`: both mean the same."""
+    if "ignore" not in item.extra:
+        return item
+    is_ignored = item.extra["ignore"].lower() not in _FALSE
+    return replace(item, difficult=is_ignored or bool(item.difficult))

@@ -29,12 +29,13 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 
-from penstock.errors import ConfigError, StoreError
-from penstock.vision.datasets.frames import ORIENTATIONS, Orientation, size_of_file
+from penstock.errors import StoreError
+from penstock.vision.arguments import checked_choice
+from penstock.vision.datasets.frames import Orientation, size_of_file
 from penstock.warn import users_level
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -43,10 +44,48 @@ if TYPE_CHECKING:
 BadBoxes = Literal["fix", "drop", "keep", "raise"]
 BAD_BOXES: Final = ("fix", "drop", "keep", "raise")
 
+_FARTHEST_PX: Final = 1e9  # no image is that large; float32 still tells pixels below 2^24
 # Of the image's side. Numbers of 0 to 1 printed with six digits are wrong by at most 5e-7 each; a
 # centre and a half width add up to 7.5e-7. Ten times that: 0.006 of a pixel in 640.
-_FARTHEST_PX: Final = 1e9  # no image is that large; float32 still tells pixels below 2^24
 _SLACK: Final = 1e-5
+_BOXES_SHOWN: Final = 3  # in an error
+_NAMES_SHOWN: Final = 10  # in a warning
+_MAX_COMPARED: Final = 2_000  # names; to compare two takes some microseconds
+
+
+@dataclass(frozen=True, slots=True)
+class AnnotationRules:
+    """How the annotations of a data set are treated.
+
+    Attributes:
+        orientation: "auto": the size in the annotation decides whether pixels are turned as Exif
+            says. "upright" or "stored" whatever the annotation says.
+        bad_boxes: What becomes of boxes that begin and end at one number, end before they begin, or
+            reach beyond the image: "fix" swaps and cuts them, "drop" leaves them out, "keep" leaves
+            them as they are, "raise" makes an error of them.
+        unknown_classes: "raise" or "drop": what becomes of an object whose class is none of the
+            data set's.
+        skip_difficult: Whether objects marked as difficult are left out.
+        keep_empty: Whether images without an object are in the data set.
+        added_px: What a box's side has more than in the file's own numbers: 1 where those include
+            both ends. Readers of files set it.
+
+    Raises:
+        ConfigError: there is no such choice.
+    """
+
+    orientation: Orientation = "auto"
+    bad_boxes: BadBoxes = "fix"
+    unknown_classes: Literal["raise", "drop"] = "raise"
+    skip_difficult: bool = False
+    keep_empty: bool = True
+    added_px: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the choices."""
+        checked_choice("orientation", self.orientation, ("auto", "upright", "stored"))
+        checked_choice("bad_boxes", self.bad_boxes, BAD_BOXES)
+        checked_choice("unknown_classes", self.unknown_classes, ("raise", "drop"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +143,12 @@ class JudgedBoxes:
 
     Attributes:
         boxes: float64, shape (boxes, 4): as they are now, those left out included; new memory.
-        is_kept: bool, shape (boxes,).
-        zero_area: bool, shape (boxes,).
-        inverted: bool, shape (boxes,).
-        outside: bool, shape (boxes,).
-        clipped: bool, shape (boxes,): cut, and kept.
-        swapped: bool, shape (boxes,): swapped, and kept.
+        is_kept: bool, shape (boxes,), as are all below.
+        zero_area: Begins and ends at one number.
+        inverted: Ends before it begins.
+        outside: Reaches beyond the image.
+        clipped: Cut, and kept.
+        swapped: Swapped, and kept.
     """
 
     boxes: NDArray[np.float64]
@@ -146,209 +185,32 @@ def judged(
         policy: "fix", "drop", "keep" or "raise".
         added_px: What a side has here more than in the file's own numbers: 1 for files that include
             both ends.
-
-    Raises:
-        ConfigError: there is no such policy.
-
-    Example:
-        >>> boxes = np.array([[-3.0, 2, 5, 9], [7, 7, 7, 8], [9, 1, 4, 5]])
-        >>> found = judged(boxes, np.full((3, 2), 20), "fix")
-        >>> found.boxes[found.is_kept].tolist()
-        [[0.0, 2.0, 5.0, 9.0], [4.0, 1.0, 9.0, 5.0]]
     """
-    if policy not in BAD_BOXES:
-        raise ConfigError(f"bad_boxes is one of {', '.join(BAD_BOXES)}, not {policy!r}.")
+    checked_choice("bad_boxes", policy, BAD_BOXES)
     # As samples will have them: in float32 two sides may fall together, or leave all bounds.
     boxes = np.clip(boxes, -_FARTHEST_PX, _FARTHEST_PX).astype(np.float32).astype(np.float64)
     sides = boxes[:, 2:] - boxes[:, :2] - added_px
     zero_area: NDArray[np.bool_] = np.any(sides == 0, axis=1)
     inverted: NDArray[np.bool_] = np.any(sides < 0, axis=1)
-    upright = _swapped(boxes, sides < 0, added_px)
-    cut = _cut(upright, sizes_px)
+    # Ends are swapped in the file's own numbers, not in ours.
+    low = np.where(sides < 0, boxes[:, 2:] - added_px, boxes[:, :2])
+    high = np.where(sides < 0, boxes[:, :2] + added_px, boxes[:, 2:])
+    limits = sizes_px[:, ::-1].astype(np.float64)
+    limits[limits <= 0] = np.inf
+    slack = np.where(np.isinf(limits), 0, limits * _SLACK)
+    cut = np.concatenate([np.clip(low, 0, limits), np.clip(high, 0, limits)], axis=1)
+    has_area: NDArray[np.bool_] = np.all(cut[:, 2:] > cut[:, :2], axis=1)
     # A box of which nothing lies within is outside, however little it misses the border.
-    is_gone = ~zero_area & np.any(cut[:, 2:] <= cut[:, :2], axis=1)
-    outside = _is_outside(upright, sizes_px) | is_gone
+    outside = np.any((low < -slack) | (high > limits + slack), axis=1) | (~zero_area & ~has_area)
     if policy in ("keep", "raise"):
         none, every = np.zeros(len(boxes), np.bool_), np.ones(len(boxes), np.bool_)
         is_as_said = zero_area | inverted | outside | (policy == "keep")
         said = np.where(is_as_said[:, None], boxes, cut)
         return JudgedBoxes(said, every, zero_area, inverted, outside, none, none)
-    if policy == "fix":
-        is_kept = ~zero_area & (cut[:, 2:] > cut[:, :2]).all(axis=1)
-    else:
-        is_kept = ~(zero_area | inverted | outside)
+    is_kept = ~zero_area & has_area if policy == "fix" else ~(zero_area | inverted | outside)
     return JudgedBoxes(
         cut, is_kept, zero_area, inverted, outside, outside & is_kept, inverted & is_kept
     )
-
-
-def _swapped(
-    boxes: NDArray[np.float64], is_inverted: NDArray[np.bool_], added_px: int
-) -> NDArray[np.float64]:
-    """Return boxes whose ends are in order; swapped in the file's own numbers, not in ours."""
-    low = np.where(is_inverted, boxes[:, 2:] - added_px, boxes[:, :2])
-    high = np.where(is_inverted, boxes[:, :2] + added_px, boxes[:, 2:])
-    return np.concatenate([low, high], axis=1)
-
-
-def _limits(sizes_px: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return width, height of each box's image; infinite where it is not known."""
-    limits = sizes_px[:, ::-1].astype(np.float64)
-    limits[limits <= 0] = np.inf
-    return limits
-
-
-def _is_outside(boxes: NDArray[np.float64], sizes_px: NDArray[np.int64]) -> NDArray[np.bool_]:
-    limits = _limits(sizes_px)
-    slack = np.where(np.isinf(limits), 0, limits * _SLACK)
-    return np.asarray(((boxes[:, :2] < -slack) | (boxes[:, 2:] > limits + slack)).any(axis=1))
-
-
-def _cut(boxes: NDArray[np.float64], sizes_px: NDArray[np.int64]) -> NDArray[np.float64]:
-    limits = _limits(sizes_px)
-    return np.concatenate(
-        [np.clip(boxes[:, :2], 0, limits), np.clip(boxes[:, 2:], 0, limits)], axis=1
-    )
-
-
-_CLASSES_SHOWN: Final = 10  # classes, in a warning
-_MAX_COMPARED: Final = 2_000  # names; to compare two takes some microseconds
-
-
-def near_name(name: str, names: Iterable[str]) -> str | None:
-    """Return the one of `names` that may have been meant; None if none is near.
-
-    Example:
-        >>> near_name("Platelets", ["RBC", "Platelet"]), near_name("dog", ["DOG"])
-        ('Platelet', 'DOG')
-    """
-    by_form = {known.strip().casefold(): known for known in list(names)[:_MAX_COMPARED]}
-    found = difflib.get_close_matches(name.strip().casefold(), by_form, 1, 0.7)
-    return by_form[found[0]] if found else None
-
-
-def refuse_unknown(table: AnnotationTable, source_of: Callable[[int], str]) -> None:
-    """Raise if an object's class is none of the table's.
-
-    Args:
-        table: As it was built.
-        source_of: What errors call an image.
-
-    Raises:
-        StoreError: one is; the message names it, its object, and a class that is called almost so.
-    """
-    (unknown,) = np.nonzero(table.labels < 0)
-    if not len(unknown):
-        return
-    number = int(unknown[0])
-    image = int(table.images_of_objects[number])
-    name = table.unknown_classes[-1 - int(table.labels[number])]
-    near = near_name(name, table.class_names)
-    hint = "" if near is None else f" Is {near!r} meant?"
-    raise StoreError(
-        f"{source_of(image)}: the class of its object {number - table.offsets[image]}, "
-        f"{name!r:.80}, is none of the {len(table.class_names)} given: "
-        f"{table.class_names!r:.200}.{hint} Add it to class_names, or leave such objects out by "
-        "unknown_classes='drop'."
-    )
-
-
-def warn_of_dropped(table: AnnotationTable) -> None:
-    """Warn of objects that are left out as none of the classes asked for."""
-    unknown = -1 - table.labels[table.labels < 0]
-    if not len(unknown):
-        return
-    counts = np.bincount(unknown, minlength=len(table.unknown_classes)).tolist()
-    pairs = sorted(zip(counts, table.unknown_classes, strict=True), key=lambda p: (-p[0], p[1]))
-    parts = [_dropped(name, count, table.class_names) for count, name in pairs[:_CLASSES_SHOWN]]
-    more = (
-        f", and of {len(pairs) - _CLASSES_SHOWN} more classes"
-        if len(pairs) > _CLASSES_SHOWN
-        else ""
-    )
-    warnings.warn(
-        f"{len(unknown):,} of {table.num_objects:,} objects are of none of the classes asked for, "
-        f"and are left out: {', '.join(parts)}{more}.",
-        UserWarning,
-        stacklevel=users_level(),
-    )
-
-
-def _dropped(name: str, count: int, class_names: Sequence[str]) -> str:
-    near = near_name(name, class_names)
-    return f"{count:,} {name!r:.80}" + ("" if near is None else f" (is {near!r} meant?)")
-
-
-def warn_of_absent(class_names: Sequence[str], labels: NDArray[np.int64]) -> None:
-    """Warn of classes that were asked for, and that no object is of."""
-    counts = np.bincount(labels[labels >= 0], minlength=len(class_names))
-    absent = [class_names[number] for number in np.flatnonzero(counts == 0).tolist()]
-    if not absent:
-        return
-    shown = ", ".join(map(repr, absent[:_CLASSES_SHOWN]))
-    more = f", and {len(absent) - _CLASSES_SHOWN} more" if len(absent) > _CLASSES_SHOWN else ""
-    warnings.warn(
-        f"no object is of {len(absent)} of the {len(class_names)} classes given: {shown}{more}. "
-        "They keep their numbers.",
-        UserWarning,
-        stacklevel=users_level(),
-    )
-
-
-def warn_of_absent_attribute(name: str, there: Sequence[str]) -> None:
-    """Warn of an attribute that was asked for, and that no object has."""
-    near = near_name(name, there)
-    hint = "" if near is None else f" (is {near!r} meant?)"
-    shown = ", ".join(map(repr, there[:_CLASSES_SHOWN])) or "none"
-    more = f", and {len(there) - _CLASSES_SHOWN} more" if len(there) > _CLASSES_SHOWN else ""
-    warnings.warn(
-        f"no object has the attribute {name!r:.80}{hint}; there are: {shown}{more}.",
-        UserWarning,
-        stacklevel=users_level(),
-    )
-
-
-UnknownClasses = Literal["raise", "drop"]
-_UNKNOWN_CLASSES: Final = ("raise", "drop")
-_NUM_SHOWN: Final = 3  # of many bad boxes, in an error
-
-
-@dataclass(frozen=True, slots=True)
-class AnnotationRules:
-    """How the annotations of a data set are treated.
-
-    Attributes:
-        orientation: Whether pixels are turned as Exif says: see `penstock.vision.datasets.frames`.
-        bad_boxes: What becomes of boxes that cannot be right: see
-            `penstock.vision.datasets.rules`.
-        unknown_classes: What becomes of an object whose class is none of the data set's.
-        skip_difficult: Whether objects marked as difficult are left out.
-        keep_empty: Whether images without an object are in the data set.
-        added_px: What a box's side has more than in the file's own numbers: 1 where those include
-            both ends.
-
-    Raises:
-        ConfigError: there is no such choice.
-    """
-
-    orientation: Orientation = "auto"
-    bad_boxes: BadBoxes = "fix"
-    unknown_classes: UnknownClasses = "raise"
-    skip_difficult: bool = False
-    keep_empty: bool = True
-    added_px: int = 0
-
-    def __post_init__(self) -> None:
-        """Check the choices."""
-        choices = {
-            "orientation": ORIENTATIONS,
-            "bad_boxes": BAD_BOXES,
-            "unknown_classes": _UNKNOWN_CLASSES,
-        }
-        for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                has = ", ".join(map(repr, allowed))
-                raise ConfigError(f"{name} is one of {has}, not {getattr(self, name)!r}.")
 
 
 def settled(table: AnnotationTable, rules: AnnotationRules) -> tuple[AnnotationTable, BoxCounts]:
@@ -361,11 +223,9 @@ def settled(table: AnnotationTable, rules: AnnotationRules) -> tuple[AnnotationT
     Raises:
         StoreError: a class is unknown, or a box bad, and the rules say that this is an error.
     """
-    if rules.unknown_classes == "raise":
-        refuse_unknown(table, lambda image: _source(table, image))
-    else:
-        warn_of_dropped(table)
     is_known = table.labels >= 0
+    if not is_known.all():
+        _report_unknown(table, rules)
     is_easy = np.ones(table.num_objects, np.bool_)
     if rules.skip_difficult and "difficult" in table.columns:
         is_easy = ~table.columns["difficult"]
@@ -381,34 +241,25 @@ def settled(table: AnnotationTable, rules: AnnotationRules) -> tuple[AnnotationT
 
 
 def _with_sizes(table: AnnotationTable, rules: AnnotationRules) -> AnnotationTable:
-    """Return the table with the sizes that the rules need."""
-    if rules.orientation == "auto":
-        sizes_px = table.sizes_px.copy()
-        wanted = (sizes_px <= 0).any(axis=1) & _needs_size(table, rules)
-        sizes_px[(sizes_px <= 0).any(axis=1)] = 0
-    else:  # that of an annotation may be of the other frame
-        sizes_px = np.zeros_like(table.sizes_px)
-        wanted = _needs_size(table, rules)
-    for position in np.flatnonzero(wanted).tolist():
+    """Return the table with the sizes that the rules need: to compare boxes, or to make them."""
+    needed = np.diff(table.offsets) > 0
+    if rules.bad_boxes == "keep":
+        needed = np.zeros(len(table), np.bool_)
+        needed[table.images_of_objects[np.isnan(_extents(table)).any(axis=1)]] = True
+    is_said = table.is_size_said
+    # That of an annotation may be of the other frame.
+    sizes_px = table.sizes_px.copy() if rules.orientation == "auto" else table.sizes_px * 0
+    if rules.orientation != "auto":
+        is_said = None
+    is_missing = (sizes_px <= 0).any(axis=1)
+    sizes_px[is_missing] = 0
+    for position in np.flatnonzero(is_missing & needed).tolist():
         sizes_px[position] = size_of_file(table.paths[position], rules.orientation) or 0
-    is_said = table.is_size_said if rules.orientation == "auto" else None
     return replace(table, sizes_px=sizes_px, is_size_said=is_said)
 
 
-def _needs_size(table: AnnotationTable, rules: AnnotationRules) -> NDArray[np.bool_]:
-    """Return for which images boxes are compared with the image, or made of it."""
-    if rules.bad_boxes != "keep":
-        return np.diff(table.offsets) > 0
-    needs = np.zeros(len(table), np.bool_)
-    needs[table.images_of_objects[np.isnan(_extents(table)).any(axis=1)]] = True
-    return needs
-
-
 def _extents(table: AnnotationTable) -> NDArray[np.float64]:
-    """Return boxes; those of objects without one around the pixels of their landmarks.
-
-    NaN where there is neither.
-    """
+    """Return boxes; those of objects without one around their landmarks, NaN without any."""
     boxes = np.array(table.boxes, np.float64)
     without = np.isnan(boxes).any(axis=1)
     if not without.any() or "landmarks" not in table.columns:
@@ -426,7 +277,7 @@ def _with_good_boxes(
     table: AnnotationTable, rules: AnnotationRules, counts: BoxCounts
 ) -> tuple[AnnotationTable, BoxCounts]:
     sizes_px = table.sizes_px[table.images_of_objects]
-    is_without = np.isnan(table.boxes).any(axis=1)
+    is_made = np.isnan(table.boxes).any(axis=1)
     boxes = _extents(table)
     is_whole = np.isnan(boxes).any(axis=1)
     boxes[is_whole, :2] = 0
@@ -434,68 +285,110 @@ def _with_good_boxes(
     is_bare = np.zeros(len(boxes), np.bool_)
     if table.is_bare is not None and rules.bad_boxes != "keep":
         is_bare = table.is_bare
-    found = _verdict(boxes, sizes_px, rules, is_without)
+    found = judged(boxes, sizes_px, rules.bad_boxes, added_px=rules.added_px)
+    if is_made.any():  # of landmarks: cut, and never bad
+        made = judged(boxes, sizes_px, "keep" if rules.bad_boxes == "keep" else "fix")
+        kinds = ("zero_area", "inverted", "outside", "clipped", "swapped")
+        found = JudgedBoxes(
+            np.where(is_made[:, None], made.boxes, found.boxes),
+            np.where(is_made, made.is_kept, found.is_kept),
+            *(getattr(found, kind) & ~is_made for kind in kinds),
+        )
     if rules.bad_boxes == "raise" and (found.is_bad | is_bare).any():
         raise _bad_boxes(table, found, is_bare)
     # Those around the whole image also where its size cannot be read.
     is_kept = (found.is_kept | is_whole) & ~is_bare
-    kinds = ("zero_area", "inverted", "outside", "swapped", "clipped")
     counts = replace(
         counts,
         kept=int(is_kept.sum()),
+        zero_area=int(found.zero_area.sum()),
+        inverted=int(found.inverted.sum()),
+        outside=int(found.outside.sum()),
+        swapped=int(found.swapped.sum()),
+        clipped=int(found.clipped.sum()),
         dropped=int((~is_kept).sum()),
-        unboxed=int(is_without.sum()),
+        unboxed=int(is_made.sum()),
         unchecked=int((sizes_px <= 0).any(axis=1).sum()),
-        **{kind: int(getattr(found, kind).sum()) for kind in kinds},
     )
     table = replace(table, boxes=found.boxes.astype(np.float32))
     return table.with_objects(is_kept), counts
 
 
-def _verdict(
-    boxes: NDArray[np.float64],
-    sizes_px: NDArray[np.int64],
-    rules: AnnotationRules,
-    is_made: NDArray[np.bool_],
-) -> JudgedBoxes:
-    """Return what becomes of boxes; those that were made of landmarks are cut, and never bad."""
-    found = judged(boxes, sizes_px, rules.bad_boxes, added_px=rules.added_px)
-    if not is_made.any():
-        return found
-    made = judged(boxes, sizes_px, "keep" if rules.bad_boxes == "keep" else "fix")
-    return JudgedBoxes(
-        np.where(is_made[:, None], made.boxes, found.boxes),
-        np.where(is_made, made.is_kept, found.is_kept),
-        *(
-            getattr(found, kind) & ~is_made
-            for kind in ("zero_area", "inverted", "outside", "clipped", "swapped")
-        ),
-    )
-
-
 def _bad_boxes(
     table: AnnotationTable, found: JudgedBoxes, is_bare: NDArray[np.bool_]
 ) -> StoreError:
-    images = table.images_of_objects
     numbers = np.flatnonzero(found.is_bad | is_bare).tolist()
     shown = []
-    for number in numbers[:_NUM_SHOWN]:
-        image = int(images[number])
-        height, width = table.sizes_px[image].tolist()
+    for number in numbers[:_BOXES_SHOWN]:
+        height, width = table.sizes_px[table.images_of_objects[number]].tolist()
         size = f"{height} x {width} px (height x width)" if height else "of unknown size"
         box = ", ".join(f"{side:g}" for side in found.boxes[number])
-        said = f"({box}) in an image of {size} is {found.kinds_of(number)}"
+        what = f"({box}) in an image of {size} is {found.kinds_of(number)}"
+        name = table.class_names[table.labels[number]]
+        place, source = _place_of(table, number)
         shown.append(
-            f"object {number - table.offsets[image]} "
-            f"({table.class_names[table.labels[number]]}) of {_source(table, image)}: "
-            f"{'it has neither a box nor landmarks' if is_bare[number] else said}"
+            f"object {place} ({name}) of {source}: "
+            f"{'it has neither a box nor landmarks' if is_bare[number] else what}"
         )
-    more = f"; and {len(numbers) - _NUM_SHOWN} more" if len(numbers) > _NUM_SHOWN else ""
+    more = f"; and {len(numbers) - _BOXES_SHOWN} more" if len(numbers) > _BOXES_SHOWN else ""
     return StoreError(
         f"{len(numbers)} bad box(es), in 0-based half-open pixels: {'; '.join(shown)}{more}. "
         "Correct the files, or choose bad_boxes='fix' or 'drop'."
     )
 
 
-def _source(table: AnnotationTable, image: int) -> str:
-    return table.sources[image] or table.paths[image]
+def _place_of(table: AnnotationTable, number: int) -> tuple[int, str]:
+    """Return the number of an object within its image, and what errors call the image."""
+    image = int(table.images_of_objects[number])
+    return number - int(table.offsets[image]), table.sources[image] or table.paths[image]
+
+
+def _report_unknown(table: AnnotationTable, rules: AnnotationRules) -> None:
+    """Raise or warn of objects whose class is none of the table's."""
+    (numbers,) = np.nonzero(table.labels < 0)
+    unknown = -1 - table.labels[numbers]
+    if rules.unknown_classes == "raise":
+        place, source = _place_of(table, int(numbers[0]))
+        name = table.unknown_classes[int(unknown[0])]
+        raise StoreError(
+            f"{source}: the class of its object {place}, {name!r:.80}"
+            f"{meant(name, table.class_names)}, is none of the {len(table.class_names)} given: "
+            f"{table.class_names!r:.200}. Add it to class_names, or leave such objects out by "
+            "AnnotationRules(unknown_classes='drop')."
+        )
+    counts = np.bincount(unknown, minlength=len(table.unknown_classes)).tolist()
+    pairs = sorted(zip(counts, table.unknown_classes, strict=True), key=lambda p: (-p[0], p[1]))
+    parts = [f"{n:,} {name!r:.80}{meant(name, table.class_names)}" for n, name in pairs]
+    warn(
+        f"{len(unknown):,} of {table.num_objects:,} objects are of none of the classes asked for, "
+        f"and are left out: {listed(parts, str)}."
+    )
+
+
+def warn_of_absent(class_names: Sequence[str], labels: NDArray[np.int64]) -> None:
+    """Warn of classes that were asked for, and that no object is of."""
+    counts = np.bincount(labels[labels >= 0], minlength=len(class_names))
+    absent = [class_names[number] for number in np.flatnonzero(counts == 0).tolist()]
+    if absent:
+        warn(
+            f"no object is of {len(absent)} of the {len(class_names)} classes given: "
+            f"{listed(absent)}. They keep their numbers."
+        )
+
+
+def meant(name: str, names: Sequence[str]) -> str:
+    """Return " (is 'x' meant?)" with the one of `names` that is near; "" if none is."""
+    by_form = {known.strip().casefold(): known for known in names[:_MAX_COMPARED]}
+    found = difflib.get_close_matches(name.strip().casefold(), by_form, 1, 0.7)
+    return f" (is {by_form[found[0]]!r} meant?)" if found else ""
+
+
+def listed(items: Sequence[str], shown: Callable[[str], str] = repr) -> str:
+    """Return the first items, as many as a message can hold, and how many more there are."""
+    more = f", and {len(items) - _NAMES_SHOWN} more" if len(items) > _NAMES_SHOWN else ""
+    return ", ".join(map(shown, items[:_NAMES_SHOWN])) + more
+
+
+def warn(message: str) -> None:
+    """Warn the user, at the line that made the data set."""
+    warnings.warn(message, UserWarning, stacklevel=users_level())

@@ -154,11 +154,7 @@ class Albumentations:
         return local
 
     def _seeded(self, given: tuple[str, ...] | None) -> Any:  # noqa: ANN401
-        """This thread's copy of the transform, drawing from the sample's generator.
-
-        Args:
-            given: What of a sample is handed over; None for a copy that takes what the user's does.
-        """
+        """This thread's copy of the transform, drawing from the sample's generator."""
         local, rng = self._of_this_thread(), sample_rng()
         if given not in local.copies:
             local.copies[given] = (

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 import cv2
 import numpy as np
 
-from penstock.errors import ConfigError
 from penstock.randomness.samples import sample_rng
 from penstock.vision.arguments import checked_number
-from penstock.vision.samples import image_of, with_image
+from penstock.vision.samples import colour_image_of, with_image
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -75,12 +74,7 @@ class ColorJitter:
         Raises:
             ConfigError: the image is not uint8 (H, W, 3).
         """
-        image = image_of(sample)
-        if image.dtype != np.uint8 or image.shape[2:] != (3,):
-            raise ConfigError(
-                f"ColorJitter takes uint8 (H, W, 3), RGB; got {image.dtype} {image.shape}. Put it "
-                "before what normalises the image"
-            )
+        image = colour_image_of(sample, "ColorJitter")
         return with_image(sample, self.apply(image, sample_rng()))
 
     def apply(self, image: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:
@@ -179,12 +173,7 @@ class RandomHSV:
         Raises:
             ConfigError: the image is not uint8 (H, W, 3).
         """
-        image = image_of(sample)
-        if image.dtype != np.uint8 or image.shape[2:] != (3,):
-            raise ConfigError(
-                f"RandomHSV takes uint8 (H, W, 3), RGB; got {image.dtype} {image.shape}. Put it "
-                "before what normalises the image"
-            )
+        image = colour_image_of(sample, "RandomHSV")
         gains = np.array([self.hue, self.saturation, self.value])
         if not gains.any():
             return sample

@@ -20,9 +20,15 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import cv2
 import numpy as np
 
+from penstock.deprecation import removed_arguments
 from penstock.errors import ConfigError
 from penstock.randomness.samples import sample_rng
-from penstock.vision.arguments import checked_number, checked_size, checked_whole, named_here, shown
+from penstock.vision.arguments import (
+    checked_number,
+    checked_size,
+    checked_whole,
+    shown,
+)
 from penstock.vision.crops import checked_crop
 from penstock.vision.samples import image_of, kept, num_objects, with_image, without_letterbox
 
@@ -41,25 +47,7 @@ def moved(
     scale: tuple[float, float],
     shift_px: tuple[float, float],
 ) -> dict[str, Any]:
-    """Return a sample with boxes and landmarks scaled, then shifted.
-
-    Args:
-        sample: With "boxes", "landmarks", or neither.
-        scale: Along x and y; negative mirrors.
-        shift_px: Added to x and y of edges afterwards.
-
-    Returns:
-        A new dict; its boxes and landmarks are new arrays, in float32, everything else is as
-        before, but for "letterbox", which is gone.
-
-    Raises:
-        ConfigError: an array has another number of rows than there are objects.
-
-    Example:
-        >>> sample = {"boxes": np.array([[0, 0, 2, 4]], np.float32)}
-        >>> moved(sample, (-1, 1), (10, 0))["boxes"]  # mirrored in an image 10 px wide
-        array([[ 8.,  0., 10.,  4.]], dtype=float32)
-    """
+    """Return a sample with boxes and landmarks scaled, then shifted."""
     num_objects(sample)
     result: dict[str, Any] = dict(without_letterbox(sample))
     factors, offsets = np.asarray(scale, np.float64), np.asarray(shift_px, np.float64)
@@ -75,18 +63,7 @@ def moved(
 
 
 def warped(sample: dict[str, Any], matrix: NDArray[np.float64]) -> dict[str, Any]:
-    """Return a sample with boxes and landmarks under a projective map.
-
-    A box becomes the bounds of its four corners. What the map takes through infinity becomes NaN.
-    The rest is as `moved` has it.
-
-    Args:
-        sample: With "boxes", "landmarks", or neither.
-        matrix: Shape (3, 3), of edges in pixels.
-
-    Returns:
-        A new dict; its boxes and landmarks are new arrays, in float32.
-    """
+    """Return a sample with boxes and landmarks under a projective map."""
     num_objects(sample)
     result: dict[str, Any] = dict(without_letterbox(sample))
     if "boxes" in sample:
@@ -111,17 +88,13 @@ def clipped(
     region_px: tuple[float, float, float, float],
     min_side_px: float = 0.0,
 ) -> dict[str, Any]:
-    """Return a sample cut at a region of its image.
-
-    Args:
-        sample: With "boxes", "landmarks", or neither.
-        region_px: Left, top, right, bottom.
-        min_side_px: Objects are dropped whose box, clipped, is not wider and higher than this.
-
-    Returns:
-        A new dict without these objects; landmarks beyond the region are NaN.
-    """
-    result = visible_landmarks(sample, region_px)
+    """Return a sample cut at a region of its image."""
+    result = dict(sample)
+    if "landmarks" in sample:
+        edges = sample["landmarks"] + _CENTRE
+        is_seen = ((edges >= region_px[:2]) & (edges < region_px[2:])).all(axis=-1)
+        result["landmarks"] = np.where(is_seen[..., None], sample["landmarks"], np.float32("nan"))
+    result = hidden_where_unmarked(result)
     if "boxes" not in sample:
         return result
     left, top, right, bottom = region_px
@@ -132,23 +105,8 @@ def clipped(
     return kept(result, (sides > min_side_px).all(axis=1))
 
 
-def visible_landmarks(
-    sample: dict[str, Any], region_px: tuple[float, float, float, float]
-) -> dict[str, Any]:
-    """Return a new dict whose landmarks are NaN, visibility 0, where they lie beyond the region."""
-    result = dict(sample)
-    if "landmarks" in sample:
-        edges = sample["landmarks"] + _CENTRE
-        is_seen = ((edges >= region_px[:2]) & (edges < region_px[2:])).all(axis=-1)
-        result["landmarks"] = np.where(is_seen[..., None], sample["landmarks"], np.float32("nan"))
-    return hidden_where_unmarked(result)
-
-
 def hidden_where_unmarked(sample: dict[str, Any]) -> dict[str, Any]:
-    """Return a new dict with a "visibility" of 0 for each landmark that is NaN.
-
-    "visibility" of another shape than (N, K) is a user's own array, and is left alone.
-    """
+    """Return a new dict with a "visibility" of 0 for each landmark that is NaN."""
     landmarks, visibility = sample.get("landmarks"), sample.get("visibility")
     if not isinstance(landmarks, np.ndarray) or not isinstance(visibility, np.ndarray):
         return sample
@@ -174,7 +132,7 @@ class Flip:
 
     is_across: bool  # along x
 
-    @named_here(p="probability")
+    @removed_arguments(p="probability=")
     def __init__(
         self,
         probability: float = 0.5,
@@ -224,9 +182,7 @@ class Flip:
         landmarks = sample.get("landmarks")
         if not isinstance(landmarks, np.ndarray) or landmarks.ndim != 3:
             return
-        num_objects, num_landmarks, _ = landmarks.shape
-        if self.landmark_order is False:
-            return
+        num_landmarks = landmarks.shape[1]
         if self.landmark_order is None and num_landmarks > 1:
             name = type(self).__name__
             raise ConfigError(
@@ -234,19 +190,14 @@ class Flip:
                 f"landmarks for each object: say which change sides by {name}(landmark_order=…), "
                 "(1, 0, 2) for (left eye, right eye, nose); or landmark_order=False if none does"
             )
-        if (
-            self.landmark_order is not None
-            and num_landmarks != len(self.landmark_order)
-            and num_objects
-        ):
+        if self.landmark_order and len(landmarks) and num_landmarks != len(self.landmark_order):
             raise ConfigError(
                 f"landmark_order has {len(self.landmark_order)} numbers, but the sample has "
                 f"{num_landmarks} landmarks for each object"
             )
 
     def _reordered(self, sample: dict[str, Any]) -> dict[str, Any]:
-        has_rows = bool(len(sample.get("landmarks", ())))
-        if not self.landmark_order or not has_rows:
+        if not self.landmark_order or not len(sample.get("landmarks", ())):
             return sample
         order = list(self.landmark_order)
         by_landmark = [key for key in _BY_LANDMARK if key in sample]
@@ -361,32 +312,20 @@ class Letterbox:
         """
         image = image_of(sample)
         height, width = image.shape[:2]
-        scaled = _scaled(image, self._scale(height, width))
-        rows, columns = scaled.shape[:2]
-        top, left = ((whole - part) // 2 for whole, part in self._padded(rows, columns))
-        canvas = self._on_canvas(scaled, top, left)
-        if isinstance(sample, dict):
-            scale = columns / width, rows / height
-            sample = moved(sample, scale, (left, top))
-            sample["letterbox"] = (*scale, left, top, height, width)
-        return with_image(sample, canvas)
-
-    def _scale(self, height: int, width: int) -> float:
         scale = min(self.height_px / height, self.width_px / width)
-        return scale if self.enlarge else min(scale, 1.0)
-
-    def _padded(self, rows: int, columns: int) -> tuple[tuple[int, int], tuple[int, int]]:
-        """The length to pad to, and the length there is, of height and width."""
-        if self.stride is None:
-            return (self.height_px, rows), (self.width_px, columns)
-        return (_up(rows, self.stride), rows), (_up(columns, self.stride), columns)
-
-    def _on_canvas(self, image: NDArray[Any], top: int, left: int) -> NDArray[Any]:
-        rows, columns = image.shape[:2]
-        (height, _), (width, _) = self._padded(rows, columns)
-        canvas = np.full((height, width, *image.shape[2:]), self.fill, image.dtype)
-        canvas[top : top + rows, left : left + columns] = image
-        return canvas
+        scaled = _scaled(image, scale if self.enlarge else min(scale, 1.0))
+        rows, columns = scaled.shape[:2]
+        whole = self.height_px, self.width_px
+        if self.stride is not None:
+            whole = -(-rows // self.stride) * self.stride, -(-columns // self.stride) * self.stride
+        top, left = (whole[0] - rows) // 2, (whole[1] - columns) // 2
+        canvas = np.full((*whole, *image.shape[2:]), self.fill, image.dtype)
+        canvas[top : top + rows, left : left + columns] = scaled
+        if isinstance(sample, dict):
+            scales = columns / width, rows / height
+            sample = moved(sample, scales, (left, top))
+            sample["letterbox"] = (*scales, left, top, height, width)
+        return with_image(sample, canvas)
 
     @staticmethod
     def undo(
@@ -429,10 +368,6 @@ def _scaled(image: NDArray[Any], scale: float) -> NDArray[Any]:
     method = cv2.INTER_AREA if scale < 1 else cv2.INTER_LINEAR
     scaled = cv2.resize(image, (columns, rows), interpolation=method)
     return np.asarray(scaled).reshape(rows, columns, *image.shape[2:])  # one channel stays an axis
-
-
-def _up(length: int, stride: int) -> int:
-    return -(-length // stride) * stride
 
 
 # From edges of pixels, which boxes count, to their centres, which OpenCV counts.

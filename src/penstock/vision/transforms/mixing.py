@@ -18,10 +18,15 @@ from penstock.data.dataset import Dataset, IterableDataset, announce_epoch, read
 from penstock.data.fingerprint import fingerprint_of
 from penstock.data.labels.known import known_labels
 from penstock.data.names import describe_sample
+from penstock.deprecation import removed_arguments
 from penstock.errors import ConfigError
 from penstock.faults import UnreadSample, annotate, note_unread
 from penstock.randomness.samples import sample_rng
-from penstock.vision.arguments import checked_number, checked_transform, checked_whole, named_here
+from penstock.vision.arguments import (
+    checked_number,
+    checked_transform,
+    checked_whole,
+)
 from penstock.vision.samples import image_of, joined, without_letterbox
 from penstock.vision.transforms.geometry import Letterbox, clipped, moved
 
@@ -57,17 +62,12 @@ class PartneredDataset(Dataset[Any]):
         transform: Callable[[Any], Any] | None,
         until_epoch: int | None,
     ) -> None:
-        """Keep the dataset.
-
-        Raises:
-            ConfigError: the dataset is not map-style, or an argument is out of its range.
-        """
-        kind = type(self).__name__
+        """Keep the dataset."""
         is_map_style = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
         if isinstance(dataset, IterableDataset) or not is_map_style:
             raise ConfigError(
-                f"{kind} draws partners by index, so its dataset needs __getitem__ and __len__; "
-                f"{type(dataset).__name__} does not have both"
+                f"{type(self).__name__} draws partners by index, so its dataset needs __getitem__ "
+                f"and __len__; {type(dataset).__name__} does not have both"
             )
         if transform is not None:
             checked_transform("transform is None, or", transform)
@@ -84,16 +84,10 @@ class PartneredDataset(Dataset[Any]):
         return len(self.dataset)
 
     def __getitem__(self, index: int) -> Any:  # noqa: ANN401 - as the other dataset's
-        """Return sample `index` with what its partners add, or by itself.
-
-        Raises:
-            IndexError: not -length <= index < length.
-            TypeError: it is no integer.
-            Exception: what reading it or a partner raises, with a note naming the partner. A loader
-                with `on_error="skip"` or `"replace"` makes the sample with other partners.
-        """
+        """Return sample `index` with what its partners add, or by itself."""
         position = self._checked(index)
-        if sample_rng().random() < self.probability and self._is_on():
+        is_on = self.until_epoch is None or self._epoch < self.until_epoch
+        if sample_rng().random() < self.probability and is_on:
             sample = self._combined(position)
             return sample if self.transform is None else self.transform(sample)
         return self._whole(self.dataset[position])
@@ -116,9 +110,6 @@ class PartneredDataset(Dataset[Any]):
         """What is returned for a sample that gets no partners."""
         sample = self._alone(sample)
         return sample if self.transform is None else self.transform(sample)
-
-    def _is_on(self) -> bool:
-        return self.until_epoch is None or self._epoch < self.until_epoch
 
     def _checked(self, index: Any) -> int:  # noqa: ANN401
         try:
@@ -143,28 +134,28 @@ class PartneredDataset(Dataset[Any]):
             return self.dataset[partner]
         except Exception as error:
             name = describe_sample(self.dataset, partner)
-            drawn, own = self._named(partner, name), self._named(index, self.describe(index))
+            drawn, own = (
+                f"sample {number}" + ("" if called is None else f" ({called})")
+                for number, called in ((partner, name), (index, self.describe(index)))
+            )
             annotate(error, f"in {drawn}, which {type(self).__name__} drew as a partner of {own}")
             note_unread(error, UnreadSample(partner, name, is_partner=True))
             raise
 
-    @staticmethod
-    def _named(index: int, name: str | None) -> str:
-        return f"sample {index}" + ("" if name is None else f" ({name})")
-
     def set_epoch(self, epoch: int) -> None:
-        """Take note of the epoch, and tell the other dataset; the loader calls it.
-
-        Args:
-            epoch: Its number, from 0.
-        """
+        """Take note of the epoch, and tell the other dataset; the loader calls it."""
         self._epoch = epoch
         announce_epoch(self.dataset, epoch)
 
     @property
     def class_names(self) -> tuple[str, ...]:
         """Name of each class, as the other dataset has them; empty if it has none."""
-        return tuple(self._of_inner("class_names") or ())
+        dataset = self.dataset
+        for _ in range(_DEEPEST):
+            if (names := getattr(dataset, "class_names", None)) is not None:
+                return tuple(names)
+            dataset = getattr(dataset, "dataset", None)
+        return ()
 
     @property
     def class_to_idx(self) -> dict[str, int]:
@@ -186,29 +177,35 @@ class PartneredDataset(Dataset[Any]):
         """Return what errors call a sample: as in the other dataset, partners left out."""
         return describe_sample(self.dataset, index)
 
-    def _of_inner(self, name: str) -> Any:  # noqa: ANN401
-        """An attribute of the nearest dataset within that has it, through subsets of it."""
-        dataset = self.dataset
-        for _ in range(_DEEPEST):
-            if (found := getattr(dataset, name, None)) is not None:
-                return found
-            dataset = getattr(dataset, "dataset", None)
-        return None
 
-
-class _LabelMixing(PartneredDataset):
+class LabelMixing(PartneredDataset):
     """Knows how labels become soft: a share for each class."""
 
+    @removed_arguments(p="probability=")
     def __init__(
         self,
         dataset: Any,  # noqa: ANN401 - anything with an index and a length
-        probability: float,
-        alpha: float,
+        probability: float = 1.0,
+        alpha: float = 1.0,
         *,
-        num_classes: int | None,
-        transform: Callable[[Any], Any] | None,
-        until_epoch: int | None,
+        num_classes: int | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        until_epoch: int | None = None,
     ) -> None:
+        """Say how often, and how much.
+
+        Args:
+            dataset: Map-style, with a length; its images of one size.
+            probability: Of a mixture, 0 to 1.
+            alpha: Of the Beta distribution that the share is drawn from, above 0. 32: near to one
+                half; 0.2: mostly near 0 or 1.
+            num_classes: For pairs; None: as many as the dataset has `class_names`.
+            transform: Applied to the result.
+            until_epoch: Epochs from this one on have no mixture. None: all have.
+
+        Raises:
+            ConfigError: an argument is out of its range, or the dataset is not map-style.
+        """
         super().__init__(
             dataset, probability=probability, transform=transform, until_epoch=until_epoch
         )
@@ -231,12 +228,8 @@ class _LabelMixing(PartneredDataset):
             image_of(sample[0])  # or it says what it is
             return sample[0], sample[1]
         raise ConfigError(
-            f"{type(self).__name__} takes pairs (image, class){self._also()}; got a "
-            f"{type(sample).__name__}"
+            f"{type(self).__name__} takes pairs (image, class); got a {type(sample).__name__}"
         )
-
-    def _also(self) -> str:
-        return ""
 
     def _soft(self, label: Any) -> NDArray[np.float32]:  # noqa: ANN401
         """The share of each class: 1 for the label; or the label itself where it is one already."""
@@ -270,7 +263,7 @@ class _LabelMixing(PartneredDataset):
             )
 
 
-class MixUp(_LabelMixing):
+class MixUp(LabelMixing):
     """Samples that are a weighted mean of two.
 
         image = share * one + (1 - share) * other          share ~ Beta(alpha, alpha)
@@ -293,39 +286,15 @@ class MixUp(_LabelMixing):
         (dtype('float32'), 1.0, True)
     """
 
-    @named_here(p="probability")
     def __init__(
         self,
         dataset: Any,  # noqa: ANN401 - anything with an index and a length
         probability: float = 1.0,
         alpha: float = 32.0,
-        *,
-        num_classes: int | None = None,
-        transform: Callable[[Any], Any] | None = None,
-        until_epoch: int | None = None,
+        **options: Any,  # noqa: ANN401 - those of the class above
     ) -> None:
-        """Say how often, and how evenly.
-
-        Args:
-            dataset: Map-style, with a length; its images of one size.
-            probability: Of a mixture, 0 to 1.
-            alpha: Of the Beta distribution that the share is drawn from, above 0. 32: near to one
-                half; 0.2: mostly near 0 or 1.
-            num_classes: For pairs; None: as many as the dataset has `class_names`.
-            transform: Applied to the result.
-            until_epoch: Epochs from this one on have no mixture. None: all have.
-
-        Raises:
-            ConfigError: an argument is out of its range, or the dataset is not map-style.
-        """
-        super().__init__(
-            dataset,
-            probability,
-            alpha,
-            num_classes=num_classes,
-            transform=transform,
-            until_epoch=until_epoch,
-        )
+        """Say how often, and how evenly: as `CutMix`."""
+        super().__init__(dataset, probability, alpha, **options)
 
     def _combined(self, index: int) -> Any:  # noqa: ANN401
         (partner,) = self._partners(1)
@@ -339,11 +308,8 @@ class MixUp(_LabelMixing):
         self._check_alike(image, other_image, (index, partner))
         return _mean(image, other_image, share), self._mixed_labels(label, other_label, share)
 
-    def _also(self) -> str:
-        return ', or dicts with "image" and "boxes"'
 
-
-class CutMix(_LabelMixing):
+class CutMix(LabelMixing):
     """Pairs (image, class), a rectangle of each image from another one.
 
     The rectangle has the image's aspect ratio and (1 - share) of its area, its centre is uniform
@@ -364,39 +330,6 @@ class CutMix(_LabelMixing):
         >>> bool(image.mean() == label[1])
         True
     """
-
-    @named_here(p="probability")
-    def __init__(
-        self,
-        dataset: Any,  # noqa: ANN401 - anything with an index and a length
-        probability: float = 1.0,
-        alpha: float = 1.0,
-        *,
-        num_classes: int | None = None,
-        transform: Callable[[Any], Any] | None = None,
-        until_epoch: int | None = None,
-    ) -> None:
-        """Say how often, and how much.
-
-        Args:
-            dataset: Map-style, with a length; its samples are pairs, its images of one size.
-            probability: Of a mixture, 0 to 1.
-            alpha: Of the Beta distribution that the share is drawn from, above 0.
-            num_classes: As for `MixUp`.
-            transform: Applied to the result.
-            until_epoch: Epochs from this one on have no mixture. None: all have.
-
-        Raises:
-            ConfigError: an argument is out of its range, or the dataset is not map-style.
-        """
-        super().__init__(
-            dataset,
-            probability,
-            alpha,
-            num_classes=num_classes,
-            transform=transform,
-            until_epoch=until_epoch,
-        )
 
     def _alone(self, sample: Any) -> Any:  # noqa: ANN401
         image, label = self._pair(sample)
@@ -480,7 +413,7 @@ class Mosaic(PartneredDataset):
         ((128, 128, 3), 4, {3})
     """
 
-    @named_here(p="probability", img_scale="size")
+    @removed_arguments(p="probability=", img_scale="size=")
     def __init__(
         self,
         dataset: Any,  # noqa: ANN401 - anything with an index and a length
@@ -545,25 +478,16 @@ class Mosaic(PartneredDataset):
         partners = self._partners(self.num_tiles - 1)
         if self.num_tiles == 4:
             centre = rng.uniform(side / 2, 3 * side / 2, 2).astype(int).tolist()
-            cells = _quadrants(centre, 2 * side)
-            order = rng.permutation(4).tolist()  # the sample itself is in any of the four
-            return self._tiled(index, partners, [cells[place] for place in order])
-        corner = rng.integers(0, side, 2, endpoint=True).tolist()
-        own = _checked_sample(self.dataset[index])
-        height, width = _fitting(image_of(own), side)
-        return self._tiled(index, partners, _grid(width, height, side, corner), own)
-
-    def _tiled(
-        self,
-        index: int,
-        partners: list[int],
-        cells: list[_Cell],
-        own: dict[str, Any] | None = None,
-    ) -> dict[str, Any]:
-        own = _checked_sample(self.dataset[index]) if own is None else own
+            quadrants = _quadrants(centre, 2 * side)
+            # The sample itself is in any of the four.
+            cells = [quadrants[place] for place in rng.permutation(4).tolist()]
+            own = _checked_sample(self.dataset[index])
+        else:
+            corner = rng.integers(0, side, 2, endpoint=True).tolist()
+            own = _checked_sample(self.dataset[index])
+            cells = _grid(*_fitting(image_of(own), side), side, corner)
         first = image_of(own)
-        side = 2 * self.size_px
-        canvas = np.full((side, side, *first.shape[2:]), self.fill, first.dtype)
+        canvas = np.full((2 * side, 2 * side, *first.shape[2:]), self.fill, first.dtype)
         placed = [self._placed(own, cells[0], canvas)]
         for partner, cell in zip(partners, cells[1:], strict=True):
             sample = _checked_sample(self._partner(partner, index))
@@ -619,7 +543,7 @@ def _quadrants(centre: list[int], side: int) -> list[_Cell]:
     ]
 
 
-def _grid(width: int, height: int, size_px: int, corner: list[int]) -> list[_Cell]:
+def _grid(height: int, width: int, size_px: int, corner: list[int]) -> list[_Cell]:
     """Cells of 3 x 3 around a tile of this size, as seen from `corner` of the canvas of 3 s."""
     xs = _lines(width, size_px, corner[0])
     ys = _lines(height, size_px, corner[1])

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
     from penstock.images.headers import ImageHeader, JpegHeader
 
-__all__ = ["Region", "decode_region", "reduced", "reduction"]
-
 _REDUCTIONS: Final = (8, 4, 2)
 _LEAST_ROWS_SAVED: Final = 32  # two rows of blocks: less is not worth a copy of the file
 # libjpeg keeps the first of its warnings only. So this one says that nothing was wrong before the

@@ -11,8 +11,6 @@ from PIL import Image
 from penstock.images.decode import decode_image
 from penstock.images.headers import ImageHeader, open_by_pillow, read_header
 
-__all__ = ["shrink_image"]
-
 _ORIENTATION: Final = 0x0112  # Exif's tag
 _QUALITY: Final = 90
 _LONGEST_PX: Final = 65_500  # libjpeg's limit, a little less than the form's

@@ -2,6 +2,9 @@
 """Images and what is marked in them: datasets, augmentations, batches.
 
 `penstock.images` decodes the files, `penstock.torch.images` normalises batches on a device.
+
+Datasets, transforms and collate functions may be used by any thread or process, and pickle if what
+they are given does.
 """
 
 from __future__ import annotations

@@ -45,9 +45,6 @@ class DetectionCollate:
     In a loader of Penstock the images are converted straight into the slot that goes to the
     main process. In torch's own loader, or called by itself, it makes the same batch.
 
-    Concurrency:
-        Any thread or process; it pickles.
-
     Example:
         >>> boxes = np.array([[0, 0, 8, 6], [2, 2, 4, 4]], np.float32)
         >>> photo = {"image": np.full((6, 8, 3), 255, np.uint8), "image_id": "a",

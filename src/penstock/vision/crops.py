@@ -13,8 +13,6 @@ from penstock.vision.arguments import checked_size, shown
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["CenterCropResize", "Crop", "Cut", "RandomResizedCrop", "Resize", "checked_crop"]
-
 _TRIES: Final = 10
 
 
@@ -132,7 +130,6 @@ class RandomResizedCrop:
         return Cut(top, left, cut_height, cut_width, *self.size)
 
     def __repr__(self) -> str:
-        """Return the call that makes it."""
         return f"RandomResizedCrop({self.size}, scale={self.scale}, ratio={self.ratio})"
 
 
@@ -174,7 +171,6 @@ class CenterCropResize:
         return Cut(0, 0, height, width, resized_height, resized_width, top, left)
 
     def __repr__(self) -> str:
-        """Return the call that makes it."""
         return f"CenterCropResize({self.size}, resize={self.resize})"
 
 
@@ -199,7 +195,6 @@ class Resize:
         return Cut(0, 0, height, width, *self.size)
 
     def __repr__(self) -> str:
-        """Return the call that makes it."""
         return f"Resize({self.size})"
 
 

@@ -114,7 +114,7 @@ def test_the_boxes_given_are_not_changed(boxes):
 
 
 def test_an_unknown_policy_is_named():
-    with pytest.raises(ConfigError, match="bad_boxes is 'fix' or 'drop' or .*, not 'clip'"):
+    with pytest.raises(ConfigError, match=r"bad_boxes is 'fix' or 'drop' or .*, not 'clip'"):
         judge((1, 2, 3, 4), "clip")
 
 

@@ -99,7 +99,8 @@ def test_repeated_samples_are_packed_as_such(folder, kind):
 
 def test_boxes_and_missing_points_are_read_as_told(folder):
     path = write_list(folder, "faces/1.png,-3,2,10,20,4,6,-1,-1\n")
-    dataset = LandmarkList(path, LandmarkColumns(has_box=True, box_at="before", box_format="xywh", layout="xyxy", missing=-1, separator=","))  # fmt: skip
+    form = {"has_box": True, "box_at": "before", "box_format": "xywh", "layout": "xyxy"}
+    dataset = LandmarkList(path, LandmarkColumns(**form, missing=-1, separator=","))
     sample = dataset[0]
     np.testing.assert_array_equal(sample["landmarks"], [[[4, 6], [np.nan, np.nan]]])
     assert sample["boxes"].tolist() == [[0, 2, 7, 22]]

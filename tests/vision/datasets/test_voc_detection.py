@@ -144,7 +144,7 @@ def test_what_is_not_there_is_said_when_the_dataset_is_made(root, tmp_path):
         VOCDetection(root, "wrong")
     with pytest.raises(StoreError, match=r"a.xml: the class of its object 0, 'cat', is none of"):
         VOCDetection(root, class_names=["dog"])
-    with pytest.raises(ConfigError, match="bad_boxes is .fix."):
+    with pytest.raises(ConfigError, match=r"bad_boxes is .fix."):
         VOCDetection(root, rules=AnnotationRules(bad_boxes="mend"))
     (root / "JPEGImages/b.jpg").unlink()
     dataset = VOCDetection(root)

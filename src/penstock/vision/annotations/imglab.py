@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from xml.etree.ElementTree import Element
 
-__all__ = ["read_imglab", "write_imglab"]
-
 _SIDES: Final = ("left", "top", "width", "height")
 _FLAGS: Final = ("truncated", "occluded", "difficult")
 _VALUES_OF_FLAG: Final = {"0": False, "false": False, "1": True, "true": True}

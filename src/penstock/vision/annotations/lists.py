@@ -145,7 +145,6 @@ class LandmarkColumns:
     separator: str | None = None
 
     def __post_init__(self) -> None:
-        """Check that each is what it may be."""
         classes = (self.classes,) if isinstance(self.classes, str) else tuple(self.classes)
         object.__setattr__(self, "classes", classes)
         checked_choice("layout", self.layout, ("xxyy", "xyxy"))

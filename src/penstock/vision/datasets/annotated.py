@@ -54,9 +54,6 @@ class AnnotationStore(Store):
 
     Attributes:
         max_file_size: Bytes of the largest image that is read; may be set.
-
-    Concurrency:
-        Any thread or process.
     """
 
     def __init__(
@@ -213,9 +210,6 @@ class AnnotatedImages(StoreDataset):
 
     `pack` takes such a dataset, and a `StoreDataset` over what it wrote gives equal samples, with
     their keys, classes and labels.
-
-    Concurrency:
-        Any thread or process; it pickles.
 
     Example:
         >>> import tempfile
@@ -380,9 +374,6 @@ class PackedAnnotations(StoreDataset):
 
     Samples are those of `StoreDataset`; there are also the names of landmarks and attributes, and
     the sizes of images, for `AspectRatioBatchSampler` and the like.
-
-    Concurrency:
-        As `StoreDataset`.
 
     Example:
         >>> import tempfile

@@ -40,9 +40,6 @@ class ImageFolder(StoreDataset):
     `labels`, which cannot be written to, describe the samples and do not make them: to train with
     other classes, use `target_transform`.
 
-    Concurrency:
-        Any thread or process; it pickles.
-
     Example:
         >>> import tempfile
         >>> import cv2, numpy as np
@@ -164,9 +161,6 @@ class ImageList(StoreDataset):
     as 1 or as 1.0, stay the numbers that they are; if one is none, all are texts. Texts
     are numbered in the order of `class_names`, or of their sorting. Each line is a sample,
     repeated lines too.
-
-    Concurrency:
-        Any thread or process; it pickles.
 
     Example:
         >>> import tempfile

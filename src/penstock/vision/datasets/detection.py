@@ -61,9 +61,6 @@ class VOCDetection(AnnotatedImages):
     its `target_transform` and `transforms` are `transform`, which takes the whole sample. See
     docs/detection.md.
 
-    Concurrency:
-        Any thread or process; it pickles.
-
     Example:
         >>> import os, tempfile
         >>> import cv2, numpy as np
@@ -169,9 +166,6 @@ class YOLODetection(AnnotatedImages):
     names and their order are those of the yaml file. Shares become pixels of the upright image, the
     one that a viewer shows; its size is read from each file's header. An image whose header cannot
     be read has no objects, and reading it raises.
-
-    Concurrency:
-        Any thread or process; it pickles.
 
     Example:
         >>> import tempfile
@@ -283,9 +277,6 @@ class LandmarkList(AnnotatedImages):
     column of numbers from 0 every number is its own class; texts are numbered in their order when
     sorted.
 
-    Concurrency:
-        Any thread or process; it pickles.
-
     Example:
         >>> import os, tempfile
         >>> import cv2, numpy as np
@@ -381,9 +372,6 @@ class ImglabDetection(AnnotatedImages):
     A sample is the dict of `AnnotatedImages`. A part that a box lacks is a landmark that is not
     marked. Boxes without a label are of the class "object"; those that imglab has marked to be
     ignored are "difficult".
-
-    Concurrency:
-        Any thread or process; it pickles.
 
     Example:
         >>> import os, tempfile

@@ -144,7 +144,6 @@ class FrameCounts:
         return "stored" if self.stored and not self.upright else "upright"
 
     def __str__(self) -> str:
-        """Return one line that leaves out what there was none of."""
         parts = [f"{n:,} {k}" for k, n in (("upright", self.upright), ("stored", self.stored)) if n]
         if self.ambiguous:
             parts.append(f"{self.ambiguous:,} ambiguous taken as {self.frame}")

@@ -82,7 +82,6 @@ class AnnotationRules:
     added_px: int = 0
 
     def __post_init__(self) -> None:
-        """Check the choices."""
         checked_choice("orientation", self.orientation, ("auto", "upright", "stored"))
         checked_choice("bad_boxes", self.bad_boxes, BAD_BOXES)
         checked_choice("unknown_classes", self.unknown_classes, ("raise", "drop"))
@@ -107,8 +106,8 @@ class BoxCounts:
             them; those without were dropped, or under "keep" given the whole image.
         unsized: Objects left out because the size of their image, which they are shares of, could
             not be read.
-        unchecked: Boxes of images whose size is not known: whether they reach beyond the right or
-            the lower border nobody can say.
+        unchecked: Boxes of images whose size is not known, which may reach beyond the right or the
+            lower border.
 
     Example:
         >>> print(BoxCounts(total=4888, kept=4886, zero_area=2, dropped=2))
@@ -130,7 +129,6 @@ class BoxCounts:
     unchecked: int = 0
 
     def __str__(self) -> str:
-        """Return one line that leaves out what there was none of."""
         names = [item.name for item in fields(self)][2:]
         some = [f"{getattr(self, name):,} {name}" for name in names if getattr(self, name)]
         start = f"{self.total:,} objects, {self.kept:,} kept"

@@ -87,7 +87,6 @@ class AnnotationTable:
     is_bare: NDArray[np.bool_] | None = None
 
     def __len__(self) -> int:
-        """Return the number of images."""
         return len(self.offsets) - 1
 
     @property

@@ -30,9 +30,6 @@ class ColorJitter:
         torchvision's `ColorJitter` on Pillow's images, whose meaning and distributions these are;
         hue is turned in OpenCV's 8 bits, in steps of 2 degrees.
 
-    Concurrency:
-        Any thread or process; it pickles.
-
     Example:
         >>> grey = np.full((4, 4, 3), 100, np.uint8)
         >>> bool((ColorJitter(saturation=0.5, hue=0.2)(grey) == grey).all())
@@ -88,7 +85,6 @@ class ColorJitter:
         return image
 
     def __repr__(self) -> str:
-        """Return the call that makes it."""
         amounts = ", ".join(f"{name}={amount}" for name, amount in self.amounts.items())
         return f"ColorJitter({amounts})"
 
@@ -140,9 +136,6 @@ class RandomHSV:
     Each factor is uniform in [1 - gain, 1 + gain]. Hue goes round the circle; saturation and value
     stop at 255.
 
-    Concurrency:
-        Any thread or process; it pickles.
-
     Reference:
         The gains are those of YOLOv5's published table of hyperparameters (hsv_h, hsv_s, hsv_v).
 
@@ -183,7 +176,6 @@ class RandomHSV:
         return with_image(sample, np.asarray(cv2.cvtColor(changed, cv2.COLOR_HSV2RGB)))
 
     def __repr__(self) -> str:
-        """Return the call that makes it."""
         return f"RandomHSV({self.hue:g}, {self.saturation:g}, {self.value:g})"
 
 

@@ -11,17 +11,12 @@ from penstock.vision.arguments import checked_transform
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Compose"]
-
 
 class Compose:
     """Applies transforms in turn, each to what the one before it gave.
 
     Attributes:
         transforms: The transforms.
-
-    Concurrency:
-        As its transforms.
 
     Example:
         >>> import numpy as np
@@ -58,5 +53,4 @@ class Compose:
         return sample
 
     def __repr__(self) -> str:
-        """Return the call that makes it."""
         return f"Compose({', '.join(map(repr, self.transforms))})"

@@ -204,7 +204,6 @@ class Flip:
         return {**sample, **{key: sample[key][:, order] for key in by_landmark}}
 
     def __repr__(self) -> str:
-        """Return the call that makes it."""
         order = "" if self.landmark_order is None else f", {self.landmark_order!r}"
         return f"{type(self).__name__}({self.probability:g}{order})"
 
@@ -231,9 +230,6 @@ def _mirrored(image: NDArray[Any]) -> NDArray[Any]:
 class HorizontalFlip(Flip):
     """Exchanges left and right, now and then.
 
-    Concurrency:
-        Any thread or process; it pickles.
-
     Example:
         >>> sample = {"image": np.zeros((4, 10, 3), np.uint8), "boxes": np.array([[0, 0, 2, 4]])}
         >>> HorizontalFlip(probability=1)(sample)["boxes"]
@@ -245,9 +241,6 @@ class HorizontalFlip(Flip):
 
 class VerticalFlip(Flip):
     """Exchanges top and bottom, now and then.
-
-    Concurrency:
-        Any thread or process; it pickles.
 
     Example:
         >>> VerticalFlip(probability=1)(np.array([[1], [2]], np.uint8)).ravel()
@@ -262,9 +255,6 @@ class Letterbox:
 
     A sample gets an entry "letterbox", a tuple that `undo` takes: what a detector finds in the
     padded image is brought back by it.
-
-    Concurrency:
-        Any thread or process; it pickles. No random number is drawn.
 
     Example:
         >>> sample = {
@@ -351,7 +341,6 @@ class Letterbox:
         return inside.astype(np.float32)
 
     def __repr__(self) -> str:
-        """Return the call that makes it."""
         stride = "" if self.stride is None else f", stride={self.stride}"
         return (
             f"Letterbox(({self.height_px}, {self.width_px}), {self.fill}, "
@@ -386,9 +375,6 @@ class RandomPerspective:
     A box becomes the bounds of its four corners, clipped to the result. Objects are dropped of
     which too little is left, by the three limits. Landmarks beyond the result become NaN,
     their visibility 0. "letterbox" is dropped.
-
-    Concurrency:
-        Any thread or process; it pickles.
 
     Reference:
         The order of the maps, their distributions and the limits are those published with YOLOv5:
@@ -519,7 +505,6 @@ class RandomPerspective:
         return np.asarray(is_large & (long < self.max_aspect * short))
 
     def __repr__(self) -> str:
-        """Return the call that makes it, limits left out."""
         return (
             f"RandomPerspective({self.size_px}, degrees={self.degrees:g}, "
             f"translate={self.translate:g}, scale={self.scale:g}, shear={self.shear:g}, "
@@ -537,9 +522,6 @@ class ObjectCrop:
     more often than their images have them: the object is drawn by the weight of its class, and the
     part, as large as `crop` says, is placed at random where all of that object is in it; or within
     the object, where that is larger.
-
-    Concurrency:
-        Any thread or process; it pickles.
 
     Example:
         >>> from penstock.vision.crops import CenterCropResize
@@ -630,7 +612,6 @@ class ObjectCrop:
         return clipped(whole, region, self.min_side_px)
 
     def __repr__(self) -> str:
-        """Return the call that makes it."""
         weights = "" if self.class_weights is None else f", class_weights={self.class_weights}"
         return f"ObjectCrop({self.crop!r}, min_visibility={self.min_visibility:g}{weights})"
 

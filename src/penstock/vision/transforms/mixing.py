@@ -80,7 +80,6 @@ class PartneredDataset(Dataset[Any]):
         self._epoch = 0
 
     def __len__(self) -> int:
-        """Return the number of samples: as many as the other dataset has."""
         return len(self.dataset)
 
     def __getitem__(self, index: int) -> Any:  # noqa: ANN401 - as the other dataset's

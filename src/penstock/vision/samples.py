@@ -81,12 +81,7 @@ def _check_kinds(sample: Mapping[str, Any]) -> None:
 
 
 def kept(sample: Mapping[str, Any], which: NDArray[Any]) -> dict[str, Any]:
-    """Return a new sample with some of its objects; only their arrays are copied.
-
-    Args:
-        sample: A dict as this module's first lines have it.
-        which: bool (N,), True for those to keep; or their numbers, int (M,), in the order wanted.
-    """
+    """Return a new sample with some of its objects; only their arrays are copied."""
     num_objects(sample)
     rows = arrays_by_object(sample)
     return {key: value[which] if key in rows else value for key, value in sample.items()}

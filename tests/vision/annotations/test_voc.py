@@ -149,7 +149,13 @@ def test_a_field_that_is_wrong_names_its_object(inner, message):
     assert "object 0 (a)" in str(caught.value)
 
 
-@pytest.mark.parametrize("xml", ["<!DOCTYPE a><annotation/>", "<a>" * 70, "<html/>", "", "\ud800"])
+@pytest.mark.parametrize(
+    "xml",
+    [
+        "<!DOCTYPE a><annotation/>", "<a>" * 70, "<html/>", "", "\ud800", "<annotation>", "no xml",
+        "<annotation></size>", "\0",
+    ],
+)  # fmt: skip
 def test_what_is_no_annotation_is_a_value_error(xml):
     with pytest.raises(ValueError, match=r"."):
         read_voc(xml, path="1.jpg", key="1")

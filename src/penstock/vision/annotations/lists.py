@@ -42,15 +42,7 @@ _SAY: Final = "Say which columns there are: has_box, classes, num_landmarks, sep
 def read_image_list(
     path: str | Path, root: str | Path | None = None, *, separator: str | None = None
 ) -> list[tuple[Path, int | str]]:
-    """Return path and label of each image of a list, in its order.
-
-    The label is what comes after the last `separator`. Labels are ints if all of them are whole
-    numbers, written as 1 or as 1.0; else texts. Relative paths start from `root`; None is the
-    folder of the list.
-
-    Raises:
-        StoreError: the list cannot be read, has no lines, or one without a label or with several.
-    """
+    """Return path and label of each image of a list, in its order."""
     path = Path(path)
     folder = path.parent if root is None else Path(root)
     pairs = []
@@ -173,23 +165,7 @@ def read_landmark_list(
     root: str | Path | None = None,
     **columns: Any,  # noqa: ANN401 - of LandmarkColumns
 ) -> list[AnnotatedImage]:
-    """Return an image for each line: one that has several lines comes several times.
-
-    Each has one object. Numbers are returned as the file has them, also those outside of the image.
-
-    Args:
-        path: The list, in UTF-8.
-        root: The folder that relative paths start from; None is that of the list.
-        **columns: As for `LandmarkColumns`.
-
-    Returns:
-        The images; `key` is the path in the list, with "/".
-
-    Raises:
-        ConfigError: an argument is none of those allowed.
-        StoreError: the list cannot be read, has no lines, or one with too many or too few columns,
-            or a text where a number has to be. The message names the line.
-    """
+    """Return an image for each line: one that has several lines comes several times."""
     form = LandmarkColumns(**columns)
     path = Path(path)
     folder = path.parent if root is None else Path(root)
@@ -207,12 +183,7 @@ def read_landmark_list(
 
 
 def samples_of_lines(lines: Iterable[AnnotatedImage]) -> list[AnnotatedImage]:
-    """Return an image for each sample of a list that has a line for each object.
-
-    Lines of one image are its objects; a repeated line repeats the sample. An image is as many
-    samples as its most frequent line has copies, each with all objects, in the order of their first
-    lines. A sample has the place of its first line.
-    """
+    """Return an image for each sample of a list that has a line for each object."""
     counts: dict[str, dict[object, int]] = {}
     objects: dict[str, list[AnnotatedObject]] = {}
     samples: dict[str, int] = {}
@@ -317,22 +288,7 @@ def write_landmark_list(
     *,
     name_of: Callable[[AnnotatedImage], str] | None = None,
 ) -> bytes:
-    """Return a landmark list, in UTF-8: a line for each object, in their order.
-
-    Points that are not marked are "nan", or `columns.missing`; a box that is missing is four times
-    "nan". What else an object has and a list has no column for is left out:
-    `penstock.vision.convert` says what.
-
-    Args:
-        images: What is written; those without objects have no line.
-        columns: What the columns are. `num_landmarks` has to be given.
-        name_of: The path of an image as the list is to give it; None gives `image.path`.
-
-    Raises:
-        ConfigError: `columns.num_landmarks` is None.
-        ValueError: an object has another number of landmarks (none at all is allowed, and all are
-            then not marked), lacks a class column, or a text does not stay in its column.
-    """
+    """Return a landmark list, in UTF-8: a line for each object, in their order."""
     if columns.num_landmarks is None:
         raise ConfigError("num_landmarks has to be given for a list that is written.")
     lines = []

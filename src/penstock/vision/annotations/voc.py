@@ -197,24 +197,7 @@ def _picture(root: Element, key: str, pictures: dict[str, str]) -> str:
 def read_voc(
     data: bytes | str, *, path: str | Path, key: str, origin: int = 1, source: str = ""
 ) -> AnnotatedImage:
-    """Return what one XML file says of its image.
-
-    Nothing outside of `data` is read: a DOCTYPE, which entities need, is an error. All fields but
-    an object's name may be missing. Boxes are returned as the file has them, also those that are
-    empty, inverted or outside of the image.
-
-    Args:
-        data: The file, as bytes or as text.
-        path: The image; the file's own word for it is not looked at.
-        key: What the image is called.
-        origin: Number of the first pixel: 1 in VOC; 0 for tools that write a box's edges,
-            counted from 0.
-        source: What the file is called, for later errors.
-
-    Raises:
-        ValueError: it is no XML, or no annotation, or a field is none of its kind. The message
-            names the object.
-    """
+    """Return what one XML file says of its image."""
     checked_choice("origin", origin, (0, 1))
     return _image(voc_root(data), Path(path), key, origin, source)
 
@@ -308,10 +291,7 @@ def _flag(item: Element, name: str, where: str) -> bool | None:
 
 
 def _extra(item: Element) -> dict[str, str]:
-    """Return what else is in an object: attributes by name, other elements by their path.
-
-    A name that comes again is numbered as XPath does: x, x[2], x[3].
-    """
+    """Return what else is in an object, by name or path; one that comes again as x[2], x[3]."""
     found: dict[str, str] = {}
     times: Counter[str] = Counter()
     for name, value in (*_attributes(item), *_leaves(item)):
@@ -448,14 +428,7 @@ def _point(child: Element, where: str, origin: int) -> _Point:
 
 
 def write_voc(image: AnnotatedImage, *, origin: int = 1) -> bytes:
-    """Return the XML file of an image, in UTF-8; `read_voc` reads the same image from it.
-
-    What VOC has no element for, an object's `extra`, goes into the `<attributes>` that CVAT added
-    to the format; landmarks go into `<landmarks>`.
-
-    Raises:
-        ValueError: an object has no class, or a text has characters that XML cannot hold.
-    """
+    """Return the XML file of an image, in UTF-8; `read_voc` reads the same image from it."""
     checked_choice("origin", origin, (0, 1))
     size = (("width", image.width_px), ("height", image.height_px), ("depth", 3))
     lines = [element_line("filename", image.path.name)]

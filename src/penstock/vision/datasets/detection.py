@@ -243,10 +243,7 @@ class YOLODetection(AnnotatedImages):
 
 
 def _with_different_keys(images: Sequence[AnnotatedImage]) -> Iterator[AnnotatedImage]:
-    """Yield images, their paths as keys where two of them are called the same.
-
-    So it is in a split of several folders, each with its own 1.jpg.
-    """
+    """Yield images, their paths as keys where two of them are called the same."""
     if len({image.key for image in images}) == len({image.path for image in images}):
         yield from images
         return

@@ -50,22 +50,7 @@ def in_frame(
     annotated_hw_px: tuple[int, int] | None,
     ambiguous: Callable[[], Frame] = lambda: "upright",
 ) -> bytes:
-    """Return an image file that decodes to pixels in the annotation's frame.
-
-    Args:
-        data: The file.
-        orientation: "auto" as at the top of this module; "upright" or "stored" whatever the
-            annotation says.
-        annotated_hw_px: Height and width of the image that was annotated; None if not known.
-        ambiguous: Asked for the frame of a turned image whose size is that of both.
-
-    Returns:
-        The same bytes, or a copy without the tag; of forms whose tag cannot be taken off (all but
-        JPEG, PNG, WebP) the stored pixels as a PNG file.
-
-    Raises:
-        ValueError: its header is damaged, or has neither size.
-    """
+    """Return an image file that decodes to pixels in the annotation's frame."""
     if orientation == "upright" or (orientation == "auto" and annotated_hw_px is None):
         return data
     header = read_header(data)

@@ -212,15 +212,7 @@ def judged(
 
 
 def settled(table: AnnotationTable, rules: AnnotationRules) -> tuple[AnnotationTable, BoxCounts]:
-    """Return the table that a data set has, its boxes float32, and what was done for it.
-
-    Image files are opened only for their size, and only where the rules need one that the
-    annotations do not say. One that cannot be read has no known size: reading it as a sample will
-    say why.
-
-    Raises:
-        StoreError: a class is unknown, or a box bad, and the rules say that this is an error.
-    """
+    """Return the table that a data set has, its boxes float32, and what was done for it."""
     is_known = table.labels >= 0
     if not is_known.all():
         _report_unknown(table, rules)

@@ -186,12 +186,7 @@ class AnnotationTable:
 
 
 class TableBuilder:
-    """Collects images, one at a time, and makes their table.
-
-    `attributes` says which of the objects' `extra`, or "pose", become columns; None takes all that
-    there are. A dict gives the texts of each in their order; those found are sorted where it has
-    none.
-    """
+    """Collects images, one at a time, and makes their table."""
 
     def __init__(self, attributes: Sequence[str] | Mapping[str, Sequence[str]] | None = ()) -> None:
         """Begin with no image."""
@@ -267,18 +262,7 @@ class TableBuilder:
         has_numbers: bool = False,
         landmark_names: Sequence[str] | None = None,
     ) -> AnnotationTable:
-        """Return the table; boxes are float64.
-
-        Args:
-            class_names: The classes, in order; those found, sorted, if not given.
-            has_numbers: Whether classes that are numbers from 0 keep theirs: see `numbered_names`.
-                Attributes always do.
-            landmark_names: The points wanted, by name, in order; else those found.
-
-        Raises:
-            StoreError: an attribute has a value that its names lack; landmarks do not fit together.
-            ConfigError: names are given twice, or there is nothing that they could name.
-        """
+        """Return the table; boxes are float64."""
         if isinstance(class_names, str):
             raise ConfigError(f"class_names is a list of names, not the text {class_names!r}.")
         sort = numbered_names if has_numbers else sorted
@@ -362,11 +346,7 @@ class _SameOrder:
 
 
 class _Landmarks:
-    """The landmarks of all objects as one column: the same points in the same order for each.
-
-    Points of one name are the same point, in whatever order an object has them. An object without
-    landmarks has those of the others, not marked.
-    """
+    """The landmarks of all objects as one column: the same points in the same order for each."""
 
     def __init__(self) -> None:
         self._num_objects = 0
@@ -479,10 +459,7 @@ def int64_of(values: array[int]) -> NDArray[np.int64]:
 
 
 def numbered_names(names: Iterable[str]) -> list[str]:
-    """Return names sorted; of numbers from 0 on, all up to the greatest.
-
-    A file whose lines happen to have the classes 1 and 3 alone has 0 and 2 as well: 3 stays 3.
-    """
+    """Return names sorted; of numbers from 0 on, all up to the greatest."""
     found = set(names)
     said = found - {""}  # nothing said: the last of all
     are_numbers = all(name.isascii() and name.isdigit() for name in said)

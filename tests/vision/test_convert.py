@@ -443,7 +443,9 @@ READERS = {
     ),
     "yolo": lambda: vision.YOLODetection("made"),
     "imglab": lambda: vision.ImglabDetection("made/imglab.xml"),
-    "landmarks": lambda: vision.LandmarkList("made/landmarks.txt", **COLUMNS["landmarks"]),
+    "landmarks": lambda: vision.LandmarkList(
+        "made/landmarks.txt", vision.LandmarkColumns(**COLUMNS["landmarks"])
+    ),
     "image-list": lambda: vision.ImageList("made/images.txt"),
 }
 REPEATS = (

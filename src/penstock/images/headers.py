@@ -129,10 +129,9 @@ def read_header(data: bytes | memoryview, *, max_pixels: int | None = MAX_PIXELS
         ValueError: the file is empty, or text, or no image, or too large, or its header damaged.
 
     Example:
-        >>> gif = b"GIF89a" + bytes.fromhex("0300 0200 000000 2c 0000 0000 0300 0200 00")
-        >>> header = read_header(gif)
+        >>> header = read_header(b"P6 3 2 255 " + bytes(18))
         >>> header.form, header.height_px, header.width_px
-        ('gif', 2, 3)
+        ('ppm', 2, 3)
     """
     data = as_octets(data)
     if not len(data):

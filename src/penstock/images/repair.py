@@ -45,6 +45,10 @@ def repair_image(data: bytes | memoryview, *, max_pixels: int | None = MAX_PIXEL
     Returns:
         A file for `decode_image` with `strict=False`. None if nothing is missing, or nothing can be
         done, as for all other forms.
+
+    Example:
+        >>> repair_image(bytes.fromhex("ffd8 ffe00002 ffda0002 1234")).hex(" ")
+        'ff d8 ff e0 00 02 ff da 00 02 12 34 ff d9'
     """
     data = as_octets(data)
     if data[:3] == JPEG_MAGIC:

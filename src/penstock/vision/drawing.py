@@ -112,7 +112,7 @@ def contact_sheet(
     Example:
         >>> cell = {"image": np.zeros((48, 64, 3), np.uint8), "image_id": "a"}
         >>> contact_sheet([cell] * 6, columns=3, tile_px=100).shape
-        (214, 332, 3)
+        (206, 332, 3)
     """
     if not samples:
         raise ConfigError("a contact sheet needs at least one sample")

@@ -53,6 +53,7 @@ _DARK: Final = (20, 20, 20)
 _BRIGHT: Final = 140.0  # of 255; on brighter grounds black can be read better than white
 _FAR: Final = 1e5  # pixels
 _HIDDEN: Final = 1  # visibility of a landmark that is marked, but covered
+_MOST_NAMED: Final = 0.1  # of an image, by one name; else the legend has to do
 _SMALL_PX: Final = 24  # boxes below this get no dark edge, which would leave nothing to be seen
 _MANY_SCRIPTS: Final = (
     "NotoSansCJK-Regular.ttc",
@@ -277,7 +278,7 @@ def _draw_tag(
     """Draw the name at a corner of its box where it covers no other; within the image."""
     name = fitted(name, picture.width - 4)
     width, height = text_width(name) + 4, LINE_PX
-    if not name or height > picture.height:
+    if not name or width * height > _MOST_NAMED * picture.width * picture.height:
         return
     x1, y1, x2, y2 = np.rint(box).astype(int).tolist()
     for left, top in ((x1, y1 - height), (x2 - width, y1 - height), (x1, y2), (x1, y1)):

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from penstock.sampling import ClassBalancedSampler, RepeatFactorSampler
 from penstock.torch import DataLoader
 from penstock.vision import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
     Compose,
     DetectionCollate,
     HorizontalFlip,
@@ -25,6 +23,7 @@ from penstock.vision import (
     VerticalFlip,
     VOCDetection,
 )
+from penstock.vision.pipeline import IMAGENET_MEAN, IMAGENET_STD
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

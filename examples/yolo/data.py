@@ -110,9 +110,7 @@ def validation_loader(
     photos = YOLODetection(folder, "val", transform=Letterbox(size_px, stride=1))
     return DataLoader(
         photos,
-        batch_sampler=BucketBatchSampler(
-            photos, batch_size, key="aspect_ratio", shuffle=False
-        ),
+        batch_sampler=BucketBatchSampler(photos, batch_size, key="aspect_ratio", shuffle=False),
         num_workers=num_workers,
         collate_fn=YOLOCollate(STRIDE_PX),
         seed=0,

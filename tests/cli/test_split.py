@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 
@@ -14,14 +13,8 @@ from penstock.cli import main
 pytest.importorskip("cv2")
 Image = pytest.importorskip("PIL.Image")
 
-from tests.vision.annotation_files import (  # noqa: E402 - it needs the above
-    painted,
-    voc_object,
-    write_voc_image,
-)
-
-from penstock import labels_of  # noqa: E402
-from penstock.vision import ImageList, LandmarkList, VOCDetection  # noqa: E402
+from penstock import labels_of  # noqa: E402 - it needs the above
+from penstock.vision import ImageList, LandmarkColumns, LandmarkList, VOCDetection  # noqa: E402
 
 POSES = ["frontal"] * 40 + ["left"] * 10 + ["right"] * 3
 INTO = "--into=train=0.8,val=0.1,test=0.1"
@@ -39,11 +32,17 @@ def photo(path):
 
 def voc_of(folder):
     for number, pose in enumerate(POSES):
-        item = voc_object("face", (1, 1, 4, 4), f"<pose>{pose}</pose>")
-        write_voc_image(folder, number, item, size=(8, 8), pixels=painted(8, 8))
-    names = {"pose": sorted(set(POSES))}
-    read = functools.partial(VOCDetection, attributes=["pose"], attribute_names=names)
-    return folder, ["--column", "pose"], lambda part: read(folder, part)
+        box = "<bndbox><xmin>1</xmin><ymin>1</ymin><xmax>4</xmax><ymax>4</ymax></bndbox>"
+        (folder / f"Annotations/{number}.xml").write_text(
+            "<annotation><size><width>8</width><height>8</height></size>"
+            f"<object><name>face</name><pose>{pose}</pose>{box}</object></annotation>"
+        )
+        photo(folder / f"JPEGImages/{number}.jpg")
+    return (
+        folder,
+        ["--column", "pose"],
+        lambda part: VOCDetection(folder, part, attributes={"pose": sorted(set(POSES))}),
+    )
 
 
 def landmarks_of(folder):
@@ -53,8 +52,13 @@ def landmarks_of(folder):
         lines.append(f"{number} face.jpg  1 2  3 4  man {pose}")
     (folder / "all.txt").write_text("\n".join(lines))
     options = ["--classes", "gender,pose", "--landmarks", "2", "--column", "pose"]
-    read = functools.partial(LandmarkList, num_landmarks=2, classes=["gender", "pose"])
-    return folder / "all.txt", options, lambda part: read(folder / f"{part}.txt")
+    return (
+        folder / "all.txt",
+        options,
+        lambda part: LandmarkList(
+            folder / f"{part}.txt", LandmarkColumns(num_landmarks=2, classes=["gender", "pose"])
+        ),
+    )
 
 
 def images_of(folder):
@@ -156,7 +160,9 @@ def test_lists_may_go_elsewhere_than_the_data(tmp_path, capsys, make):
     assert f"give the list's reader root={root!r}\n" in capsys.readouterr().out
     part = tmp_path / "lists/a.txt"
     if options:
-        dataset = LandmarkList(part, num_landmarks=2, classes=["gender", "pose"], root=root)
+        dataset = LandmarkList(
+            part, LandmarkColumns(num_landmarks=2, classes=["gender", "pose"]), root=root
+        )
     else:
         dataset = ImageList(part, root)
     assert len(dataset) == 27

@@ -14,7 +14,7 @@ from penstock.cli import main
 cv2 = pytest.importorskip("cv2")
 pytest.importorskip("rich")
 
-from penstock.vision.drawing.objects import class_colour  # noqa: E402 - it needs the above
+from penstock.vision.drawing import class_colour  # noqa: E402 - it needs the above
 
 DATASET = """
 import numpy as np

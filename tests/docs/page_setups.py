@@ -113,13 +113,13 @@ SETUPS = {
 
 # Pages with a test of their own, which executes their Python.
 TESTED_BY = {
-    "docs/augmentation.md": "tests/vision/test_augmentation_page.py",
+    "docs/augmentation.md": "tests/vision/test_pages.py",
     "docs/convert.md": "tests/vision/test_convert_page.py",
     "docs/decoding.md": "tests/images/test_decoding_page.py",
     "docs/design/scale.md": "tests/docs/test_guides.py",
-    "docs/detection-batches.md": "tests/vision/test_detection_batches_page.py",
-    "docs/detection.md": "tests/vision/test_detection_page.py",
-    "docs/folders.md": "tests/vision/test_folders_page.py",
+    "docs/detection-batches.md": "tests/vision/test_pages.py",
+    "docs/detection.md": "tests/vision/test_pages.py",
+    "docs/folders.md": "tests/vision/test_pages.py",
     "docs/guide/accelerate.md": "tests/clients/test_pages.py",
     "docs/guide/device.md": "tests/docs/test_guides.py",
     "docs/guide/distributed.md": "tests/distributed/test_distributed_page.py",
@@ -145,7 +145,7 @@ TESTED_BY = {
     "docs/mongodb.md": "tests/stores/test_mongo.py",
     "docs/quickstart.md": "tests/docs/test_quickstart_page.py",
     "docs/stores-read-only.md": "tests/stores/test_arrow.py",
-    "docs/vision.md": "tests/vision/test_vision_page.py",
+    "docs/vision.md": "tests/vision/test_pages.py",
     "examples/retinanet/README.md": "tests/examples/test_retinanet.py",
 }
 

@@ -25,9 +25,8 @@ from penstock.errors import PenstockError
 from penstock.insight.trace import read_trace
 from penstock.stores import open_store
 from penstock.vision import ImageFolder
-from penstock.vision.annotations.image_list import read_image_list
 from penstock.vision.annotations.imglab import read_imglab
-from penstock.vision.annotations.landmark_list import read_landmark_list
+from penstock.vision.annotations.lists import read_image_list, read_landmark_list
 from penstock.vision.annotations.voc import read_voc_folder
 from penstock.vision.annotations.yolo import read_yolo
 

@@ -21,15 +21,10 @@ from pathlib import Path
 import numpy as np
 from tests.images.making import many_forms, oriented, picture, saved, with_gain_map
 
-from penstock.images import (
-    check_image,
-    decode_image,
-    read_header,
-    repair_image,
-    shrink_image,
-    without_orientation,
-)
+from penstock.images import decode_image, read_header, repair_image, without_orientation
+from penstock.images.decode import check_image
 from penstock.images.regions import Region, decode_region
+from penstock.images.shrink import shrink_image
 
 LONGEST_S = 60  # for all that is done with one file; the slowest that was seen took 2 s
 LIMIT_BYTES = 4 << 30  # of addresses: the libraries alone take more than 1 GiB of those

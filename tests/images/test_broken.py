@@ -14,7 +14,8 @@ cv2 = pytest.importorskip("cv2")
 Image = pytest.importorskip("PIL.Image")
 ImageFile = pytest.importorskip("PIL.ImageFile")
 
-from penstock.images import check_image, decode_image, repair_image  # noqa: E402
+from penstock.images import decode_image, repair_image  # noqa: E402
+from penstock.images.decode import check_image  # noqa: E402
 
 
 @dataclass(frozen=True)

@@ -35,15 +35,13 @@ from tests.images.making import (  # noqa: E402
 
 from penstock.errors import ConfigError  # noqa: E402
 from penstock.images import (  # noqa: E402
-    check_image,
     decode_image,
     read_header,
     repair_image,
-    repair_jpeg,
-    repair_png,
-    shrink_image,
     without_orientation,
 )
+from penstock.images.decode import check_image  # noqa: E402
+from penstock.images.shrink import shrink_image  # noqa: E402
 
 RGB = picture()
 RGBA = np.dstack([RGB, mask()])
@@ -84,8 +82,6 @@ def test_views_of_signed_bytes_as_arrow_lends_them_are_read_alike(name):
     assert check_image(view) == check_image(data)
     assert without_orientation(view) == without_orientation(data)
     assert repair_image(view[:-60]) == repair_image(data[:-60])
-    assert repair_jpeg(view[:-60]) == repair_jpeg(data[:-60])
-    assert repair_png(view[:-60]) == repair_png(data[:-60])
     assert shrink_image(view, 12, None) == shrink_image(data, 12, None)
 
 
@@ -242,9 +238,9 @@ def test_lossless_jpeg_in_luminance_and_colour_is_an_error():
     ("changes", "said"),
     [
         ({"precision": 12}, "of 12 bits per sample: the libraries here decode 8"),
-        ({"marker": 0xC5}, "of the kind 'hierarchical'"),
-        ({"marker": 0xF7}, "of the kind 'JPEG-LS'"),
-        ({"marker": 0xCB}, "of the kind 'arithmetic lossless'"),
+        ({"marker": 0xC5}, "of the kind .*hierarchical.*JPEG-LS"),
+        ({"marker": 0xF7}, "of the kind .*hierarchical.*JPEG-LS"),
+        ({"marker": 0xCB}, "of the kind .*hierarchical.*JPEG-LS"),
     ],
 )
 def test_a_jpeg_that_nothing_decodes_is_named(changes, said):

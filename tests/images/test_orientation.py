@@ -14,12 +14,8 @@ Image = pytest.importorskip("PIL.Image")
 
 from tests.images.making import many_forms, oriented, picture, saved, segment  # noqa: E402
 
-from penstock.images import (  # noqa: E402
-    check_image,
-    decode_image,
-    read_header,
-    without_orientation,
-)
+from penstock.images import decode_image, read_header, without_orientation  # noqa: E402
+from penstock.images.decode import check_image  # noqa: E402
 
 FORMS = many_forms()
 

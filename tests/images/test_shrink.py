@@ -21,7 +21,8 @@ from tests.images.making import (  # noqa: E402
     saved,
 )
 
-from penstock.images import decode_image, read_header, shrink_image  # noqa: E402
+from penstock.images import decode_image, read_header  # noqa: E402
+from penstock.images.shrink import shrink_image  # noqa: E402
 
 LARGE = picture(60, 90)
 

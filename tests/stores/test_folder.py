@@ -21,7 +21,7 @@ from penstock.stores.folder.store import FolderStore
 from penstock.stores.index import Index
 from penstock.stores.records import decode_record, encode_record
 from penstock.testing.stores import _CLASSES, StoreReaderContract, _images
-from penstock.vision.datasets.packed_annotations import PackedAnnotations
+from penstock.vision.datasets.annotated import PackedAnnotations
 
 JPEG = bytes.fromhex("ffd8ffe000104a464946")
 XML = "<annotation>{}</annotation>\n"

@@ -626,7 +626,8 @@ def test_images_of_16_bits_keep_their_brightness_and_32_bits_are_refused(tmp_pat
 
 
 def test_an_image_that_the_check_calls_broken_is_not_made_whole_by_shrinking(tmp_path, data_dir):
-    from penstock.images import check_image, shrink_image
+    from penstock.images.decode import check_image
+    from penstock.images.shrink import shrink_image
 
     def refuses(act, *args):
         try:

@@ -57,7 +57,7 @@ def test_numbers_are_finite(value):
 
 
 def test_names_that_other_libraries_have_are_told_in_ours():
-    with pytest.raises(TypeError, match=r"Mosaic has no .* 'p'; here it is called 'probability'"):
+    with pytest.raises(TypeError, match=r"Mosaic\(\) has no argument p= .*: use probability="):
         Mosaic([1], 9, p=0.5)
 
 

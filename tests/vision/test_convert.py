@@ -14,7 +14,7 @@ from tests.vision.annotations.making import same
 from penstock import vision
 from penstock.errors import ConfigError, StoreError
 from penstock.vision.annotations.imglab import read_imglab
-from penstock.vision.annotations.landmark_list import LandmarkColumns, read_landmark_list
+from penstock.vision.annotations.lists import LandmarkColumns, read_landmark_list
 from penstock.vision.annotations.voc import read_voc_folder
 from penstock.vision.annotations.yolo import read_yolo
 from penstock.vision.convert import Source, convert
@@ -427,10 +427,14 @@ LINES = {
 }
 COLUMNS = {"landmarks": {"num_landmarks": 2, "has_box": True, "classes": ["class"]}}
 READERS = {
-    "voc": lambda: vision.VOCDetection("made", "train", bad_boxes="keep"),
+    "voc": lambda: vision.VOCDetection(
+        "made", "train", rules=vision.AnnotationRules(bad_boxes="keep")
+    ),
     "yolo": lambda: vision.YOLODetection("made"),
     "imglab": lambda: vision.ImglabDetection("made/imglab.xml"),
-    "landmarks": lambda: vision.LandmarkList("made/landmarks.txt", **COLUMNS["landmarks"]),
+    "landmarks": lambda: vision.LandmarkList(
+        "made/landmarks.txt", vision.LandmarkColumns(**COLUMNS["landmarks"])
+    ),
     "image-list": lambda: vision.ImageList("made/images.txt"),
 }
 REPEATS = (

@@ -9,7 +9,7 @@ import pytest
 from tests.vision.test_convert import one, picture, voc
 
 from penstock.errors import ConfigError, StoreError
-from penstock.vision import VOCDetection
+from penstock.vision import AnnotationRules, VOCDetection
 from penstock.vision.annotations.voc import read_voc_folder
 from penstock.vision.convert import Source, convert
 
@@ -25,7 +25,10 @@ def source(tmp_path):
 @pytest.mark.parametrize("policy", ["keep", "drop", "fix"])
 def test_boxes_are_counted_as_the_data_set_counts_them(source, tmp_path, policy):
     report = convert(source, tmp_path / "to", target_format="voc", bad_boxes=policy)
-    assert report.box_counts == VOCDetection(source, bad_boxes=policy).box_counts
+    assert (
+        report.box_counts
+        == VOCDetection(source, rules=AnnotationRules(bad_boxes=policy)).box_counts
+    )
     assert (report.box_counts.zero_area, report.box_counts.inverted) == (1, 1)
     assert report.box_counts.outside == 2
     assert report.num_objects == report.box_counts.kept
@@ -40,7 +43,7 @@ def test_nothing_of_a_box_is_changed_unless_that_is_said(source, tmp_path):
 def test_boxes_are_mended_as_the_data_set_mends_them(source, tmp_path):
     convert(source, tmp_path / "to", target_format="voc", bad_boxes="fix")
     (image,) = read_voc_folder(tmp_path / "to")
-    expected = VOCDetection(source, bad_boxes="fix").annotation(0)
+    expected = VOCDetection(source, rules=AnnotationRules(bad_boxes="fix")).annotation(0)
     assert [o.box_xyxy_px for o in image.objects] == [o.box_xyxy_px for o in expected.objects]
     assert image.objects[2].box_xyxy_px == (29, 0, 40, 30)
 

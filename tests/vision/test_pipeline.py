@@ -18,8 +18,6 @@ from penstock.images import decode_image
 from penstock.stores import StoreDataset, pack
 from penstock.stores.records import EncodedImage
 from penstock.vision import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
     ColorJitter,
     ImageFolder,
     ImagePipeline,
@@ -27,6 +25,7 @@ from penstock.vision import (
     Resize,
 )
 from penstock.vision.crops import Cut
+from penstock.vision.pipeline import IMAGENET_MEAN, IMAGENET_STD
 
 
 class FixedCrop:

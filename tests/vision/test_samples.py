@@ -12,8 +12,8 @@ from tests.vision.rectangles import scene
 
 from penstock.errors import ConfigError
 from penstock.vision.samples import image_of, joined, kept, num_objects
-from penstock.vision.transforms.mosaic import Mosaic
-from penstock.vision.transforms.perspective import RandomPerspective
+from penstock.vision.transforms.geometry import RandomPerspective
+from penstock.vision.transforms.mixing import Mosaic
 
 
 def test_objects_are_kept_in_every_array_and_the_image_is_left_alone():

@@ -15,7 +15,8 @@ import numpy as np
 from mmengine.registry import TRANSFORMS
 
 from penstock import sample_rng
-from penstock.vision import ColorJitter, decode_image
+from penstock.images import decode_image
+from penstock.vision import ColorJitter
 from plugin.geometry import resized_intrinsics
 
 __all__ = ["JitterViews", "LoadViews", "ResizeViews"]

@@ -18,8 +18,7 @@ from penstock.stores.folder.listing import IMAGE_SUFFIXES
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from penstock.vision.annotations.yolo import YoloData
-    from penstock.vision.annotations.yolo_labels import Labels
+    from penstock.vision.annotations.yolo import Labels, YoloData
 
 __all__ = ["AnnotationFindings", "check_annotated_file", "check_annotations"]
 
@@ -196,8 +195,7 @@ def _below(folder: Path, suffixes: tuple[str, ...]) -> list[str]:
 
 
 def _check_yolo(place: Path, findings: AnnotationFindings) -> None:
-    from penstock.vision.annotations.yolo import files_of_split, label_file, read_yolo_data
-    from penstock.vision.annotations.yolo_labels import Labels
+    from penstock.vision.annotations.yolo import Labels, files_of_split, label_file, read_yolo_data
 
     try:
         data = read_yolo_data(place)
@@ -232,8 +230,8 @@ def _label_files(data: YoloData, known: Iterable[Path]) -> set[Path]:
 
 def _check_labels(file: Path, labels: Labels, findings: AnnotationFindings) -> None:
     """Check a label file. Its numbers are relative, so the image's size does not matter."""
-    from penstock.vision.annotations.text_lines import numbered_lines
-    from penstock.vision.annotations.yolo_labels import read_label_line
+    from penstock.vision.annotations.reading import numbered_lines
+    from penstock.vision.annotations.yolo import read_label_line
 
     findings.num_files += 1
     wrong = []

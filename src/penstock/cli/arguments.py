@@ -12,8 +12,8 @@ from penstock.errors import ConfigError
 from penstock.lines import say
 
 if TYPE_CHECKING:
-    from penstock.vision.datasets.box_policy import BadBoxes as Policy
-    from penstock.vision.datasets.box_policy import BoxCounts
+    from penstock.vision.datasets.rules import BadBoxes as Policy
+    from penstock.vision.datasets.rules import BoxCounts
 
 __all__ = [
     "ANNOTATED_HELP",
@@ -43,7 +43,7 @@ ANNOTATED_HELP: Final = (
 
 
 class BadBoxes(StrEnum):
-    """What becomes of boxes that cannot be right; see `penstock.vision.datasets.box_policy`."""
+    """What becomes of boxes that cannot be right; see `penstock.vision.datasets.rules`."""
 
     keep = "keep"
     drop = "drop"
@@ -77,7 +77,7 @@ def bad_boxes_text(counts: BoxCounts) -> str:
     """Return a line on boxes that cannot be right, and what became of them; "" if all are.
 
     Example:
-        >>> from penstock.vision.datasets.box_policy import BoxCounts
+        >>> from penstock.vision.datasets.rules import BoxCounts
         >>> bad_boxes_text(BoxCounts(9, 9, zero_area=2, outside=1))
         'bad boxes: 2 zero_area, 1 outside; kept as they are (--bad-boxes)'
         >>> bad_boxes_text(BoxCounts(9, 7, zero_area=2, outside=1, clipped=1, dropped=2))

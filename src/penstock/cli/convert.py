@@ -90,7 +90,7 @@ def convert(
     says what was written. The options of landmark lists are those of the sources, and of DST where
     no source is one.
     """
-    from penstock.vision.annotations.landmark_list import LandmarkColumns
+    from penstock.vision.annotations.lists import LandmarkColumns
     from penstock.vision.convert import FORMATS, Source
     from penstock.vision.convert import convert as convert_to
 

@@ -254,7 +254,7 @@ class Objects:
         areas_px: Area of each box that has one, in square pixels; float64 (boxes,).
         num_without_area: Boxes that are empty, or end before they begin.
         bad_boxes: How many boxes are of each kind that cannot be right, by the names that
-            `penstock.vision.datasets.box_policy` has for them.
+            `penstock.vision.datasets.rules` has for them.
     """
 
     sizes_px: NDArray[np.int64]
@@ -280,7 +280,7 @@ class Objects:
 
 def count_objects(dataset: AnnotatedImages) -> Objects:
     """Return the counts of a dataset, from its annotations."""
-    from penstock.vision.datasets.box_policy import judged  # stores alone need no OpenCV
+    from penstock.vision.datasets.rules import judged  # stores alone need no OpenCV
 
     table = dataset.store.table
     boxes = np.asarray(table.boxes, np.float64).reshape(-1, 4)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 
 from penstock.cli.reasons import reason_of
 from penstock.errors import ConfigError
-from penstock.images import check_image, decode_image
+from penstock.images import decode_image
+from penstock.images.decode import check_image
 from penstock.lines import say
 from penstock.opening import open_file, read_file
 from penstock.stores.folder.listing import (

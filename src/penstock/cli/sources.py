@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from penstock.cli.arguments import ClassOf
     from penstock.stores.dataset import StoreDataset
     from penstock.stores.store import Store
-    from penstock.vision.datasets.box_policy import BadBoxes
+    from penstock.vision.datasets.rules import BadBoxes
 
 __all__ = [
     "attributes_for",
@@ -313,7 +313,7 @@ def is_landmark_list(path: Path, columns: Mapping[str, Any]) -> bool:
     if not columns.keys() <= {"root", "separator"}:
         return True
     from penstock.stores.folder.annotated_folder import list_form
-    from penstock.vision.annotations.text_lines import numbered_lines
+    from penstock.vision.annotations.reading import numbered_lines
 
     _, line = next(numbered_lines(path), (0, ""))
     return list_form(line, columns.get("separator")) == "landmarks"
@@ -358,20 +358,27 @@ def described_dataset(
             raise ConfigError(f"{option_of(name)} is for stores, and {text} is none.")
     from penstock import vision
 
+    rules = vision.AnnotationRules(bad_boxes=bad_boxes)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "no object has the attribute", UserWarning)
         try:
             match form:
                 case "voc":
                     return vision.VOCDetection(
-                        path, split, bad_boxes=bad_boxes, attributes=attributes, **columns
+                        path, split, rules=rules, attributes=attributes, **columns
                     )
                 case "yolo":
-                    return vision.YOLODetection(path, split or "train", bad_boxes=bad_boxes)
+                    return vision.YOLODetection(path, split or "train", rules=rules)
                 case "imglab":
-                    return vision.ImglabDetection(path, bad_boxes=bad_boxes, attributes=attributes)
+                    return vision.ImglabDetection(path, rules=rules, attributes=attributes)
                 case "landmarks":
-                    return vision.LandmarkList(path, bad_boxes=bad_boxes, **columns)
+                    form_of_lines = {k: v for k, v in columns.items() if k != "root"}
+                    return vision.LandmarkList(
+                        path,
+                        vision.LandmarkColumns(**form_of_lines),
+                        root=columns.get("root"),
+                        rules=rules,
+                    )
             return vision.ImageList(path, **columns)
         except UserWarning as absent:
             raise ConfigError(str(absent)) from None
@@ -379,7 +386,7 @@ def described_dataset(
 
 def attributes_for(column: str | None) -> tuple[str, ...]:
     """Return what a dataset has to be told to have a column: nothing of flags and classes."""
-    from penstock.vision.datasets.annotation_table import FLAGS
+    from penstock.vision.datasets.table import FLAGS
 
     return () if column in (None, "name", "labels", *FLAGS) else (str(column),)
 

@@ -240,9 +240,12 @@ def _of_list(
 ) -> _Units:
     """Return the images of a list, in the order of their first lines."""
     from penstock.data.labels.values import labels_by_objects
-    from penstock.vision.annotations.image_list import read_labelled_paths
-    from penstock.vision.annotations.landmark_list import CLASS_COLUMN, read_landmark_list
-    from penstock.vision.annotations.text_lines import numbered_lines
+    from penstock.vision.annotations.lists import (
+        CLASS_COLUMN,
+        read_labelled_paths,
+        read_landmark_list,
+    )
+    from penstock.vision.annotations.reading import numbered_lines
 
     root, named = list_columns.get("root"), list_columns.get("classes", ())
     if form == "image-list":

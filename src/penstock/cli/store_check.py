@@ -12,7 +12,7 @@ from penstock.cli.parallel_check import CheckResult, check_in_parallel
 from penstock.cli.reasons import reason_of, short_reason
 from penstock.cli.silence import silence_libraries
 from penstock.errors import StoreError, StoreUnreachable
-from penstock.images import check_image
+from penstock.images.decode import check_image
 from penstock.stores.pack_source import images_in
 from penstock.stores.records import decode_record
 from penstock.system_limits import signal_name

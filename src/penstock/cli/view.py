@@ -97,8 +97,7 @@ def view(
 
     from penstock.cli.sources import dataset_named, errors_of_code
     from penstock.loader import Loader
-    from penstock.vision.drawing.contact_sheet import contact_sheet
-    from penstock.vision.drawing.displayed import Unshown
+    from penstock.vision.drawing import Unshown, contact_sheet
 
     if (src is None) == (loader is None):
         raise ConfigError("name SRC or --loader MODULE:NAME, one of the two.")
@@ -182,7 +181,7 @@ class _TrainingSamples:
             return self._made(self._dataset[index])
         except Exception as error:
             from penstock.data.names import describe_sample
-            from penstock.vision.drawing.displayed import Unshown
+            from penstock.vision.drawing import Unshown
 
             name = describe_sample(self._dataset, index) or f"sample {index}"
             is_of_data = isinstance(error, (PenstockError, ValueError, OSError))
@@ -251,7 +250,7 @@ def _samples_of_loader(
     """
     from penstock.cli.loadable import loader_named
     from penstock.data.labels.known import class_names_of
-    from penstock.vision.drawing.batches import samples_of_batch
+    from penstock.vision.drawing import samples_of_batch
 
     loader = loader_named(text, stack)
     samples: list[Any] = []

@@ -1,47 +1,66 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an image file says of itself before a pixel is decoded: form, size, orientation.
 
-JPEG, PNG, WebP, GIF and JPEG 2000 are read here, in some microseconds; what is left, by Pillow.
+JPEG, PNG and WebP, the forms of training data, are read here, in some microseconds; the others by
+Pillow. All that is known of their segments and chunks, and of Exif's orientation, is here too.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
+import re
 import struct
+import zlib
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from penstock.images.orientation import exif_blocks, orientation_in
-from penstock.images.pillow import open_by_pillow
-from penstock.images.segments import JPEG_MAGIC, PNG_MAGIC, START_OF_SCAN, as_octets, jpeg_segments
+import cv2
+import numpy as np
+from PIL import Image
 
-__all__ = ["MAX_PIXELS", "ImageHeader", "JpegHeader", "check_size", "read_header"]
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+JPEG_MAGIC: Final = b"\xff\xd8\xff"
+PNG_MAGIC: Final = b"\x89PNG\r\n\x1a\n"
+START_OF_SCAN: Final = 0xDA
+_END_OF_IMAGE: Final = 0xD9
+_WITHOUT_LENGTH: Final = frozenset((0x01, *range(0xD0, 0xD9)))  # TEM, restarts, start of image
+_MARKER: Final = re.compile(rb"\xff[^\x00\xff]")  # what comes before it, 0xFF included, is padding
+_APP1: Final = 0xE1
+# Huffman and arithmetic tables, and a reserved code, lie among the frame headers; JPEG-LS far out.
+_FRAMES: Final = frozenset((*range(0xC0, 0xD0), 0xF7)) - {0xC4, 0xC8, 0xCC}
+JPEG_PROCESSES: Final = {
+    0xC0: "baseline",
+    0xC1: "extended",
+    0xC2: "progressive",
+    0xC3: "lossless",
+    0xC9: "arithmetic",
+    0xCA: "arithmetic progressive",
+}
 
 # 300 MB of pixels, and several times that while they are decoded. What is larger is far more likely
 # a decompression bomb than a photo.
 MAX_PIXELS: Final = 100_000_000
 """An image with more pixels than this is refused before memory is taken for it."""
 
-_PROCESS_OF_SOF: Final = {
-    0xC0: "baseline",
-    0xC1: "extended",
-    0xC2: "progressive",
-    0xC3: "lossless",
-    0xC5: "hierarchical",
-    0xC6: "hierarchical progressive",
-    0xC7: "hierarchical lossless",
-    0xC9: "arithmetic",
-    0xCA: "arithmetic progressive",
-    0xCB: "arithmetic lossless",
-    0xCD: "arithmetic hierarchical",
-    0xCE: "arithmetic hierarchical progressive",
-    0xCF: "arithmetic hierarchical lossless",
-    0xF7: "JPEG-LS",
-}
-_APP1: Final = 0xE1
-_FRAME: Final = struct.Struct(">BHHB")  # precision, height, width, number of components
-_IHDR: Final = struct.Struct(">I4sII")
-_MAX_GIF_BLOCKS: Final = 1_000_000  # Pillow takes 83 bytes for each; 1 MB of XMP is some 11,000
+# Not among them: what has no mark to know it by (TGA), what starts another program to be drawn
+# (EPS), what holds a file of another form and size (ICO), what is decoded by slow Python (QOI).
+_PILLOWS: Final = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "JPEG2000", "AVIF")
+_NUM_BYTES_SHOWN: Final = 24  # enough for "<!DOCTYPE html>" or "version https://git-lfs"
+
 _JPEG2000_SIZE: Final = b"\xff\x4f\xff\x51"  # start of the codestream, and of its SIZ segment
+_ORIENTATION: Final = 0x0112  # Exif's tag
+_FORMAT_OF_TYPE: Final = {1: "B", 3: "H", 4: "I"}  # a SHORT by the standard; writers differ
+_EXIF_PREFIX: Final = b"Exif\0\0"
+_MAX_ENTRIES: Final = 1000  # of one directory; cameras write some twenty
+_Place = tuple[int, str, int]  # offset in the file, how `struct` reads it, the value
+# OpenCV's codes, after the transposition that 5 and above begin with: 0 turns the columns upside
+# down, 1 mirrors the rows, -1 does both.
+_FLIP_OF: Final = {2: 1, 3: -1, 4: 0, 6: 1, 7: -1, 8: 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +68,7 @@ class JpegHeader:
     """What the markers of a JPEG file say.
 
     Attributes:
-        process: How its data are coded: "baseline", "extended", "progressive", "lossless",
-            "arithmetic" and some rarer ones.
+        process: How its data are coded: "baseline", "progressive", ...
         precision_bits: Of a sample of one component; 8 in nearly all files.
         num_components: 1 is grey, 3 colour, 4 CMYK or YCCK.
         sof_offset: Where the content of the frame header begins, with the precision. The height
@@ -97,7 +115,11 @@ class ImageHeader:
 
 
 def read_header(data: bytes | memoryview, *, max_pixels: int | None = MAX_PIXELS) -> ImageHeader:
-    """Return what an image file says of itself; no pixel is decoded, and no file is copied.
+    """Return what an image file says of itself: an `ImageHeader`, without decoding a pixel.
+
+    Its `form` is "jpeg", "png", ...; `height_px` and `width_px` are those of the stored pixels,
+    `upright_height_px` and `upright_width_px` those of the image as it is seen; `orientation` is
+    Exif's, from 1 to 8.
 
     Args:
         data: The whole file.
@@ -107,10 +129,9 @@ def read_header(data: bytes | memoryview, *, max_pixels: int | None = MAX_PIXELS
         ValueError: the file is empty, or text, or no image, or too large, or its header damaged.
 
     Example:
-        >>> gif = b"GIF89a" + bytes.fromhex("0300 0200 000000 2c 0000 0000 0300 0200 00")
-        >>> header = read_header(gif)
+        >>> header = read_header(b"P6 3 2 255 " + bytes(18))
         >>> header.form, header.height_px, header.width_px
-        ('gif', 2, 3)
+        ('ppm', 2, 3)
     """
     data = as_octets(data)
     if not len(data):
@@ -132,6 +153,13 @@ def check_size(height_px: int, width_px: int, max_pixels: int | None) -> None:
         raise ValueError(f"{size} is more than {max_pixels:,} pixels")
 
 
+def as_octets(data: bytes | memoryview) -> bytes | memoryview:
+    """Return the same bytes as numbers from 0 to 255, not copied: Arrow lends signed ones."""
+    if isinstance(data, memoryview) and data.format != "B":
+        return data.cast("B")
+    return data
+
+
 def _read(data: bytes | memoryview) -> ImageHeader:
     start = bytes(data[:12])
     if start.startswith(JPEG_MAGIC):
@@ -140,10 +168,6 @@ def _read(data: bytes | memoryview) -> ImageHeader:
         return _read_png(data)
     if start[:4] == b"RIFF" and start[8:] == b"WEBP":
         return _read_webp(data)
-    if start[:6] in (b"GIF87a", b"GIF89a"):
-        return _read_gif(data)
-    if start == b"\0\0\0\x0cjP  \r\n\x87\n" or start.startswith(_JPEG2000_SIZE):
-        return _read_jpeg2000(data)
     return _read_by_pillow(data)
 
 
@@ -153,36 +177,29 @@ def _read_jpeg(data: bytes | memoryview) -> ImageHeader:
     orientation: int | None = None
     for marker, start, stop in jpeg_segments(data):
         if marker == _APP1:
-            if orientation is None and data[start : start + 6] == b"Exif\0\0":
-                orientation = orientation_in(data, start, stop)
-        elif frame is None and marker in _PROCESS_OF_SOF:
+            if orientation is None and data[start : start + 6] == _EXIF_PREFIX:
+                orientation = _orientation_in(data, start, stop)
+        elif frame is None and marker in _FRAMES:
             frame = marker, start
         elif marker == START_OF_SCAN:
             break
     if frame is None:
         raise ValueError("the JPEG file has image data, but nothing before them gives their size")
     marker, sof_offset = frame
-    precision_bits, height, width, num_components = _FRAME.unpack_from(data, sof_offset)
+    precision_bits, height, width, num_components = struct.unpack_from(">BHHB", data, sof_offset)
     is_single_scan = start < stop and data[start] == num_components
-    jpeg = JpegHeader(
-        _PROCESS_OF_SOF[marker], precision_bits, num_components, sof_offset, is_single_scan, stop
+    process = JPEG_PROCESSES.get(
+        marker, "hierarchical, lossless with arithmetic coding, or JPEG-LS"
     )
+    jpeg = JpegHeader(process, precision_bits, num_components, sof_offset, is_single_scan, stop)
     return ImageHeader("jpeg", height, width, orientation or 1, jpeg)
 
 
 def _read_png(data: bytes | memoryview) -> ImageHeader:
-    size_bytes, name, width, height = _IHDR.unpack_from(data, 8)
+    size_bytes, name, width, height = struct.unpack_from(">I4sII", data, 8)
     if name != b"IHDR" or size_bytes != 13:
         raise ValueError("the PNG file does not begin with its header: damaged")
     return ImageHeader("png", height, width, _orientation(data))
-
-
-def _orientation(data: bytes | memoryview) -> int:
-    for start, stop in exif_blocks(data):
-        orientation = orientation_in(data, start, stop)
-        if orientation is not None:
-            return orientation
-    return 1
 
 
 def _read_webp(data: bytes | memoryview) -> ImageHeader:
@@ -200,66 +217,193 @@ def _read_webp(data: bytes | memoryview) -> ImageHeader:
     raise ValueError(f"a WebP file whose first part is called {name!r}: damaged")
 
 
-def _read_gif(data: bytes | memoryview) -> ImageHeader:
-    """Return the size of the screen, or of the first frame where that reaches beyond it."""
-    width, height, flags = struct.unpack_from("<HHB", data, 6)
-    place = 13 + (3 << (flags & 7) + 1 if flags & 0x80 else 0)  # behind the palette
-    num_blocks = 0
-    while data[place : place + 1] == b"!":
-        place += 2
-        while place < len(data) and data[place] and num_blocks < _MAX_GIF_BLOCKS:
-            place += 1 + data[place]
-            num_blocks += 1
-        place += 1
-        num_blocks += 1
-        if num_blocks >= _MAX_GIF_BLOCKS:
-            raise ValueError(
-                f"a GIF file of {_MAX_GIF_BLOCKS:,} blocks of text or more before its first image"
-            )
-    if data[place : place + 1] == b",":
-        left, top, frame_width, frame_height = struct.unpack_from("<HHHH", data, place + 1)
-        width, height = max(width, left + frame_width), max(height, top + frame_height)
-    return ImageHeader("gif", height, width)
-
-
-def _read_jpeg2000(data: bytes | memoryview) -> ImageHeader:
-    """Return the size of the codestream: the box before it may say another, and is not heeded."""
-    place = _codestream_of(data)
-    if data[place : place + 4] != _JPEG2000_SIZE:
-        raise ValueError("the JPEG 2000 file has no image data: damaged")
-    right, bottom, left, top = struct.unpack_from(">IIII", data, place + 8)
-    (num_components,) = struct.unpack_from(">H", data, place + 40)
-    if num_components > 4:  # each takes memory, and 16,384 are allowed
-        raise ValueError(f"a JPEG 2000 file of {num_components} components is none of colours")
-    return ImageHeader("jpeg2000", bottom - top, right - left)
-
-
-def _codestream_of(data: bytes | memoryview) -> int:
-    if data[:4] == _JPEG2000_SIZE:
-        return 0
-    place = 0
-    while True:
-        size_bytes, name = struct.unpack_from(">I4s", data, place)
-        head = 8
-        if size_bytes == 1:
-            (size_bytes,) = struct.unpack_from(">Q", data, place + 8)
-            head = 16
-        if name == b"jp2c":
-            return place + head
-        if size_bytes < head:  # 0: it is the last
-            raise ValueError("the JPEG 2000 file has no image data: damaged")
-        place += size_bytes
-
-
 def _read_by_pillow(data: bytes | memoryview) -> ImageHeader:
     with open_by_pillow(data) as image:
         form, height, width = str(image.format).lower(), image.height, image.width
         try:
-            orientation = image.getexif().get(0x0112, 1)
+            orientation = image.getexif().get(_ORIENTATION, 1)
         except Exception:  # over damaged data it raises nearly anything
             orientation = 1
     if not (isinstance(orientation, int) and 1 <= orientation <= 8):
         orientation = 1
     if form == "tiff" and orientation >= 5:  # Pillow gives the size of what it will have turned
         height, width = width, height
+    if form == "jpeg2000":  # Pillow gives the box's size, and OpenCV decodes the codestream's
+        place = bytes(data).find(_JPEG2000_SIZE)
+        right, bottom, left, top = struct.unpack_from(">IIII", data, place + 8)
+        height, width = bottom - top, right - left
     return ImageHeader(form, height, width, orientation)
+
+
+@contextlib.contextmanager
+def as_value_errors() -> Iterator[None]:
+    """Turn what Pillow raises over damaged data, nearly anything, into ValueErrors."""
+    try:
+        yield
+    except (MemoryError, ValueError):
+        raise
+    except Exception as error:
+        raise ValueError(" ".join(str(error).split()) or type(error).__name__) from error
+
+
+def open_by_pillow(data: bytes | memoryview) -> Image.Image:
+    """Return Pillow's image of a file, of which it has read no pixels."""
+    Image.init()
+    file = io.BytesIO(data)
+    prefix = file.read(16)
+    for form in _PILLOWS:
+        if form not in Image.OPEN:  # Pillow was built without it
+            continue
+        make, accept = Image.OPEN[form]
+        if accept is not None and accept(prefix) is not True:
+            continue
+        file.seek(0)
+        with as_value_errors():
+            return make(file, "")
+    start = bytes(data[:_NUM_BYTES_SHOWN])
+    if not all(32 <= byte < 127 or byte in b"\t\r\n" for byte in start):
+        raise ValueError("no known kind of image, or its header is damaged")
+    is_pointer = start.startswith(b"version https://git-lfs")
+    why = ": the file itself was not fetched (git lfs pull)" if is_pointer else ""
+    raise ValueError(f"text, not an image: it begins with {start.decode()!r}{why}")
+
+
+def jpeg_segments(data: bytes | memoryview) -> Iterator[tuple[int, int, int]]:
+    """Yield marker, start and stop of each segment's content; the first scan's is the last."""
+    size_bytes = len(data)
+    cut_off = f"the JPEG file ends within its header, after {size_bytes} bytes: truncated"
+    place = 2
+    while True:
+        if place + 4 > size_bytes:
+            raise ValueError(cut_off)
+        marker = data[place + 1]
+        if data[place] != 0xFF or marker in (0, 0xFF):
+            found = _MARKER.search(data, place)
+            if found is None:
+                raise ValueError(cut_off)
+            place = found.start()
+            marker = data[place + 1]
+        if marker in _WITHOUT_LENGTH:
+            place += 2
+            continue
+        if marker == _END_OF_IMAGE:
+            raise ValueError("the JPEG file ends before its image data")
+        if place + 4 > size_bytes:
+            raise ValueError(cut_off)
+        stop = place + 2 + int.from_bytes(data[place + 2 : place + 4], "big")
+        if stop > size_bytes:
+            raise ValueError(cut_off)
+        if stop < place + 4:  # the length counts itself
+            raise ValueError(f"the JPEG file is damaged at byte {place}: a segment without a size")
+        yield marker, place + 4, stop
+        if marker == START_OF_SCAN:
+            return
+        place = stop
+
+
+def png_chunks(data: bytes | memoryview) -> Iterator[tuple[bytes, int, int]]:
+    """Yield name, start and stop of each chunk's content; the last may be cut off."""
+    place, size_bytes = len(PNG_MAGIC), len(data)
+    name = b""
+    while name != b"IEND" and place + 8 <= size_bytes:
+        length, name = struct.unpack_from(">I4s", data, place)
+        yield name, place + 8, place + 8 + length
+        place += 12 + length
+
+
+def _exif_blocks(data: bytes | memoryview) -> Iterator[tuple[int, int]]:
+    """Yield start and stop of each block of Exif data in a JPEG, PNG or WebP file."""
+    if data[:3] == JPEG_MAGIC:
+        for marker, start, stop in jpeg_segments(data):
+            if marker == _APP1 and data[start : start + 6] == _EXIF_PREFIX:
+                yield start, stop
+    elif data[:8] == PNG_MAGIC:
+        yield from ((start, stop) for name, start, stop in png_chunks(data) if name == b"eXIf")
+    elif data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        place = 12
+        while place + 8 <= len(data):
+            name, length = struct.unpack_from("<4sI", data, place)
+            if name == b"EXIF":
+                yield place + 8, place + 8 + length
+            place += 8 + length + length % 2
+
+
+def _orientation(data: bytes | memoryview) -> int:
+    for start, stop in _exif_blocks(data):
+        orientation = _orientation_in(data, start, stop)
+        if orientation is not None:
+            return orientation
+    return 1
+
+
+def _orientation_in(data: bytes | memoryview, start: int, stop: int) -> int | None:
+    place = _orientation_place(data, start, stop)
+    return None if place is None else place[2]
+
+
+def _orientation_place(data: bytes | memoryview, start: int, stop: int) -> _Place | None:
+    """Return where a block of Exif data has an orientation from 1 to 8; None if it is damaged."""
+    stop = min(stop, len(data))
+    if data[start : start + 6] == _EXIF_PREFIX:  # in JPEG files always, in others by mistake
+        start += 6
+    mark = bytes(data[start : start + 4])
+    if mark not in (b"II*\0", b"MM\0*") or start + 8 > stop:
+        return None
+    order = "<" if mark[:1] == b"I" else ">"
+    place = start + struct.unpack_from(order + "I", data, start + 4)[0] + 2
+    if place > stop:
+        return None
+    (num_entries,) = struct.unpack_from(order + "H", data, place - 2)
+    num_entries = min(num_entries, (stop - place) // 12, _MAX_ENTRIES)
+    tag = struct.pack(order + "H", _ORIENTATION)
+    for entry in range(place, place + 12 * num_entries, 12):
+        if data[entry : entry + 2] == tag:
+            kind, count = struct.unpack_from(order + "HI", data, entry + 2)
+            if kind not in _FORMAT_OF_TYPE or count < 1:
+                return None
+            form = order + _FORMAT_OF_TYPE[kind]
+            (value,) = struct.unpack_from(form, data, entry + 8)
+            return (entry + 8, form, value) if 1 <= value <= 8 else None
+    return None
+
+
+def without_orientation(data: bytes | memoryview) -> bytes:
+    r"""Return the same JPEG, PNG or WebP file with its Exif orientation set to 1.
+
+    A few bytes are changed; pixels and all other metadata stay. For files whose annotation is in
+    the frame of the stored pixels: every reader sees them in that frame then.
+
+    Raises:
+        ValueError: a JPEG file ends before its image data.
+
+    Example:
+        >>> exif = bytes.fromhex("4d4d002a 00000008 0001 0112 0003 00000001 0006 0000")
+        >>> data = bytes.fromhex("ffd8 ffe1001e") + b"Exif\0\0" + exif + bytes.fromhex("ffda0002")
+        >>> without_orientation(data)[22:34].hex(" ", 2)
+        '0112 0003 0000 0001 0001 0000'
+    """
+    data = as_octets(data)
+    changed = bytearray(data)
+    for start, stop in _exif_blocks(data):
+        place = _orientation_place(data, start, stop)
+        if place is None:
+            continue
+        struct.pack_into(place[1], changed, place[0], 1)
+        if changed[:8] == PNG_MAGIC and stop + 4 <= len(changed):
+            struct.pack_into(">I", changed, stop, zlib.crc32(changed[start - 4 : stop]))
+    return bytes(changed)
+
+
+def turned_upright(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
+    """Return stored pixels as Exif's orientation (2.32, 4.6.4 A) says that they are to be seen."""
+    place = None
+    if orientation >= 5:
+        pixels = place = cv2.transpose(pixels).astype(np.uint8, copy=False)
+    if orientation not in _FLIP_OF:
+        return pixels
+    return cv2.flip(pixels, _FLIP_OF[orientation], dst=place).astype(np.uint8, copy=False)
+
+
+def turned_back(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
+    """Return upright pixels as they are stored: the inverse of `turned_upright`."""
+    return turned_upright(pixels, {6: 8, 8: 6}.get(orientation, orientation))

@@ -32,18 +32,13 @@ import cv2
 import numpy as np
 import simplejpeg
 
-from penstock.images.decode import decode_image
-from penstock.images.headers import check_size
-from penstock.images.jpeg import check_jpeg
-from penstock.images.orientation import turned_upright
-from penstock.images.segments import as_octets
+from penstock.images.decode import check_jpeg, decode_image
+from penstock.images.headers import as_octets, check_size, turned_upright
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.images.headers import ImageHeader, JpegHeader
-
-__all__ = ["Region", "decode_region", "reduced", "reduction"]
 
 _REDUCTIONS: Final = (8, 4, 2)
 _LEAST_ROWS_SAVED: Final = 32  # two rows of blocks: less is not worth a copy of the file
@@ -65,12 +60,7 @@ class Region(NamedTuple):
 
 
 def reduction(region: Region, height: int, width: int) -> int:
-    """Return by how much a part may be reduced, 1, 2, 4 or 8, to keep at least `height` x `width`.
-
-    Example:
-        >>> reduction(Region(0, 0, 450, 900), 224, 224), reduction(Region(0, 0, 447, 900), 224, 224)
-        (2, 1)
-    """
+    """Return by how much a part may be reduced, 1 to 8, to keep at least `height` x `width`."""
     for factor in _REDUCTIONS:
         if region.height >= factor * height and region.width >= factor * width:
             return factor
@@ -135,12 +125,7 @@ def _as_stored(region: Region, header: ImageHeader) -> Region:
 
 
 def reduced(image: NDArray[np.uint8], region: Region, factor: int) -> NDArray[np.uint8]:
-    """Return a part of an image, each `factor` x `factor` pixels averaged; a view if there is none.
-
-    Example:
-        >>> reduced(np.arange(48, dtype=np.uint8).reshape(4, 4, 3), Region(0, 0, 2, 4), 2)[..., 0]
-        array([[ 8, 14]], dtype=uint8)
-    """
+    """Return a part of an image, each `factor` x `factor` pixels averaged; a view for 1."""
     top, left = region.top // factor * factor, region.left // factor * factor
     part = image[top : region.top + region.height, left : region.left + region.width]
     if factor == 1:
@@ -174,10 +159,7 @@ def _decode_part(
     fast: bool,
     whole: bool,
 ) -> NDArray[np.uint8] | None:
-    """Return a part of a file, reduced; None if it is not to be had from libjpeg-turbo directly.
-
-    `decode_image` knows what else may help, and what to say where nothing does.
-    """
+    """Return a part of a file, reduced; None if it is not to be had from libjpeg-turbo directly."""
     jpeg = header.jpeg
     assert jpeg is not None
     num_rows = region.top + region.height

@@ -9,10 +9,7 @@ from typing import Final
 from PIL import Image
 
 from penstock.images.decode import decode_image
-from penstock.images.headers import ImageHeader, read_header
-from penstock.images.pillow import open_by_pillow
-
-__all__ = ["shrink_image"]
+from penstock.images.headers import ImageHeader, open_by_pillow, read_header
 
 _ORIENTATION: Final = 0x0112  # Exif's tag
 _QUALITY: Final = 90
@@ -21,20 +18,7 @@ _GREY_MODES: Final = ("1", "L", "I;16", "I;16B", "I;16L", "I;16N")
 
 
 def shrink_image(data: bytes | memoryview, size_px: int | None, quality: int | None) -> bytes:
-    """Return an image file whose shorter side has at most `size_px` pixels.
-
-    What is smaller already stays as it is, byte for byte, unless a quality is given. A JPEG file is
-    returned otherwise, RGB or grey, with the orientation tag of the original; transparency is lost.
-
-    Args:
-        data: The whole file.
-        size_px: Length of the shorter side; None leaves the size.
-        quality: From 1 to 100, as libjpeg has it; None takes 90 for what is shrunk.
-
-    Raises:
-        ValueError: the file is damaged, too large, in no form that the decoders know, or still
-            longer than the 65,500 px of a JPEG file.
-    """
+    """Return an image file whose shorter side has at most `size_px` pixels."""
     header = read_header(data)
     shorter = min(header.height_px, header.width_px)
     is_large = size_px is not None and shorter > size_px

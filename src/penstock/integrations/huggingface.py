@@ -142,7 +142,7 @@ class HuggingFaceRows(Dataset[dict[str, Any]]):
 
 
 def _decoded(data: bytes) -> NDArray[Any]:
-    from penstock.images import decode_image  # it needs the extra "image", and datasets does not
+    from penstock.images import decode_image
 
     return decode_image(data)
 

@@ -282,7 +282,7 @@ class _Images:
         if self._is_told_by_bytes and not all(is_image(one.data) for one in images_in(sample)):
             raise ValueError("not an image by its first bytes")
         if self._is_checked:
-            from penstock.images import check_image
+            from penstock.images.decode import check_image
 
             for image in images_in(sample):
                 check_image(image.data)
@@ -302,7 +302,7 @@ class _Images:
         )
 
     def _shrunk(self, image: Any) -> EncodedImage:  # noqa: ANN401
-        from penstock.images import shrink_image
+        from penstock.images.shrink import shrink_image
 
         data = image.data if isinstance(image, EncodedImage) else _as_file(image)
         return EncodedImage(shrink_image(data, self._size_px, self._quality))

@@ -13,8 +13,6 @@ from penstock.vision.arguments import checked_size, shown
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["CenterCropResize", "Crop", "Cut", "RandomResizedCrop", "Resize", "checked_crop"]
-
 _TRIES: Final = 10
 
 
@@ -51,11 +49,7 @@ class Crop(Protocol):
 
 
 def checked_crop(crop: Any) -> Crop:  # noqa: ANN401 - it is being checked
-    """Return a crop.
-
-    Raises:
-        ConfigError: it lacks what a `Crop` has, or is a class.
-    """
+    """Return a crop."""
     is_crop = callable(getattr(crop, "cut", None)) and hasattr(crop, "size")
     if is_crop and not isinstance(crop, type):
         found: Crop = crop
@@ -136,7 +130,6 @@ class RandomResizedCrop:
         return Cut(top, left, cut_height, cut_width, *self.size)
 
     def __repr__(self) -> str:
-        """Return the call that makes it."""
         return f"RandomResizedCrop({self.size}, scale={self.scale}, ratio={self.ratio})"
 
 
@@ -178,7 +171,6 @@ class CenterCropResize:
         return Cut(0, 0, height, width, resized_height, resized_width, top, left)
 
     def __repr__(self) -> str:
-        """Return the call that makes it."""
         return f"CenterCropResize({self.size}, resize={self.resize})"
 
 
@@ -203,7 +195,6 @@ class Resize:
         return Cut(0, 0, height, width, *self.size)
 
     def __repr__(self) -> str:
-        """Return the call that makes it."""
         return f"Resize({self.size})"
 
 

@@ -30,14 +30,14 @@ from penstock.opening import read_file
 from penstock.randomness.samples import sample_rng
 from penstock.stores.records import EncodedImage
 from penstock.vision.arguments import (
+    checked_choice,
     checked_full_scale,
     checked_size,
     checked_transform,
     shown,
 )
 from penstock.vision.crops import CenterCropResize, Cut, RandomResizedCrop, checked_crop
-from penstock.vision.normalizing import lookup_tables, write_planes
-from penstock.vision.resizing import Resample, Workplace, kept_of_resized
+from penstock.vision.pixels import Resample, Workplace, kept_of_resized, lookup_tables, write_planes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -45,9 +45,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.vision.crops import Crop
-    from penstock.vision.transforms.color_jitter import ColorJitter
-
-__all__ = ["IMAGENET_MEAN", "IMAGENET_STD", "ImagePipeline"]
+    from penstock.vision.transforms.color import ColorJitter
 
 IMAGENET_MEAN: Final = (0.485, 0.456, 0.406)
 """Mean of ImageNet's pixels, for red, green, blue; in units of the full scale."""
@@ -81,9 +79,6 @@ class ImagePipeline:
         dtype: float32 or uint8.
         mean: As given; for a model that normalises "uint8_hwc" on the device.
         std: As given.
-
-    Concurrency:
-        Any thread or process; it pickles.
 
     Example:
         >>> image = np.zeros((480, 640, 3), np.uint8)
@@ -135,10 +130,8 @@ class ImagePipeline:
         """
         if not 0.0 <= flip <= 1.0:
             raise ConfigError(f"flip is a probability, from 0 to 1, not {flip!r}.")
-        if output not in ("float_chw", "uint8_hwc"):
-            raise ConfigError(f"output is 'float_chw' or 'uint8_hwc', not {output!r}.")
-        if resample not in ("bilinear", "antialias"):
-            raise ConfigError(f"resample is 'bilinear' or 'antialias', not {resample!r}.")
+        checked_choice("output", output, ("float_chw", "uint8_hwc"))
+        checked_choice("resample", resample, ("bilinear", "antialias"))
         self.crop = checked_crop(crop)
         self.flip = flip
         self.color = _checked_color(color)
@@ -202,7 +195,7 @@ class ImagePipeline:
 
     @property
     def is_drawless(self) -> bool:
-        """Whether no random number is drawn; of `steps` nobody knows."""
+        """Whether no random number is drawn; never with `steps`, which may draw."""
         is_fixed = getattr(self.crop, "is_drawless", False) and self.flip == 0.0
         return is_fixed and self.color is None and not self.steps
 
@@ -344,7 +337,8 @@ class ImagePipeline:
         try:
             result: Any = step(small)
             if not isinstance(result, np.ndarray) or result.dtype != np.uint8:
-                raise TypeError(f"it returned {_kind(result)}, not a uint8 array")
+                kind = getattr(result, "dtype", type(result).__name__)
+                raise TypeError(f"it returned {kind}, not a uint8 array")
             if result.shape != small.shape:
                 raise ValueError(f"it made shape {result.shape} of shape {small.shape}")
         except Exception as error:
@@ -367,7 +361,6 @@ class ImagePipeline:
         return lookup_tables(self.mean or (0.0,) * 3, self.std or (1.0,) * 3)
 
     def __repr__(self) -> str:
-        """Return the chain."""
         parts = [repr(self.crop)]
         parts += [f"flip={self.flip}"] * bool(self.flip)
         parts += [f"color={self.color}"] * (self.color is not None)
@@ -410,8 +403,3 @@ def _checked_steps(steps: Any) -> tuple[Callable[[Any], Any], ...]:  # noqa: ANN
         checked_transform(f"step {number} of an ImagePipeline is", step)
         for number, step in enumerate(steps)
     )
-
-
-def _kind(value: object) -> str:
-    dtype = getattr(value, "dtype", None)
-    return type(value).__name__ if dtype is None else f"an array of {dtype}"

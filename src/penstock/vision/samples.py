@@ -7,7 +7,7 @@
     "landmarks"     float32 (N, K, 2)       (0, 0) is the centre of the top left pixel; NaN: none
     "image_id", …   str, int, tuple, dict   of the image as a whole
 
-So whoever drops an object drops its row of every array, of those too that a user has added.
+So what drops an object drops its row of every array, of those too that a user has added.
 """
 
 from __future__ import annotations
@@ -24,16 +24,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = [
-    "image_of",
-    "is_tensor",
-    "joined",
-    "kept",
-    "num_objects",
-    "with_image",
-    "without_letterbox",
-]
-
 _BY_OBJECT: Final = ("boxes", "labels", "landmarks")
 
 
@@ -43,24 +33,13 @@ def is_tensor(value: object) -> bool:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
+def as_array(value: Any) -> NDArray[Any]:  # noqa: ANN401 - an array, or a CPU tensor
+    """Return an array, or a tensor's memory as one."""
+    return np.asarray(value.detach() if is_tensor(value) else value)
+
+
 def num_objects(sample: Mapping[str, Any]) -> int:
-    """Return how many objects a sample has, having checked that its arrays agree on it.
-
-    Args:
-        sample: A dict with "boxes", float (N, 4), or without any array by object.
-
-    Returns:
-        N; 0 where there are neither boxes nor other arrays by object.
-
-    Raises:
-        ConfigError: "boxes" has another shape, or an array has another number of rows; or what goes
-            by object is a list or a tensor, of which rows would be left behind.
-
-    Example:
-        >>> boxes = np.array([[0, 0, 8, 6], [2, 2, 4, 4]], np.float32)
-        >>> num_objects({"boxes": boxes, "labels": np.array([1, 0]), "image_id": "cells/7"})
-        2
-    """
+    """Return how many objects a sample has, having checked that its arrays agree on it."""
     _check_kinds(sample)
     boxes = sample.get("boxes")
     shape = (0, 4) if boxes is None else np.shape(boxes)
@@ -71,7 +50,7 @@ def num_objects(sample: Mapping[str, Any]) -> int:
         )
     num_rows = None if boxes is None else len(boxes)
     first = "boxes"
-    for key in _arrays_by_object(sample):
+    for key in arrays_by_object(sample):
         shape = sample[key].shape
         if num_rows is None:
             first, num_rows = key, shape[0] if shape else None
@@ -102,42 +81,21 @@ def _check_kinds(sample: Mapping[str, Any]) -> None:
 
 
 def kept(sample: Mapping[str, Any], which: NDArray[Any]) -> dict[str, Any]:
-    """Return a sample with some of its objects.
-
-    Args:
-        sample: A dict as this module's first lines have it.
-        which: bool (N,), True for those to keep; or their numbers, int (M,), in the order wanted.
-
-    Returns:
-        A new dict. Its arrays by object are copies; the image and what is no array are the same
-        objects as before.
-
-    Raises:
-        ConfigError: an array has another number of rows than there are objects.
-
-    Example:
-        >>> boxes = np.array([[0, 0, 8, 6], [2, 2, 4, 4]], np.float32)
-        >>> sample = {"boxes": boxes, "labels": np.array([1, 0]), "image_id": "cells/7"}
-        >>> kept(sample, boxes[:, 2] > 4)["labels"]
-        array([1])
-    """
+    """Return a new sample with some of its objects; only their arrays are copied."""
     num_objects(sample)
-    rows = _arrays_by_object(sample)
+    rows = arrays_by_object(sample)
     return {key: value[which] if key in rows else value for key, value in sample.items()}
 
 
-def _arrays_by_object(sample: Mapping[str, Any]) -> list[str]:
+def arrays_by_object(sample: Mapping[str, Any]) -> list[str]:
+    """Return the names of a sample's arrays that have a row for each object."""
     return [
         key for key, value in sample.items() if key != "image" and isinstance(value, np.ndarray)
     ]
 
 
 def image_of(sample: Any) -> NDArray[Any]:  # noqa: ANN401 - it is being checked
-    """Return the image of a sample, or the sample itself where it is a bare image.
-
-    Raises:
-        ConfigError: there is no array (H, W) or (H, W, C) in it.
-    """
+    """Return the image of a sample, or the sample itself where it is a bare image."""
     image = sample.get("image") if isinstance(sample, dict) else sample
     if isinstance(image, np.ndarray) and image.ndim in {2, 3} and image.size:
         return image
@@ -149,63 +107,49 @@ def image_of(sample: Any) -> NDArray[Any]:  # noqa: ANN401 - it is being checked
     )
 
 
+def colour_image_of(sample: Any, name: str) -> NDArray[np.uint8]:  # noqa: ANN401
+    """Return the image of a sample for the transform `name`, which takes uint8 RGB."""
+    image = image_of(sample)
+    if image.dtype != np.uint8 or image.shape[2:] != (3,):
+        raise ConfigError(
+            f"{name} takes uint8 (H, W, 3), RGB; got {image.dtype} {image.shape}. Put it before "
+            "what normalises the image"
+        )
+    return image
+
+
 def with_image(sample: Any, image: NDArray[Any]) -> Any:  # noqa: ANN401
     """Return a new dict with another image; the image itself where the sample is a bare one."""
     return {**sample, "image": image} if isinstance(sample, dict) else image
 
 
 def without_letterbox(sample: Any) -> Any:  # noqa: ANN401
-    """Return a new dict without what `Letterbox` noted, which is true until pixels move.
-
-    A sample that lacks it already, or a bare image, is returned itself.
-    """
+    """Return a sample without what `Letterbox` noted, which is true until pixels move."""
     if not isinstance(sample, dict) or "letterbox" not in sample:
         return sample
     return {key: value for key, value in sample.items() if key != "letterbox"}
 
 
 def joined(samples: Sequence[Mapping[str, Any]], image: NDArray[Any]) -> dict[str, Any]:
-    """Return one sample with the objects of several.
-
-    Args:
-        samples: At least one. What is of the image as a whole is taken from the first, but for
-            "letterbox", which is true of no more than one image.
-        image: The image that shows all of them.
-
-    Returns:
-        A new dict; its arrays by object are new ones.
-
-    Raises:
-        ConfigError: a sample with objects lacks an array that another such one has, or has it with
-            another shape. Arrays without a row say nothing.
-
-    Example:
-        >>> one = {"boxes": np.zeros((1, 4), np.float32), "labels": np.array([5])}
-        >>> two = {"boxes": np.ones((2, 4), np.float32), "labels": np.array([6, 7])}
-        >>> joined([one, two], np.zeros((8, 8, 3), np.uint8))["labels"]
-        array([5, 6, 7])
-    """
+    """Return one sample with the objects of several, which `image` shows."""
     counts = [num_objects(sample) for sample in samples]
     result = {**without_letterbox(samples[0]), "image": image}
     # An image without objects may not know how many landmarks each would have had, nor of them.
     filled = [sample for sample, count in zip(samples, counts, strict=True) if count]
-    for key in dict.fromkeys(key for sample in samples for key in _arrays_by_object(sample)):
-        arrays = _same_arrays(key, filled or [sample for sample in samples if key in sample][:1])
+    for key in dict.fromkeys(key for sample in samples for key in arrays_by_object(sample)):
+        having = filled or [sample for sample in samples if key in sample][:1]
+        found = [sample.get(key) for sample in having]
+        arrays = [one for one in found if isinstance(one, np.ndarray)]
+        shapes = {str(one.shape[1:]) for one in arrays}
+        if len(arrays) < len(found):
+            shapes.add("no array")
+        if len(shapes) > 1:
+            raise ConfigError(
+                f'the objects of several images cannot be joined: "{key}" has, for each object, '
+                f"{' and '.join(sorted(shapes))}. All samples need the same arrays"
+            )
         if arrays:
             result[key] = np.concatenate(arrays)
         else:
             result.pop(key, None)
     return result
-
-
-def _same_arrays(key: str, samples: Sequence[Mapping[str, Any]]) -> list[NDArray[Any]]:
-    arrays = [sample.get(key) for sample in samples]
-    shapes = {
-        str(array.shape[1:]) if isinstance(array, np.ndarray) else "no array" for array in arrays
-    }
-    if len(shapes) > 1:
-        raise ConfigError(
-            f'the objects of several images cannot be joined: "{key}" has, for each object, '
-            f"{' and '.join(sorted(shapes))}. All samples need the same arrays"
-        )
-    return [array for array in arrays if isinstance(array, np.ndarray)]

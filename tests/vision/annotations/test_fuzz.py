@@ -10,11 +10,9 @@ import time
 import pytest
 
 from penstock.errors import StoreError
-from penstock.vision.annotations.image_list import read_image_list
 from penstock.vision.annotations.imglab import read_imglab
-from penstock.vision.annotations.landmark_list import read_landmark_list
-from penstock.vision.annotations.voc import read_voc, write_voc
-from penstock.vision.annotations.voc_arrays import parse_voc
+from penstock.vision.annotations.lists import read_image_list, read_landmark_list
+from penstock.vision.annotations.voc import parse_voc, read_voc, write_voc
 from penstock.vision.annotations.yolo import read_yolo
 
 Image = pytest.importorskip("PIL.Image")

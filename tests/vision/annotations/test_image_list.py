@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import StoreError
-from penstock.vision.annotations.image_list import read_image_list, write_image_list
+from penstock.vision.annotations.lists import read_image_list, write_image_list
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.vision.annotations.making import BOX, POINT, WORD, same
 
 from penstock.errors import ConfigError, StoreError
-from penstock.vision.annotations.landmark_list import (
+from penstock.vision.annotations.lists import (
     LandmarkColumns,
     read_landmark_list,
     samples_of_lines,
@@ -101,7 +101,7 @@ def test_paths_with_blanks_and_other_separators(read, tmp_path):
         (
             "a b.jpg 1 2 man 0 up",
             {},
-            r"behind 2 numbers it has 3 columns \('man', '0', 'up'\): each needs a name",
+            "line 1: column 7 is 'up', and needs a name. Say which columns there are: has_box",
         ),
         ("1.jpg 1 2", {"has_box": True}, r"line 1: it has 0 numbers"),
         ("1.jpg 1 x", {"num_landmarks": 1}, r"line 1: column 3 is 'x', not a number"),

@@ -53,13 +53,6 @@ def test_an_image_without_objects_has_empty_arrays_of_the_usual_shape():
     assert (found.width_px, found.height_px, found.class_names) == (None, None, ())
 
 
-def test_parts_of_an_object_are_not_objects():
-    part = "<part><name>head</name><bndbox><xmin>2</xmin></bndbox></part>"
-    found = parse_voc(annotation(one("person", extra=part)))
-    assert found.class_names == ("person",)
-    assert found.boxes_xyxy_px.tolist() == [[0, 0, 40, 30]]
-
-
 def test_boxes_without_area_are_kept_and_marked():
     objects = one() + one(box=(7, 7, 7, 7)) + one(box=(9, 1, 5, 5)) + one(box=(7, 3, 8, 4))
     found = parse_voc(annotation(objects))
@@ -118,19 +111,6 @@ def test_no_file_is_opened_for_a_document_type(doctype, tmp_path):
 def test_an_entity_that_nobody_declared_is_an_error():
     with pytest.raises(ValueError, match="not well-formed XML: undefined entity"):
         parse_voc("<annotation><filename>&secret;</filename></annotation>")
-
-
-@pytest.mark.parametrize(
-    "xml", ["", "<annotation>", "no xml", "<annotation></size>", "\0", "\ud800"]
-)
-def test_what_is_no_xml_is_a_value_error(xml):
-    with pytest.raises(ValueError, match=r"."):
-        parse_voc(xml)
-
-
-def test_another_document_is_no_annotation():
-    with pytest.raises(ValueError, match="root element is <html>, not <annotation>"):
-        parse_voc("<html/>")
 
 
 def test_elements_in_one_another_have_an_end():

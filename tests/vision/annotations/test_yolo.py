@@ -13,8 +13,13 @@ from tests.vision.annotations.making import NUMBER, same
 
 from penstock.errors import ConfigError, StoreError
 from penstock.vision.annotations.model import AnnotatedObject
-from penstock.vision.annotations.yolo import read_yolo, write_yolo_yaml
-from penstock.vision.annotations.yolo_labels import Labels, label_line, read_label_line
+from penstock.vision.annotations.yolo import (
+    Labels,
+    label_line,
+    read_label_line,
+    read_yolo,
+    write_yolo_yaml,
+)
 
 Image = pytest.importorskip("PIL.Image")
 

@@ -13,8 +13,7 @@ from tests.vision.detection_samples import Photos, sample_of
 from penstock import Loader
 from penstock.errors import CollateError, ConfigError
 from penstock.torch import DataLoader
-from penstock.vision.batches.detection_collate import DetectionCollate, detection_collate
-from penstock.vision.batches.targets import Targets
+from penstock.vision.batches import DetectionCollate, Targets, detection_collate
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -127,8 +126,8 @@ def test_different_sizes_are_an_error_that_says_what_helps():
         detection_collate(samples)
     assert str(caught.value) == (
         "images of one batch should have the same size and type, but sample 0 of the batch is "
-        "24 x 32 (height x width) of shape (24, 32, 3), uint8 and sample 2 of the batch is 30 x 20 "
-        "(height x width) of shape (30, 20, 3), uint8. Resize or letterbox them in a transform, or "
+        "24 x 32 (height x width), uint8 of shape (24, 32, 3) and sample 2 of the batch is 30 x 20 "
+        "(height x width), uint8 of shape (30, 20, 3). Resize or letterbox them in a transform, or "
         'collate with DetectionCollate(images="pad") or DetectionCollate(images="list").'
     )
 

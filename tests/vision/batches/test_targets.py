@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from penstock.transport.arena import Arena, SlotPool, SlotWriter
 from penstock.transport.packing import AsTensor, pack, unpack
-from penstock.vision.batches.targets import Targets
+from penstock.vision.batches import Targets
 
 
 def targets_of(counts=(2, 0, 3), make=np.asarray):

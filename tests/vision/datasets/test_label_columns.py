@@ -27,7 +27,7 @@ from penstock.sampling import (
 from penstock.stores import StoreDataset, pack
 from penstock.stores.label_columns import COLUMNS, packed_columns
 from penstock.stores.records import EncodedImage
-from penstock.vision import ImglabDetection, LandmarkList, VOCDetection
+from penstock.vision import ImglabDetection, LandmarkColumns, LandmarkList, VOCDetection
 
 POSES = ["frontal", "frontal", "", "profile", "frontal"]  # "" where the file has no such field
 NAMED = ["(none)", "frontal", "profile"]
@@ -86,7 +86,8 @@ def faces_of_list(folder):
     lines = (f"{n}.jpg,5,6,7,8,man,{pose}\n" for n, pose in enumerate(POSES))
     (folder / "faces.txt").write_text("".join(lines))
     return LandmarkList(
-        folder / "faces.txt", num_landmarks=2, classes=["gender", "pose"], separator=","
+        folder / "faces.txt",
+        LandmarkColumns(num_landmarks=2, classes=["gender", "pose"], separator=","),
     )
 
 
@@ -277,10 +278,7 @@ def test_datasets_whose_columns_are_numbered_differently_are_not_joined(tmp_path
     with pytest.raises(ConfigError, match="number the texts of 'pose' differently"):
         ClassBalancedSampler(apart, column="pose")
     alike = [
-        VOCDetection(
-            tmp_path / str(n), attributes=["pose"], attribute_names={"pose": ["left", "right"]}
-        )
-        for n in range(2)
+        VOCDetection(tmp_path / str(n), attributes={"pose": ["left", "right"]}) for n in range(2)
     ]
     assert labels_of(ConcatDataset(alike), column="pose").tolist() == [0, 1]
 

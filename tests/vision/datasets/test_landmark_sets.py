@@ -17,8 +17,9 @@ from tests.vision.annotation_files import (
 
 from penstock.errors import ConfigError, StoreError
 from penstock.stores import StoreDataset, pack
-from penstock.vision.datasets.image_list import ImageList
-from penstock.vision.datasets.landmark_sets import ImglabDetection, LandmarkList
+from penstock.vision import AnnotationRules, LandmarkColumns
+from penstock.vision.datasets.classification import ImageList
+from penstock.vision.datasets.detection import ImglabDetection, LandmarkList
 
 RED_POINTS = [(4, 6), (19, 11)]  # opposite corners of the rectangle, as pixels
 
@@ -97,10 +98,8 @@ def test_repeated_samples_are_packed_as_such(folder, kind):
 
 def test_boxes_and_missing_points_are_read_as_told(folder):
     path = write_list(folder, "faces/1.png,-3,2,10,20,4,6,-1,-1\n")
-    dataset = LandmarkList(
-        path, has_box=True, box_at="before", box_format="xywh", layout="xyxy", missing=-1,
-        separator=",",
-    )  # fmt: skip
+    form = {"has_box": True, "box_at": "before", "box_format": "xywh", "layout": "xyxy"}
+    dataset = LandmarkList(path, LandmarkColumns(**form, missing=-1, separator=","))
     sample = dataset[0]
     np.testing.assert_array_equal(sample["landmarks"], [[[4, 6], [np.nan, np.nan]]])
     assert sample["boxes"].tolist() == [[0, 2, 7, 22]]
@@ -110,7 +109,7 @@ def test_boxes_and_missing_points_are_read_as_told(folder):
 def test_class_columns_are_arrays_and_the_first_is_the_labels(folder):
     text = "faces/1.png 4 19 6 11 2 glasses\nfaces/2.png 4 19 6 11 0 none\n"
     path = write_list(folder, text)
-    dataset = LandmarkList(path, classes=["gender", "wears"])
+    dataset = LandmarkList(path, LandmarkColumns(classes=["gender", "wears"]))
     assert [dataset[i]["labels"].tolist() for i in range(2)] == [[2], [0]]
     assert [row.tolist() for row in dataset.labels] == [[2], [0]]
     assert dataset.class_names == ("0", "1", "2")
@@ -120,20 +119,22 @@ def test_class_columns_are_arrays_and_the_first_is_the_labels(folder):
     assert dataset.attribute_names["wears"] == ("glasses", "none")
     other = LandmarkList(
         path,
-        classes=["wears", "class"],
+        LandmarkColumns(classes=["wears", "class"]),
         class_names=["none", "glasses"],
-        attribute_names={"wears": ["0", "1", "2"]},
+        attributes={"wears": ["0", "1", "2"]},
     )
     assert [other[i]["labels"].tolist() for i in range(2)] == [[1], [0]]
     assert [other[i]["wears"].tolist() for i in range(2)] == [[2], [0]]
     assert "class" not in other[0]
-    single = LandmarkList(write_list(folder, "faces/1.png 4 19 6 11 2\n"), classes="gender")
+    single = LandmarkList(
+        write_list(folder, "faces/1.png 4 19 6 11 2\n"), LandmarkColumns(classes="gender")
+    )
     assert single[0]["gender"].tolist() == [2]
 
 
 def test_without_landmarks_and_boxes_it_is_a_list_of_classes(folder):
     path = write_list(folder, "faces/1.png 1 4\nfaces/2.png 0 2\n")
-    dataset = LandmarkList(path, num_landmarks=0, classes=["a", "b"])
+    dataset = LandmarkList(path, LandmarkColumns(num_landmarks=0, classes=["a", "b"]))
     assert "landmarks" not in dataset[0]
     assert dataset[0]["boxes"].tolist() == [[0, 0, WIDTH, HEIGHT]]
     assert dataset[0]["b"].tolist() == [4]
@@ -144,13 +145,13 @@ def test_a_bad_line_or_argument_is_named(folder, tmp_path):
         LandmarkList(write_list(folder, "faces/1.png 4 19 6 11\nfaces/2.png 4 19 6\n"))
     path = write_list(folder, "faces/1.png 4 19 6 11 2\n")
     with pytest.raises(StoreError, match=r"none of the 1 given: .'1',"):
-        LandmarkList(path, classes=["gender"], class_names=["1"])
+        LandmarkList(path, LandmarkColumns(classes=["gender"]), class_names=["1"])
     with pytest.raises(StoreError, match=r"absent.txt"):
         LandmarkList(tmp_path / "absent.txt")
     with pytest.raises(ConfigError, match="layout is 'xxyy' or 'xyxy', not 'yyxx'"):
-        LandmarkList(path, layout="yyxx")
+        LandmarkList(path, LandmarkColumns(layout="yyxx"))
     with pytest.raises(ConfigError, match="an attribute is called 'image'"):
-        LandmarkList(path, classes=["image"])
+        LandmarkList(path, LandmarkColumns(classes=["image"]))
     missing = LandmarkList(write_list(folder, "faces/3.png 4 19 6 11\n"))
     with pytest.raises(StoreError, match=r"3.png.* annotated in .*train.txt, line 1"):
         missing[0]
@@ -192,8 +193,10 @@ def test_parts_are_landmarks_and_a_missing_part_is_not_marked(folder):
     assert sample["difficult"].tolist() == [False, True, False]
     assert sample["gender"].tolist() == [0, 0, 1]
     assert len(dataset) == 2
-    assert len(ImglabDetection(path, keep_empty=False)) == 1
-    assert ImglabDetection(path, skip_difficult=True)[0]["labels"].tolist() == [1, 1]
+    assert len(ImglabDetection(path, rules=AnnotationRules(keep_empty=False))) == 1
+    assert ImglabDetection(path, rules=AnnotationRules(skip_difficult=True))[0][
+        "labels"
+    ].tolist() == [1, 1]
     nose = ImglabDetection(path, landmark_names=["nose"])
     assert nose[0]["landmarks"].shape == (3, 1, 2)
 
@@ -248,5 +251,5 @@ def test_real_faces_go_into_a_store_and_back(data_dir, tmp_path):
 def test_a_list_says_how_many_landmarks_were_found(folder):
     path = write_list(folder, "1.png 1 2 3 4 5 6 9 9\n")  # 2 and a box, which nobody said
     assert "landmarks=4 each, as the first line has them, " in repr(LandmarkList(path))
-    said = LandmarkList(path, num_landmarks=2, has_box=True)
+    said = LandmarkList(path, LandmarkColumns(num_landmarks=2, has_box=True))
     assert "landmarks=2 each, boxes=1 objects" in repr(said)

@@ -14,9 +14,10 @@ from penstock.errors import StoreError
 from penstock.sampling import BucketBatchSampler
 from penstock.stores import StoreDataset, pack
 from penstock.stores.records import EncodedImage
-from penstock.vision.datasets.annotated import AnnotatedImages
-from penstock.vision.datasets.packed_annotations import PackedAnnotations
-from penstock.vision.datasets.packed_sizes import packed_sizes, unpacked_sizes
+from penstock.vision.datasets.annotated import (
+    AnnotatedImages,
+    PackedAnnotations,
+)
 
 SIZES = [(30, 40), (40, 30), (20, 60), (20, 60)]
 EYES = {"landmarks_xy_px": ((1.0, 2.0), (3.0, 2.0)), "landmark_names": ("left", "right")}
@@ -90,11 +91,13 @@ def test_a_store_of_something_else_says_so(tmp_path):
     assert isinstance(packed, StoreDataset)
 
 
-def test_damaged_sizes_are_an_error():
-    packed = packed_sizes(np.array(SIZES))
-    assert unpacked_sizes(packed, 4).tolist() == [list(size) for size in SIZES]
-    assert unpacked_sizes(packed, 3) is None
-    assert unpacked_sizes(None, 4) is None
-    for text in ("?", "AAAA", packed["zlib_base64_u32"][:8], 7, None):
-        with pytest.raises(StoreError, match="the metadata 'sizes_px' of the store are damaged"):
-            unpacked_sizes({**packed, "zlib_base64_u32": text}, 4)
+def test_damaged_sizes_are_an_error(dataset, tmp_path, monkeypatch):
+    pack(dataset, f"lmdb:{tmp_path}/all.lmdb", num_workers=0)
+    packed = PackedAnnotations(f"lmdb:{tmp_path}/all.lmdb")
+    said = dict(packed.store.metadata)
+    for text in ("?", "AAAA", said["sizes_px"]["zlib_base64_u32"][:8], 7, None):
+        damaged = {**said, "sizes_px": {"num_images": 4, "zlib_base64_u32": text}}
+        monkeypatch.setattr(type(packed.store), "metadata", damaged)
+        with pytest.raises(StoreError, match="metadata 'sizes_px' of the store are damaged"):
+            _ = packed.sizes_px
+    packed.close()

@@ -20,7 +20,8 @@ from penstock import Loader
 from penstock.errors import ConfigError, StoreError
 from penstock.randomness.samples import sample_rng
 from penstock.stores import open_store, pack
-from penstock.vision.datasets.voc_detection import VOCDetection
+from penstock.vision import AnnotationRules
+from penstock.vision.datasets.detection import VOCDetection
 
 LANDMARKS = "<landmarks><x1>11</x1><y1>8</y1><x2>21</x2><y2>9</y2></landmarks>"
 
@@ -55,7 +56,7 @@ def test_a_split_has_its_images_in_its_order_and_the_classes_of_all(root):
     assert [row.tolist() for row in dataset.labels] == [[1], []]
     named = VOCDetection(root, "train", class_names=["dog"])  # the other file is not read
     assert named[0]["labels"].tolist() == [0]
-    assert len(VOCDetection(root, "train", keep_empty=False)) == 1
+    assert len(VOCDetection(root, "train", rules=AnnotationRules(keep_empty=False))) == 1
 
 
 def test_a_box_that_begins_and_ends_at_one_number_has_no_area(tmp_path):
@@ -65,7 +66,9 @@ def test_a_box_that_begins_and_ends_at_one_number_has_no_area(tmp_path):
     assert dataset[0]["labels"].tolist() == [1]
     assert dataset[0]["boxes"].tolist() == [[4, 6, 6, 12]]
     assert dataset.box_counts.zero_area == 1
-    assert VOCDetection(tmp_path, bad_boxes="keep")[0]["boxes"].tolist()[0] == [4, 6, 5, 12]
+    assert VOCDetection(tmp_path, rules=AnnotationRules(bad_boxes="keep"))[0]["boxes"].tolist()[
+        0
+    ] == [4, 6, 5, 12]
     edges = VOCDetection(tmp_path, origin=0)  # coordinates are edges: nothing is between 5 and 5
     assert edges[0]["boxes"].tolist() == [[5, 7, 6, 12]]
 
@@ -141,8 +144,8 @@ def test_what_is_not_there_is_said_when_the_dataset_is_made(root, tmp_path):
         VOCDetection(root, "wrong")
     with pytest.raises(StoreError, match=r"a.xml: the class of its object 0, 'cat', is none of"):
         VOCDetection(root, class_names=["dog"])
-    with pytest.raises(ConfigError, match="bad_boxes is one of"):
-        VOCDetection(root, bad_boxes="mend")
+    with pytest.raises(ConfigError, match=r"bad_boxes is .fix."):
+        VOCDetection(root, rules=AnnotationRules(bad_boxes="mend"))
     (root / "JPEGImages/b.jpg").unlink()
     dataset = VOCDetection(root)
     with pytest.raises(StoreError, match=r"cannot read .*b.jpg.* annotated in .*b.xml"):
@@ -191,7 +194,7 @@ def test_workers_give_what_none_give(root, start_method):
 
 
 def test_a_real_data_set_has_what_it_is_known_to_have(data_dir):
-    dataset = VOCDetection(data_dir / "bccd", bad_boxes="keep")
+    dataset = VOCDetection(data_dir / "bccd", rules=AnnotationRules(bad_boxes="keep"))
     assert len(dataset) == 364
     assert dataset.class_names == ("Platelets", "RBC", "WBC")
     assert np.bincount(dataset.labels.values).tolist() == [361, 4155, 372]
@@ -221,7 +224,7 @@ def test_the_two_boxes_of_it_that_have_no_area_are_left_out(data_dir):
     assert sample["image"].shape == (480, 640, 3)
     assert dataset.sizes_px[position].tolist() == [480, 640]
     with pytest.raises(StoreError, match=r"BloodImage_00343.xml"):
-        VOCDetection(data_dir / "bccd", bad_boxes="raise")
+        VOCDetection(data_dir / "bccd", rules=AnnotationRules(bad_boxes="raise"))
 
 
 def test_an_object_with_a_polygon_alone_is_bad(tmp_path):
@@ -230,12 +233,12 @@ def test_an_object_with_a_polygon_alone_is_bad(tmp_path):
     objects = [voc_object("a"), voc_object("b", None, polygon), voc_object("c", None, marks)]
     write_voc_image(tmp_path, "1", *objects)
     for policy in ("fix", "drop"):
-        dataset = VOCDetection(tmp_path, bad_boxes=policy)
+        dataset = VOCDetection(tmp_path, rules=AnnotationRules(bad_boxes=policy))
         assert dataset[0]["labels"].tolist() == [0, 2]
         assert (dataset.box_counts.unboxed, dataset.box_counts.dropped) == (2, 1)
     with pytest.raises(StoreError, match=r"object 1 \(b\) of .*1.xml: it has neither a box nor l"):
-        VOCDetection(tmp_path, bad_boxes="raise")
-    kept = VOCDetection(tmp_path, bad_boxes="keep")
+        VOCDetection(tmp_path, rules=AnnotationRules(bad_boxes="raise"))
+    kept = VOCDetection(tmp_path, rules=AnnotationRules(bad_boxes="keep"))
     assert kept[0]["boxes"].tolist()[1] == [0, 0, 40, 30]
 
 

@@ -9,7 +9,8 @@ from tests.vision.annotation_files import is_red, painted, write_photo
 
 from penstock import Loader
 from penstock.errors import ConfigError, StoreError
-from penstock.vision.datasets.yolo_detection import YOLODetection
+from penstock.vision import AnnotationRules
+from penstock.vision.datasets.detection import YOLODetection
 
 HEIGHT, WIDTH = 64, 96
 BOX = (16, 8, 56, 24)
@@ -47,7 +48,7 @@ def test_boxes_are_pixels_of_the_upright_image(root):
         assert is_red(sample["image"])[y1:y2, x1:x2].all()
         assert sample["labels"].tolist() == [1]
     assert dataset[2]["boxes"].shape == (0, 4)
-    assert len(YOLODetection(root, keep_empty=False)) == 2
+    assert len(YOLODetection(root, rules=AnnotationRules(keep_empty=False))) == 2
     assert YOLODetection(root, "val")[0]["boxes"].tolist() == [[0, 0, WIDTH, HEIGHT]]
 
 
@@ -73,7 +74,7 @@ def test_an_image_that_a_list_names_again_is_another_sample(root):
 
 def test_a_box_cut_short_after_six_digits_is_not_outside(root):
     (root / "labels/train/1.txt").write_text("0 0.833334 0.5 0.333333 1.000001\n")
-    dataset = YOLODetection(write_yaml(root), bad_boxes="raise")
+    dataset = YOLODetection(write_yaml(root), rules=AnnotationRules(bad_boxes="raise"))
     assert dataset.box_counts.outside == 0
     assert dataset[0]["boxes"][0].tolist()[2:] == [WIDTH, HEIGHT]
 
@@ -94,7 +95,9 @@ def test_classes_may_be_chosen_or_named(root):
     with pytest.raises(StoreError, match=r"is none of the 1 given: .'dog'"):
         YOLODetection(path, class_names=["dog"])
     with pytest.warns(UserWarning, match="2 of 2 objects .*: 2 'cat'|no object is of"):
-        dropped = YOLODetection(path, class_names=["dog"], unknown_classes="drop")
+        dropped = YOLODetection(
+            path, class_names=["dog"], rules=AnnotationRules(unknown_classes="drop")
+        )
     assert dropped.box_counts.unknown == 2
     path.unlink()
     assert YOLODetection(root).class_names == ("0", "1")
@@ -149,7 +152,7 @@ def test_what_is_not_there_is_said_when_the_dataset_is_made(root):
 def test_one_damaged_header_is_an_error_of_its_own_sample(root):
     (root / "labels/train/1.txt").write_text(LINE + LINE)
     (root / "images/train/1.png").write_bytes(b"<html>not found</html>")
-    dataset = YOLODetection(write_yaml(root), bad_boxes="raise")
+    dataset = YOLODetection(write_yaml(root), rules=AnnotationRules(bad_boxes="raise"))
     assert str(dataset.box_counts) == "3 objects, 1 kept (2 unsized)"
     with pytest.raises(ValueError, match=r"2 object.s. are shares of its size, and are left out"):
         dataset[0]

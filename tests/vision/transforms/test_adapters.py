@@ -25,8 +25,8 @@ from tests.vision.rectangles import (
 import penstock
 from penstock.errors import ConfigError
 from penstock.vision.transforms.adapters import Albumentations, Torchvision, _knows_marks
-from penstock.vision.transforms.letterbox import Letterbox
-from penstock.vision.transforms.mosaic import Mosaic
+from penstock.vision.transforms.geometry import Letterbox
+from penstock.vision.transforms.mixing import Mosaic
 
 A = pytest.importorskip("albumentations")
 

@@ -10,7 +10,7 @@ from tests.vision.rectangles import seeded
 
 from penstock.errors import ConfigError
 from penstock.vision import ColorJitter
-from penstock.vision.transforms.color_jitter import _CHANGES
+from penstock.vision.transforms.color import _CHANGES
 
 ENHANCE = {
     "brightness": ImageEnhance.Brightness,

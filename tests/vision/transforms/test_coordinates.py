@@ -8,11 +8,15 @@ import pytest
 from tests.vision.rectangles import sample_of, scene, seeded
 
 from penstock.vision.crops import CenterCropResize
-from penstock.vision.transforms.coordinates import clipped, moved, warped
-from penstock.vision.transforms.letterbox import Letterbox
-from penstock.vision.transforms.mosaic import Mosaic
-from penstock.vision.transforms.object_crop import ObjectCrop
-from penstock.vision.transforms.perspective import RandomPerspective
+from penstock.vision.transforms.geometry import (
+    Letterbox,
+    ObjectCrop,
+    RandomPerspective,
+    clipped,
+    moved,
+    warped,
+)
+from penstock.vision.transforms.mixing import Mosaic
 
 # x' = x / (1 - x / 8): what lies at x > 8 is behind the eye.
 BEHIND = np.array([[1, 0, 0], [0, 1, 0], [-1 / 8, 0, 1.0]])

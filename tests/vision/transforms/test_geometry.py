@@ -23,11 +23,14 @@ from tests.vision.rectangles import (
 
 from penstock import sample_rng
 from penstock.errors import ConfigError
+from penstock.vision.transforms.color import RandomHSV
 from penstock.vision.transforms.compose import Compose
-from penstock.vision.transforms.flips import HorizontalFlip, VerticalFlip
-from penstock.vision.transforms.hsv import RandomHSV
-from penstock.vision.transforms.letterbox import Letterbox
-from penstock.vision.transforms.perspective import RandomPerspective
+from penstock.vision.transforms.geometry import (
+    HorizontalFlip,
+    Letterbox,
+    RandomPerspective,
+    VerticalFlip,
+)
 
 SIZES = st.tuples(st.integers(40, 130), st.integers(60, 140))
 SEEDS = st.integers(0, 10_000)

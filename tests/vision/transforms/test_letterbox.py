@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock.vision.transforms.letterbox import Letterbox
+from penstock.vision.transforms.geometry import Letterbox
 
 
 def test_what_shrinks_is_averaged_so_that_no_pixel_is_skipped():

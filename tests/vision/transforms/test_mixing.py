@@ -16,7 +16,7 @@ from penstock.data import Subset
 from penstock.errors import ConfigError
 from penstock.faults import FaultPolicy
 from penstock.torch import DataLoader
-from penstock.vision.transforms.letterbox import Letterbox
+from penstock.vision.transforms.geometry import Letterbox
 from penstock.vision.transforms.mixing import CutMix, MixUp
 
 
@@ -148,7 +148,7 @@ def test_cutmix_refuses_boxes():
 
 
 def test_samples_that_are_neither_pairs_nor_dicts_are_refused():
-    with pytest.raises(ConfigError, match=r"MixUp takes pairs \(image, class\), or dicts .* a str"):
+    with pytest.raises(ConfigError, match=r"MixUp takes pairs \(image, class\); got a str"):
         MixUp(["cat"])[0]
     with pytest.raises(ConfigError, match="got list"):
         MixUp([([1], 1)], num_classes=2)[0]

@@ -15,13 +15,10 @@ import penstock
 from penstock.data.dataset import reads_together
 from penstock.errors import ConfigError
 from penstock.randomness.samples import SampleStreams, one_sample
+from penstock.vision.transforms.color import RandomHSV
 from penstock.vision.transforms.compose import Compose
-from penstock.vision.transforms.flips import HorizontalFlip
-from penstock.vision.transforms.hsv import RandomHSV
-from penstock.vision.transforms.letterbox import Letterbox
-from penstock.vision.transforms.mixing import MixUp
-from penstock.vision.transforms.mosaic import Mosaic
-from penstock.vision.transforms.perspective import RandomPerspective
+from penstock.vision.transforms.geometry import HorizontalFlip, Letterbox, RandomPerspective
+from penstock.vision.transforms.mixing import MixUp, Mosaic
 
 
 def as_list(samples):

@@ -11,7 +11,7 @@ from tests.vision.rectangles import COLOURS, check_bounds, check_objects, sample
 
 from penstock.errors import ConfigError
 from penstock.vision.crops import CenterCropResize, Cut, RandomResizedCrop
-from penstock.vision.transforms.object_crop import ObjectCrop
+from penstock.vision.transforms.geometry import ObjectCrop
 
 
 @given(st.integers(0, 10_000), st.integers(90, 160), st.integers(90, 160))

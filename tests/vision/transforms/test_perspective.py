@@ -9,7 +9,7 @@ import numpy as np
 from tests.vision.rectangles import seeded
 
 from penstock import sample_rng
-from penstock.vision.transforms.perspective import RandomPerspective
+from penstock.vision.transforms.geometry import RandomPerspective
 
 
 def published(x, y, draw):

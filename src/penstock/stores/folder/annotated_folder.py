@@ -89,8 +89,9 @@ class AnnotatedFolder(NamedTuple):
             case "imglab":
                 return f"ImglabDetection({file!r}) reads the objects in the images."
             case "landmarks":
+                arguments = self._arguments_of_list("columns=LandmarkColumns")
                 return (
-                    f"LandmarkList({file!r}{self._arguments_of_list()}) reads the objects in the "
+                    f"LandmarkList({file!r}{arguments}) reads the objects in the "
                     "images; has_box= and classes= say which columns are no landmarks."
                 )
             case "image-list":
@@ -102,14 +103,15 @@ class AnnotatedFolder(NamedTuple):
             "convert it to VOC or YOLO. If the other subfolders are classes, move this one away."
         )
 
-    def _arguments_of_list(self) -> str:
+    def _arguments_of_list(self, options: str = "") -> str:
         """Return the arguments with which `LandmarkList` or `ImageList` finds the images."""
         line = _first_line(self.annotations)
         path = _listed_image(line)
         places = [self.annotations.parent, self.root, *([self.images] if self.images else [])]
         found = next((place for place in places if (place / path).exists()), places[0])
         root = "" if found == places[0] else f", root={str(found)!r}"
-        return root + (", separator=','" if line[len(path) :].lstrip().startswith(",") else "")
+        separator = f"{options}(separator=',')" if options else "separator=','"
+        return root + (f", {separator}" if line[len(path) :].lstrip().startswith(",") else "")
 
 
 def looks_like_voc(root: Path) -> bool:

@@ -17,42 +17,29 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.errors import StoreError
 from penstock.opening import MAX_TREE_BYTES, read_annotation
-from penstock.vision.annotations.limits import MAX_LANDMARK_NAMES
 from penstock.vision.annotations.model import AnnotatedImage, AnnotatedObject
-from penstock.vision.annotations.numbers import coordinate, coordinate_text, whole_number
-from penstock.vision.annotations.paths import key_of, listed_path
+from penstock.vision.annotations.reading import (
+    MAX_LANDMARK_NAMES,
+    coordinate,
+    key_of,
+    listed_path,
+    whole_number,
+    xml_escaped,
+)
 from penstock.vision.annotations.voc_files import parse_xml, xml_text
-from penstock.vision.annotations.xml_text import xml_escaped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from xml.etree.ElementTree import Element
 
-__all__ = ["read_imglab", "write_imglab"]
-
 _SIDES: Final = ("left", "top", "width", "height")
 _FLAGS: Final = ("truncated", "occluded", "difficult")
 _VALUES_OF_FLAG: Final = {"0": False, "false": False, "1": True, "true": True}
+_BOX_ATTRIBUTES: Final = {*_SIDES, *_FLAGS}
 
 
 def read_imglab(path: str | Path) -> list[AnnotatedImage]:
-    """Return the images of an imglab file, in its order.
-
-    `label` becomes the class; `difficult`, `truncated` and `occluded` the fields of that name;
-    `ignore`, `pose`, `gender` and all other attributes of a box go to `extra`. Landmarks are
-    sorted by name, as dlib sorts them, and are the same points for all boxes that have any: NaN
-    where a box lacks one that others have.
-
-    Args:
-        path: The file. Images are found from its folder.
-
-    Returns:
-        The images; `key` is the path that the file gives, with "/".
-
-    Raises:
-        StoreError: the file cannot be read, is no XML of imglab's, or a field is missing or none
-            of its kind. The message names image and box.
-    """
+    """Return the images of an imglab file, in its order."""
     path = Path(path)
     try:
         root = parse_xml(xml_text(read_annotation(path, MAX_TREE_BYTES)))
@@ -102,13 +89,12 @@ def _length(item: Element, name: str, where: str) -> int | None:
 def _object(box: Element, where: str, names: list[str]) -> AnnotatedObject:
     left, top, width, height = (_number(box, side, where) for side in _SIDES)
     points = _points(box, where)
-    known = {*_SIDES, *_FLAGS}
     return AnnotatedObject(
         class_name=(box.findtext("label") or "").strip(),
         box_xyxy_px=(left, top, left + width, top + height),
         landmarks_xy_px=tuple(points.get(n, (math.nan, math.nan)) for n in names if points),
         landmark_names=tuple(names) if points else (),
-        extra={name: value.strip() for name, value in box.items() if name not in known},
+        extra={n: value.strip() for n, value in box.items() if n not in _BOX_ATTRIBUTES},
         difficult=_flag(box, "difficult", where),
         truncated=_flag(box, "truncated", where),
         occluded=_flag(box, "occluded", where),
@@ -148,19 +134,7 @@ def _flag(box: Element, name: str, where: str) -> bool | None:
 def write_imglab(
     images: Iterable[AnnotatedImage], *, name_of: Callable[[AnnotatedImage], str] | None = None
 ) -> bytes:
-    """Return an imglab file, in UTF-8.
-
-    imglab counts whole pixels, so boxes and landmarks are rounded. An object without a box is left
-    out, as are landmarks that are not marked, and what else imglab has no place for:
-    `penstock.vision.convert` says what.
-
-    Args:
-        images: In the order that the file has them in.
-        name_of: The path of an image as the file is to give it; None gives `image.path`.
-
-    Raises:
-        ValueError: a text has characters that XML cannot hold.
-    """
+    """Return an imglab file, in UTF-8."""
     lines = ["<?xml version='1.0' encoding='UTF-8'?>", "<dataset>", "<images>"]
     for image in images:
         name = os.fspath(image.path) if name_of is None else name_of(image)
@@ -193,7 +167,8 @@ def _box_lines(found: AnnotatedObject) -> list[str]:
         lines.append(f"      <label>{xml_escaped(found.class_name)}</label>")
     for number, (x, y) in enumerate(found.landmarks_xy_px):
         if not (math.isnan(x) or math.isnan(y)):
-            pairs = [("name", part_name(found, number)), ("x", _px(x)), ("y", _px(y))]
+            place = [("x", str(whole_px(x))), ("y", str(whole_px(y)))]
+            pairs = [("name", part_name(found, number)), *place]
             lines.append(f"      <part{_attributes(pairs)}/>")
     return [*lines, "    </box>"]
 
@@ -201,10 +176,6 @@ def _box_lines(found: AnnotatedObject) -> list[str]:
 def whole_px(value: float) -> int:
     """Return the nearest whole number of pixels, .5 upwards, so that edges keep their order."""
     return math.floor(value + 0.5)
-
-
-def _px(value: float) -> str:
-    return coordinate_text(whole_px(value))
 
 
 def part_name(found: AnnotatedObject, number: int) -> str:
@@ -217,4 +188,4 @@ def part_name(found: AnnotatedObject, number: int) -> str:
 def can_be_attribute(name: str) -> bool:
     """Return whether imglab's box can have an attribute of this name."""
     is_name = name.isascii() and name.replace("_", "a").replace("-", "a").isalnum()
-    return is_name and name[0].isalpha() and name not in (*_SIDES, *_FLAGS)
+    return is_name and name[0].isalpha() and name not in _BOX_ATTRIBUTES

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-__all__ = ["AnnotatedImage", "AnnotatedObject"]
-
 
 @dataclass(frozen=True, slots=True)
 class AnnotatedObject:

@@ -3,13 +3,22 @@
 
     data.yaml                   names, where the images of each split are, kpt_shape
     images/train/1.jpg          an image …
-    labels/train/1.txt          … and its objects: see `yolo_labels`. Without the file it has none
+    labels/train/1.txt          … and its objects. Without the file it has none
 
 The label file has the image's path with the last `images` made `labels`, or lies beside the image.
+It has a line for each object, its numbers as fractions of width and height:
+
+    CLASS CX CY W H                     the box: its centre and its size
+    CLASS CX CY W H X1 Y1 X2 Y2 ..      and landmarks, `kpt_shape: [K, 2]`
+    CLASS CX CY W H X1 Y1 V1 X2 Y2 V2   and their visibility, `kpt_shape: [K, 3]`
+    CLASS X1 Y1 X2 Y2 X3 Y3 ..          a polygon, in data sets for segmentation
+
+Pixels are rounded to a millionth, so that a box of whole pixels comes back whole.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from dataclasses import dataclass
@@ -20,31 +29,188 @@ import yaml
 
 from penstock.errors import ConfigError, StoreError
 from penstock.stores.folder.listing import IMAGE_SUFFIXES, cannot_list, is_system_folder
-from penstock.vision.annotations.image_size import upright_size
-from penstock.vision.annotations.model import AnnotatedImage
-from penstock.vision.annotations.numbers import whole_number
-from penstock.vision.annotations.paths import key_of, listed_path
-from penstock.vision.annotations.repeated import first_repeated
-from penstock.vision.annotations.text_lines import numbered_lines, read_text
-from penstock.vision.annotations.yolo_labels import SLACK, Labels, read_label_line
+from penstock.vision.annotations.model import AnnotatedImage, AnnotatedObject
+from penstock.vision.annotations.reading import (
+    coordinate,
+    first_repeated,
+    key_of,
+    listed_path,
+    numbered_lines,
+    read_text,
+    upright_size,
+    whole_number,
+    whole_value,
+)
+from penstock.vision.arguments import checked_choice
 from penstock.warn import users_level
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = [
-    "YoloData",
-    "files_of_split",
-    "label_file",
-    "read_yolo",
-    "read_yolo_data",
-    "write_yolo_yaml",
-]
+# Of a box's centre and sides, beyond 0 to 1. Boxes cut short after some digits, or of objects at
+# the border that a tool moved or turned, are that far out at most; what is farther is no share of
+# this image.
+SLACK: Final = 0.05
+
+_DIGITS: Final = 6  # of a pixel
+_FARTHEST: Final = 2.0  # of width or height: what is farther out was never divided by them
+_NAN: Final = (math.nan, math.nan)
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """What the label files of a data set hold.
+
+    Attributes:
+        class_names: By their numbers. Empty: any number is a class, and called by it.
+        num_landmarks: K of `kpt_shape`.
+        num_values: 2 or 3 for each landmark.
+        polygons: "box" takes the box around a polygon, "error" refuses it.
+        slack: How far beyond 0 to 1 a box's centre and sides may be.
+    """
+
+    class_names: Sequence[str] = ()
+    num_landmarks: int = 0
+    num_values: int = 3
+    polygons: Literal["error", "box"] = "error"
+    slack: float = SLACK
+
+    @property
+    def num_columns(self) -> int:
+        """Columns of a line."""
+        return 5 + self.num_landmarks * self.num_values
+
+
+def read_label_line(line: str, labels: Labels, width_px: int, height_px: int) -> AnnotatedObject:
+    """Return the object of a line."""
+    words = line.split()
+    if len(words) != labels.num_columns:
+        return _polygon(words, labels, width_px, height_px)
+    name = _class_name(words[0], labels)
+    values = [_share(word, place, labels.slack) for place, word in enumerate(words[1:5], 2)]
+    x, y, w, h = (v * side for v, side in zip(values, (width_px, height_px) * 2, strict=True))
+    left, top = round(x - w / 2, _DIGITS), round(y - h / 2, _DIGITS)
+    right, bottom = round(x + w / 2, _DIGITS), round(y + h / 2, _DIGITS)
+    points, visibility = _points(words, labels, width_px, height_px)
+    return AnnotatedObject(
+        name, (left, top, right, bottom), landmarks_xy_px=points, visibility=visibility
+    )
+
+
+def _class_name(word: str, labels: Labels) -> str:
+    number = whole_value(word)
+    if number is None or number < 0:
+        raise ValueError(f"column 1 is {word[:40]!r}, not the number of a class")
+    if not labels.class_names:
+        return str(number)
+    if number >= len(labels.class_names):
+        raise ValueError(
+            f"its class is {number}, and the data set has {len(labels.class_names)}, from 0 to "
+            f"{len(labels.class_names) - 1}"
+        )
+    return labels.class_names[number]
+
+
+_COLUMNS: Final = {2: "centre x", 3: "centre y", 4: "width", 5: "height"}
+
+
+def _share(word: str, place: int, slack: float) -> float:
+    """Return a number of a box; one that is no share of the image's side is an error."""
+    value = _fraction(word, place, max(_FARTHEST, 1 + slack))
+    if not -slack <= value <= 1 + slack:
+        raise ValueError(
+            f"column {place}, the box's {_COLUMNS[place]}, is {word[:40]}: it is a share of the "
+            f"image's side, from 0 to 1, and more than {slack:g} beyond is no slip of rounding. "
+            "Correct the line, or give slack=1 and the like to have bad_boxes decide"
+        )
+    return value
+
+
+def _fraction(word: str, place: int, farthest: float = _FARTHEST) -> float:
+    try:
+        value = coordinate(word)
+    except ValueError as error:
+        raise ValueError(f"column {place} {error}") from None
+    if abs(value) > farthest:
+        raise ValueError(
+            f"column {place} is {word[:40]}, and a fraction of width or height is at most 1: these "
+            "may be pixels"
+        )
+    return value
+
+
+def _points(
+    words: list[str], labels: Labels, width_px: int, height_px: int
+) -> tuple[tuple[tuple[float, float], ...], tuple[int, ...]]:
+    points, visibility = [], []
+    for place in range(5, labels.num_columns, labels.num_values):
+        x, y = (_fraction(words[place + side], place + side + 1) for side in (0, 1))
+        is_marked = bool(x or y)  # without visibility, 0 0 says that a point is not marked
+        if labels.num_values == 3:
+            number = whole_value(words[place + 2])
+            if number not in (0, 1, 2):
+                raise ValueError(
+                    f"column {place + 3} is {words[place + 2][:40]!r}, and visibility is 0, 1 or 2"
+                )
+            visibility.append(number)
+            is_marked = number > 0
+        point = (round(x * width_px, _DIGITS), round(y * height_px, _DIGITS))
+        points.append(point if is_marked else _NAN)
+    return tuple(points), tuple(visibility)
+
+
+def _polygon(words: list[str], labels: Labels, width_px: int, height_px: int) -> AnnotatedObject:
+    """Return the box around a polygon, if that is wanted and it is one."""
+    needed = f"it has {len(words)} columns, not {labels.num_columns}"
+    if labels.num_landmarks:
+        k, n = labels.num_landmarks, labels.num_values
+        raise ValueError(f"{needed}: class, box, and {k} x {n} of kpt_shape")
+    if len(words) == 6:
+        raise ValueError(f"{needed}: class and box. A sixth is the score of a prediction")
+    if len(words) < 7 or len(words) % 2 == 0:
+        raise ValueError(f"{needed}: class and box")
+    if labels.polygons == "error":
+        raise ValueError(
+            f'{needed}: it may be a polygon (polygons="box" takes the box around it), or have '
+            "landmarks, whose number the data set's YAML says as kpt_shape"
+        )
+    name = _class_name(words[0], labels)
+    values = [_fraction(word, place) for place, word in enumerate(words[1:], 2)]
+    xs = [round(value * width_px, _DIGITS) for value in values[::2]]
+    ys = [round(value * height_px, _DIGITS) for value in values[1::2]]
+    return AnnotatedObject(name, (min(xs), min(ys), max(xs), max(ys)))
+
+
+def label_line(
+    found: AnnotatedObject, number: int, labels: Labels, width_px: int, height_px: int
+) -> str:
+    """Return the line of an object of class `number`."""
+    if found.box_xyxy_px is None:
+        raise ValueError("it has no box, and YOLO's objects have one")
+    left, top, right, bottom = found.box_xyxy_px
+    words = [
+        str(number),
+        repr((left + right) / 2 / width_px),
+        repr((top + bottom) / 2 / height_px),
+        repr((right - left) / width_px),
+        repr((bottom - top) / height_px),
+    ]
+    points = found.landmarks_xy_px or (_NAN,) * labels.num_landmarks
+    if len(points) != labels.num_landmarks:
+        raise ValueError(f"it has {len(points)} landmarks, and others {labels.num_landmarks}")
+    for place, (x, y) in enumerate(points):
+        is_marked = not (math.isnan(x) or math.isnan(y))
+        seen = found.visibility[place] if found.visibility else 2
+        words += [repr(x / width_px), repr(y / height_px)] if is_marked else ["0", "0"]
+        if labels.num_values == 3:
+            words.append(str(seen if is_marked else 0))
+    return " ".join(words)
+
 
 _MAX_YAML_BYTES: Final = 1_000_000  # a thousand classes take 20 kB
 _MAX_CLASSES: Final = 1_000_000
 _NO_SPLITS: Final = frozenset(
-    (
+    [
         "path",
         "names",
         "nc",
@@ -54,7 +220,7 @@ _NO_SPLITS: Final = frozenset(
         "kpt_names",
         "roboflow",
         "yaml_file",
-    )
+    ]
 )
 
 
@@ -113,8 +279,7 @@ def read_yolo(
         StoreError: something cannot be read, or is not as it has to be. The message names the file
             and the line.
     """
-    if polygons not in ("error", "box"):
-        raise ConfigError(f"polygons is 'error' or 'box', not {polygons!r}.")
+    checked_choice("polygons", polygons, ("error", "box"))
     if not slack >= 0:
         raise ConfigError(f"slack is at least 0, not {slack!r}.")
     data = read_yolo_data(yaml_or_folder)
@@ -131,32 +296,22 @@ def read_yolo(
         path, key = files[0]
         _image(path, key, label_file(path), labels, None)
     if images and missing == len(images):
-        _warn_of_no_labels(data, split, label_file(files[0][0]))
-    return images, data.class_names or _numbers(images)
-
-
-def _numbers(images: list[AnnotatedImage]) -> tuple[str, ...]:
+        warnings.warn(
+            f"no image of split {split!r} of {data.source} has labels: {label_file(files[0][0])} "
+            "is not there, for one. All count as images without objects.",
+            UserWarning,
+            stacklevel=users_level(),
+        )
+    if data.class_names:
+        return images, data.class_names
     highest = max((int(found.class_name) for i in images for found in i.objects), default=-1)
     if highest >= _MAX_CLASSES:
         raise StoreError(f"an object is of class {highest}: no data set has that many classes.")
-    return tuple(map(str, range(highest + 1)))
-
-
-def _warn_of_no_labels(data: YoloData, split: str, file: Path) -> None:
-    warnings.warn(
-        f"no image of split {split!r} of {data.source} has labels: {file} is not there, for one. "
-        "All count as images without objects.",
-        UserWarning,
-        stacklevel=users_level(),
-    )
+    return images, tuple(map(str, range(highest + 1)))
 
 
 def read_yolo_data(yaml_or_folder: str | Path) -> YoloData:
-    """Return what a YAML file or a folder says of its data set; no image is looked at.
-
-    Raises:
-        StoreError: it cannot be read, or is not as it has to be.
-    """
+    """Return what a YAML file or a folder says of its data set; no image is looked at."""
     source = Path(yaml_or_folder)
     if not source.is_dir():
         return _from_yaml(source)
@@ -172,20 +327,14 @@ def _from_folder(root: Path) -> YoloData:
     images = root / "images"
     if not images.is_dir():
         raise StoreError(f"{root} has neither a YAML file nor a folder 'images': no YOLO data set.")
-    splits: dict[str, tuple[str, ...]] = {}
     names_of_splits = sorted(
         path.name for path in images.iterdir() if path.is_dir() and not is_system_folder(path.name)
     )
-    splits |= {name: (f"images/{name}",) for name in names_of_splits}
+    splits: dict[str, tuple[str, ...]] = {name: (f"images/{name}",) for name in names_of_splits}
     lists = [root / "classes.txt", root / "labels" / "classes.txt"]
-    names = next((read_text(p).split("\n") for p in lists if p.exists()), [])
-    class_names = tuple(name.strip() for name in "\n".join(names).strip().split("\n"))
-    return YoloData(
-        root,
-        root,
-        class_names if class_names != ("",) else (),
-        splits or {"train": ("images",)},
-    )
+    names = next((read_text(p).strip() for p in lists if p.exists()), "")
+    class_names = tuple(name.strip() for name in names.split("\n")) if names else ()
+    return YoloData(root, root, class_names, splits or {"train": ("images",)})
 
 
 def _from_yaml(path: Path) -> YoloData:
@@ -194,20 +343,19 @@ def _from_yaml(path: Path) -> YoloData:
         names = _names(said.get("names"), said.get("nc"))
         num_landmarks, num_values = _kpt_shape(said.get("kpt_shape"))
         splits = {
-            name: _places(name, value)
+            name: places
             for name, value in said.items()
-            if name not in _NO_SPLITS and value and _is_places(value)
+            if name not in _NO_SPLITS and value and (places := _places(name, value))
         }
-        root = _root(_text(said.get("path", ""), "path"), path)
+        # From the YAML file's folder, or from the current one.
+        roots = [
+            listed_path(_text(said.get("path", ""), "path"), folder)
+            for folder in (path.parent, Path())
+        ]
+        root = next(filter(os.path.isdir, roots), roots[0])
     except ValueError as error:
         raise StoreError(f"cannot read {path}: {error}.") from error
     return YoloData(path, root, names, splits, num_landmarks, num_values)
-
-
-def _root(said: str, path: Path) -> Path:
-    """Return where relative paths start from: from the YAML file's folder, or the current one."""
-    places = [listed_path(said, folder) for folder in (path.parent, Path())]
-    return next(filter(os.path.isdir, places), places[0])
 
 
 def _load(path: Path) -> dict[str, Any]:
@@ -267,25 +415,18 @@ def _kpt_shape(value: object) -> tuple[int, int]:
     raise ValueError("kpt_shape is the number of landmarks and 2 or 3, as in [17, 3]")
 
 
-def _is_places(value: object) -> bool:
-    return isinstance(value, str) or (
-        isinstance(value, list) and all(isinstance(place, str) for place in value)
-    )
-
-
-def _places(name: str, value: str | list[str]) -> tuple[str, ...]:
-    places = (value,) if isinstance(value, str) else tuple(value)
+def _places(name: str, value: object) -> tuple[str, ...]:
+    """Return the folders or lists that a split names; none of a value that is no split's."""
+    places = tuple(value) if isinstance(value, list) else (value,)
+    if not all(isinstance(place, str) for place in places):
+        return ()
     if any("\0" in place for place in places):
         raise ValueError(f"{name} is no path: it has a null character")
     return places
 
 
 def files_of_split(data: YoloData, split: str) -> list[tuple[Path, str]]:
-    """Return path and key of each image of a split.
-
-    Raises:
-        StoreError: there is no such split, or a place of its images is not there.
-    """
+    """Return path and key of each image of a split."""
     if split not in data.splits:
         has = ", ".join(map(repr, data.splits)) or "none"
         raise StoreError(f"{data.source} has no split {split!r}; it has {has}.")
@@ -308,17 +449,16 @@ def files_of_split(data: YoloData, split: str) -> list[tuple[Path, str]]:
 
 
 def _in_folder(folder: Path) -> Iterator[tuple[Path, str]]:
+    def refuse(error: OSError) -> None:
+        raise cannot_list(error) from error
+
     paths: list[str] = []
-    for above, subfolders, names in os.walk(folder, onerror=_refuse_to_pass_over):
+    for above, subfolders, names in os.walk(folder, onerror=refuse):
         subfolders[:] = [name for name in subfolders if not is_system_folder(name)]
         images = (n for n in names if n.lower().endswith(IMAGE_SUFFIXES) and n[0] != ".")
         paths += (os.path.relpath(os.path.join(above, name), folder) for name in images)
     for path in sorted(path.replace(os.sep, "/") for path in paths):
         yield folder / path, os.path.splitext(path)[0]
-
-
-def _refuse_to_pass_over(error: OSError) -> None:
-    raise cannot_list(error) from error
 
 
 def _in_list(file: Path, root: Path) -> Iterator[tuple[Path, str]]:

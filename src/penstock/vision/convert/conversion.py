@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError, StoreError
 from penstock.stores.folder.links import refuse_outside
-from penstock.vision.annotations.image_size import header_of
-from penstock.vision.annotations.paths import folder_of
+from penstock.vision.annotations.reading import folder_of, header_of
 from penstock.vision.convert.merging import merge, with_class
 from penstock.vision.convert.reading import FORMATS, Collection, Source, read_source
 from penstock.vision.convert.writing import (
@@ -24,14 +23,14 @@ from penstock.vision.convert.writing import (
     landmark_columns,
     write_target,
 )
-from penstock.vision.datasets.box_policy import BoxCounts
+from penstock.vision.datasets.rules import BoxCounts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from penstock.vision.annotations.landmark_list import LandmarkColumns
+    from penstock.vision.annotations.lists import LandmarkColumns
     from penstock.vision.annotations.model import AnnotatedImage
-    from penstock.vision.datasets.box_policy import BadBoxes
+    from penstock.vision.datasets.rules import BadBoxes
 
 __all__ = ["ConvertReport", "convert"]
 
@@ -97,7 +96,7 @@ def convert(
         default_class: What an object without a class is called in VOC and YOLO. A source all of
             whose objects are called so has no classes.
         bad_boxes: What becomes of boxes that cannot be right, see
-            `penstock.vision.datasets.box_policy`: "keep" leaves them as they are, and what VOC says
+            `penstock.vision.datasets.rules`: "keep" leaves them as they are, and what VOC says
             of one column is one column elsewhere; "drop", "fix" and "raise". They are counted
             always.
         follow_links: Whether image files that lie outside of the sources' folders are copied: links

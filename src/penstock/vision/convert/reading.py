@@ -12,21 +12,19 @@ import numpy as np
 
 from penstock.errors import ConfigError, StoreError
 from penstock.stores.folder.annotated_folder import YAML_SUFFIXES, annotated_folder
-from penstock.vision.annotations.image_list import read_labelled_paths
-from penstock.vision.annotations.image_size import upright_size
 from penstock.vision.annotations.imglab import read_imglab
-from penstock.vision.annotations.landmark_list import (
+from penstock.vision.annotations.lists import (
     LandmarkColumns,
+    read_labelled_paths,
     read_landmark_list,
     samples_of_lines,
 )
 from penstock.vision.annotations.model import AnnotatedImage, AnnotatedObject
-from penstock.vision.annotations.paths import key_of, listed_path
-from penstock.vision.annotations.text_lines import numbered_lines
+from penstock.vision.annotations.reading import key_of, listed_path, numbered_lines, upright_size
 from penstock.vision.annotations.voc import read_voc_folder
 from penstock.vision.annotations.voc_files import stems_of_split
 from penstock.vision.annotations.yolo import read_yolo, read_yolo_data
-from penstock.vision.datasets.box_policy import BadBoxes, BoxCounts, judged
+from penstock.vision.datasets.rules import BadBoxes, BoxCounts, judged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

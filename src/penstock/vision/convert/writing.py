@@ -15,16 +15,15 @@ from typing import TYPE_CHECKING, Final, Literal
 from penstock.errors import StoreError
 from penstock.opening import open_file
 from penstock.stores.folder.listing import IMAGE_SUFFIXES, is_image
-from penstock.vision.annotations.image_list import write_image_list
 from penstock.vision.annotations.imglab import can_be_attribute, whole_px, write_imglab
-from penstock.vision.annotations.landmark_list import (
+from penstock.vision.annotations.lists import (
     CLASS_COLUMN,
     LandmarkColumns,
+    write_image_list,
     write_landmark_list,
 )
 from penstock.vision.annotations.voc import write_voc
-from penstock.vision.annotations.yolo import write_yolo_yaml
-from penstock.vision.annotations.yolo_labels import Labels, label_line
+from penstock.vision.annotations.yolo import Labels, label_line, write_yolo_yaml
 from penstock.vision.convert.merging import classes_of
 
 if TYPE_CHECKING:

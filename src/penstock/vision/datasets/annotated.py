@@ -1,34 +1,194 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`AnnotatedImages`: images with objects marked in them, from whatever files they were read."""
+"""`AnnotatedImages`: images with objects marked in them, from files or from a packed store."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import os
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from penstock.errors import ConfigError
+from penstock.data.ragged import RaggedArray
+from penstock.errors import ConfigError, StoreError
+from penstock.faults import annotate
+from penstock.images.headers import read_header
+from penstock.opening import MAX_FILE_BYTES, checked_max_file_size, read_file
 from penstock.stores.dataset import StoreDataset
-from penstock.vision.datasets.annotation_rules import AnnotationRules, settled
-from penstock.vision.datasets.annotation_store import AnnotationStore
-from penstock.vision.datasets.class_check import warn_of_absent
-from penstock.vision.datasets.frames import size_of_file
-from penstock.vision.datasets.table_builder import TableBuilder
+from penstock.stores.index import Index
+from penstock.stores.label_columns import (
+    COLUMNS,
+    are_names,
+    from_metadata,
+    packed_columns,
+    packed_numbers,
+    unpacked_numbers,
+)
+from penstock.stores.records import EncodedImage, Record
+from penstock.stores.store import Store
+from penstock.vision.datasets.frames import Orientation, count_frames, in_frame, size_of_file
+from penstock.vision.datasets.rules import AnnotationRules, settled, warn_of_absent
+from penstock.vision.datasets.table import FLAGS, TableBuilder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
 
     from penstock.stores.dataset import Decode
     from penstock.vision.annotations.model import AnnotatedImage
-    from penstock.vision.datasets.annotation_table import AnnotationTable
-    from penstock.vision.datasets.box_policy import BoxCounts
-    from penstock.vision.datasets.frame_votes import FrameCounts
+    from penstock.vision.datasets.frames import FrameCounts
+    from penstock.vision.datasets.rules import BoxCounts
+    from penstock.vision.datasets.table import AnnotationTable
 
-__all__ = ["AnnotatedImages"]
+SIZES: Final = "sizes_px"  # in metadata: 56 kB for 10,000 images of as many sizes
+_NUM_TOGETHER: Final = 64  # records that are read for their headers
+Transform = Callable[[Any], Any] | None
+
+
+class AnnotationStore(Store):
+    """The images of a table. A sample is the dict that detection takes, its image still encoded.
+
+    A label is the tuple of the objects' classes. Nothing is held open; the annotations are in
+    memory, the files are read when they are asked for. Metadata have the names of landmarks and
+    attributes, the classes by each of these, and the sizes that are known, so that a packed copy
+    has them too.
+
+    Attributes:
+        max_file_size: Bytes of the largest image that is read; may be set.
+    """
+
+    def __init__(
+        self,
+        table: AnnotationTable,
+        orientation: Orientation,
+        name: str,
+        unreadable: Mapping[str, int] | None = None,
+        root: str | Path | None = None,
+        *,
+        max_file_size: int = MAX_FILE_BYTES,
+    ) -> None:
+        """Keep the table."""
+        self.table = table
+        self.max_file_size = checked_max_file_size(max_file_size)
+        self._orientation = orientation
+        self._name = name
+        self._unreadable = dict(unreadable or {})
+        self._root = root
+        if self.index.first_repeated() is None:
+            return
+        first: dict[str, int] = {}
+        for position, key in enumerate(table.keys):
+            other = first.setdefault(key, position)
+            if other != position and _said(table, other) != _said(table, position):
+                raise StoreError(
+                    f"{name} has two images called {key!r}. Leave one out, or give them other "
+                    "names."
+                )
+
+    @functools.cached_property
+    def frame_counts(self) -> FrameCounts:
+        """What the sizes in annotations say of their frame; asked first, it reads headers."""
+        return count_frames(self.table)
+
+    @property
+    def address(self) -> str:
+        """What it was read from; not an address that `open_store` takes."""
+        return self._name
+
+    def own_files(self) -> tuple[str, Iterable[str]] | None:
+        """As in `Store`."""
+        if self._root is None:
+            return None
+        here = os.getcwd()
+        return os.fspath(self._root), (os.path.join(here, path) for path in self.table.paths)
+
+    def _load_index(self) -> Index:
+        table = self.table
+        return Index(
+            table.keys,
+            RaggedArray(table.labels, table.offsets),
+            table.class_names,
+            _metadata(table),
+            table.fingerprint(),
+        )
+
+    @contextlib.contextmanager
+    def _read(self, positions: NDArray[np.int64], *, copy: bool) -> Iterator[list[Record]]:
+        yield [self._record(position, copy=copy) for position in positions.tolist()]
+
+    def _record(self, position: int, *, copy: bool) -> Record:
+        image = EncodedImage(self._file(position))
+        arrays = self.table.objects_of(position)
+        if copy:
+            arrays = {name: array.copy() for name, array in arrays.items()}
+        key = self.keys[position]
+        sample = {"image": image, **arrays, "image_id": key}
+        return Record(key, self.index.label_of(position), sample)
+
+    def _file(self, position: int) -> bytes:
+        path, source = self.table.paths[position], self.table.sources[position]
+        try:
+            data = read_file(path, self.max_file_size)
+        except OSError as error:
+            said = f" It is annotated in {source}." if source else ""
+            raise StoreError(f"cannot read {path}: {error.strerror}.{said}") from error
+        height, width = self.table.sizes_px[position].tolist()
+        try:
+            if path in self._unreadable:
+                self._refuse(path, data)
+            is_said = self.table.is_size_said
+            size = (height, width) if height else None
+            if is_said is None or not is_said[position]:
+                return in_frame(data, self._orientation, size)
+            return in_frame(data, self._orientation, size, lambda: self.frame_counts.frame)
+        except ValueError as error:
+            annotate(error, f"while reading {path}, annotated in {source or 'a table'}")
+            raise
+
+    def _refuse(self, path: str, data: bytes) -> None:
+        """Raise for an image whose objects could not be placed."""
+        num_objects = self._unreadable[path]
+        said = f"its {num_objects} object(s) are shares of its size, and are left out"
+        try:
+            read_header(data)
+        except ValueError as error:
+            raise ValueError(f"{error}; {said}") from error
+        raise ValueError(
+            f"its size can be read now, and could not when the data set was made; {said}. Make the "
+            "data set anew"
+        )
+
+
+def _said(table: AnnotationTable, position: int) -> tuple[object, ...]:
+    """Return all that a table says of an image, to be compared."""
+    arrays = table.objects_of(position).items()
+    rows = tuple((name, array.tobytes()) for name, array in arrays)
+    return table.paths[position], table.sizes_px[position].tolist(), rows
+
+
+def _metadata(table: AnnotationTable) -> Mapping[str, Any]:
+    found: dict[str, Any] = {}
+    if (table.sizes_px > 0).any():
+        numbers = packed_numbers(table.sizes_px)
+        found[SIZES] = {"num_images": len(table), "zlib_base64_u32": numbers}
+    if table.num_landmarks:
+        found["num_landmarks"] = table.num_landmarks
+    if table.landmark_names:
+        found["landmark_names"] = list(table.landmark_names)
+    # An attribute that no object has gives no classes.
+    attributes = {name for name, texts in table.attribute_names.items() if any(texts)}
+    columns = [name for name in table.columns if name in FLAGS or name in attributes]
+    found[COLUMNS] = packed_columns({name: table.columns[name] for name in columns})
+    if table.attribute_names:
+        found["attribute_names"] = {
+            name: list(names) for name, names in table.attribute_names.items()
+        }
+    return found
 
 
 class AnnotatedImages(StoreDataset):
@@ -52,19 +212,16 @@ class AnnotatedImages(StoreDataset):
 
     All annotations are read when the dataset is made, into arrays that workers share; image files
     then, of which only the header, where no annotation says a size that is needed. Pixels and boxes
-    are in one frame: see `orientation`.
+    are in one frame: see docs/detection.md on Exif.
 
     `pack` takes such a dataset, and a `StoreDataset` over what it wrote gives equal samples, with
     their keys, classes and labels.
-
-    Concurrency:
-        Any thread or process; it pickles.
 
     Example:
         >>> import tempfile
         >>> from pathlib import Path
         >>> import cv2, numpy as np
-        >>> from penstock.vision.annotations.model import AnnotatedImage, AnnotatedObject
+        >>> from penstock.vision import AnnotatedImage, AnnotatedObject
         >>> folder = tempfile.TemporaryDirectory()
         >>> photo = Path(folder.name, "1.png")
         >>> _ = cv2.imwrite(str(photo), np.zeros((6, 8, 3), np.uint8))
@@ -84,8 +241,8 @@ class AnnotatedImages(StoreDataset):
         images: Iterable[AnnotatedImage],
         *,
         class_names: Sequence[str] | None = None,
-        attributes: Sequence[str] | None = (),
-        transform: Callable[[Any], Any] | None = None,
+        attributes: Sequence[str] | Mapping[str, Sequence[str]] | None = (),
+        transform: Transform = None,
         decode: Decode = "rgb",
         repair: bool = False,
         rules: AnnotationRules | None = None,
@@ -97,7 +254,8 @@ class AnnotatedImages(StoreDataset):
             images: What was read; gone through once.
             class_names: The classes in their order; those found, sorted, if not given. It is a
                 warning if no object is of one of them.
-            attributes: Which of the objects' `extra` (or "pose") become arrays; None takes all.
+            attributes: Which of the objects' `extra` (or "pose") become arrays; None takes all. A
+                dict gives each its texts in their order.
             transform: Takes the sample.
             decode: As for `StoreDataset`.
             repair: Whether JPEG files without an end are given one.
@@ -127,7 +285,7 @@ class AnnotatedImages(StoreDataset):
         rules: AnnotationRules,
         name: str,
         *,
-        transform: Callable[[Any], Any] | None,
+        transform: Transform,
         decode: Decode,
         repair: bool,
         given_classes: Sequence[str] | None = None,
@@ -160,11 +318,11 @@ class AnnotatedImages(StoreDataset):
 
     @property
     def frame_counts(self) -> FrameCounts:
-        """In which frame annotations are, as far as their sizes tell: see `frame_votes`.
+        """In which frame annotations are, as far as their sizes tell.
 
         When it is first asked for, the headers of up to 1,000 images are read.
         """
-        return self.store.frame_votes.counts()
+        return self.store.frame_counts
 
     @property
     def landmark_names(self) -> tuple[str, ...]:
@@ -210,9 +368,104 @@ class AnnotatedImages(StoreDataset):
         if self.num_landmarks:
             yield "landmarks", self._landmarks()
         yield "boxes", str(self._box_counts)
-        frames = self.store.frame_votes.known
-        if frames is not None:
-            yield "frames", str(frames)
+        if "frame_counts" in self.store.__dict__:  # asked for before
+            yield "frames", str(self.store.frame_counts)
 
     def _landmarks(self) -> str:
         return f"{self.num_landmarks} each"
+
+
+class PackedAnnotations(StoreDataset):
+    """What `pack` made of `AnnotatedImages`, with all that is known without an image being read.
+
+    Samples are those of `StoreDataset`; there are also the names of landmarks and attributes, and
+    the sizes of images, for `AspectRatioBatchSampler` and the like.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> import cv2
+        >>> from penstock.stores import pack
+        >>> from penstock.vision import AnnotatedImage, AnnotatedObject
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> photo = Path(folder.name, "1.png")
+        >>> _ = cv2.imwrite(str(photo), np.zeros((6, 8, 3), np.uint8))
+        >>> nose = AnnotatedObject("face", (0, 0, 8, 6), ((3.0, 4.0),), ("nose",))
+        >>> address = f"lmdb:{folder.name}/faces.lmdb"
+        >>> _ = pack(AnnotatedImages([AnnotatedImage(photo, "1", 8, 6, (nose,))]), address)
+        >>> packed = PackedAnnotations(address)
+        >>> packed.sizes_px.tolist(), packed.landmark_names, packed.num_landmarks
+        ([[6, 8]], ('nose',), 1)
+        >>> packed.close(); folder.cleanup()
+    """
+
+    _sizes_px: NDArray[np.int64] | None = None
+
+    @property
+    def landmark_names(self) -> tuple[str, ...]:
+        """Names of the landmarks, in their order; empty if they have none."""
+        return tuple(from_metadata(self.store.metadata, "landmark_names", are_names, ()))
+
+    @property
+    def num_landmarks(self) -> int:
+        """Landmarks of an object; 0 if there are none."""
+        count: int = from_metadata(
+            self.store.metadata,
+            "num_landmarks",
+            lambda said: type(said) is int,
+            len(self.landmark_names),
+        )
+        return count
+
+    @property
+    def sizes_px(self) -> NDArray[np.int64]:
+        """Height and width of each image; int64, shape (len, 2); read-only.
+
+        As they were when the store was packed. Where the store does not say them (samples were left
+        out, or annotations did not say all sizes) records are read for their headers, once: 0 where
+        one is damaged.
+
+        Raises:
+            StoreError: a record is missing or damaged, or its sample has no encoded image.
+        """
+        if self._sizes_px is None:
+            sizes_px = self._packed_sizes()
+            (unknown,) = np.nonzero((sizes_px <= 0).any(axis=1))
+            for start in range(0, len(unknown), _NUM_TOGETHER):
+                self._read_sizes(sizes_px, unknown[start : start + _NUM_TOGETHER])
+            sizes_px.flags.writeable = False
+            self._sizes_px = sizes_px
+        return self._sizes_px
+
+    def _packed_sizes(self) -> NDArray[np.int64]:
+        """Return what the store says; 0 if it says nothing, or has more or fewer images by now."""
+        packed = self.store.metadata.get(SIZES)
+        if not isinstance(packed, dict) or packed.get("num_images") != len(self):
+            return np.zeros((len(self), 2), np.int64)
+        try:
+            numbers = unpacked_numbers(packed["zlib_base64_u32"], 2 * len(self))
+        except (KeyError, ValueError) as error:
+            raise StoreError(
+                f"the metadata {SIZES!r} of the store are damaged: {error}."
+            ) from error
+        return numbers.reshape(len(self), 2)
+
+    def _read_sizes(self, sizes_px: NDArray[np.int64], positions: NDArray[np.int64]) -> None:
+        records = self.store.get_many(positions)
+        for position, record in zip(positions.tolist(), records, strict=True):
+            sample = record.sample
+            image = sample.get("image") if isinstance(sample, dict) else None
+            if isinstance(image, np.ndarray):
+                sizes_px[position] = image.shape[:2]
+                continue
+            if not isinstance(image, EncodedImage):
+                raise StoreError(
+                    f"record {record.key!r} of {self.store.address} has no entry 'image' with an "
+                    "image: read this store with StoreDataset."
+                )
+            try:
+                header = read_header(image.data)
+            except ValueError:
+                sizes_px[position] = 0
+                continue
+            sizes_px[position] = header.upright_height_px, header.upright_width_px

@@ -18,12 +18,10 @@ from penstock.errors import ConfigError
 from penstock.randomness.samples import sample_rng
 from penstock.vision.arguments import is_of, shown
 from penstock.vision.samples import image_of, kept, num_objects, with_image, without_letterbox
-from penstock.vision.transforms.coordinates import hidden_where_unmarked
+from penstock.vision.transforms.geometry import hidden_where_unmarked
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-__all__ = ["Albumentations", "Torchvision"]
 
 _ROWS: Final = "penstock_rows"  # which object a box is of
 _POINTS: Final = "penstock_points"  # which landmark a keypoint is
@@ -154,11 +152,7 @@ class Albumentations:
         return local
 
     def _seeded(self, given: tuple[str, ...] | None) -> Any:  # noqa: ANN401
-        """This thread's copy of the transform, drawing from the sample's generator.
-
-        Args:
-            given: What of a sample is handed over; None for a copy that takes what the user's does.
-        """
+        """This thread's copy of the transform, drawing from the sample's generator."""
         local, rng = self._of_this_thread(), sample_rng()
         if given not in local.copies:
             local.copies[given] = (
@@ -175,12 +169,10 @@ class Albumentations:
         return {"transform": self.transform}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Begin with no copy."""
         self.transform = state["transform"]
         self._of_thread = threading.local()
 
     def __repr__(self) -> str:
-        """Return the call that makes it."""
         return f"Albumentations({self.transform!r})"
 
 
@@ -209,28 +201,16 @@ def _rebuilt(transform: Any, given: tuple[str, ...]) -> Any:  # noqa: ANN401
         for name in ("p", "is_check_shapes", "strict", "mask_interpolation")
         if is_compose and hasattr(own, name)
     }
-    before = getattr(own, "processors", {})
-    if "bboxes" in given:
-        kept_options = _options(before.get("bboxes"))
-        options["bbox_params"] = library.BboxParams(
-            format="pascal_voc", label_fields=[_ROWS], **kept_options
-        )
-    if "keypoints" in given:
-        kept_options = _options(before.get("keypoints"))
-        options["keypoint_params"] = library.KeypointParams(
-            format="xy", label_fields=[_POINTS], **kept_options
-        )
+    for kind, name, make, form, field in (
+        ("bboxes", "bbox_params", library.BboxParams, "pascal_voc", _ROWS),
+        ("keypoints", "keypoint_params", library.KeypointParams, "xy", _POINTS),
+    ):
+        if kind in given:
+            before = getattr(own, "processors", {}).get(kind)
+            said = {} if before is None else vars(before.params)
+            others = {k: v for k, v in said.items() if k not in _HAS_NO_PARAMS and k[0] != "_"}
+            options[name] = make(format=form, label_fields=[field], **others)
     return library.Compose(list(own.transforms) if is_compose else [own], **options)
-
-
-def _options(processor: Any) -> dict[str, Any]:  # noqa: ANN401
-    if processor is None:
-        return {}
-    return {
-        name: value
-        for name, value in vars(processor.params).items()
-        if name not in _HAS_NO_PARAMS and not name.startswith("_")
-    }
 
 
 def _taken_back(sample: dict[str, Any], data: dict[str, Any]) -> dict[str, Any]:
@@ -321,7 +301,7 @@ class Torchvision:
         data = self.transform(data)
         result = kept(with_image(sample, _as_array(data["image"])), data["labels"].numpy())
         if "boxes" in marks:
-            result["boxes"] = _rows_of(data["boxes"], result, "boxes")
+            result["boxes"] = _rows_of(data["boxes"], len(result["boxes"]))
         if "landmarks" in marks:
             points = data["landmarks"].numpy().astype(np.float32)
             if len(points) != len(rows):
@@ -334,7 +314,6 @@ class Torchvision:
         return result
 
     def __repr__(self) -> str:
-        """Return the call that makes it."""
         return f"Torchvision({self.transform!r})"
 
 
@@ -354,12 +333,12 @@ def _key_points(
     return tensors.KeyPoints(points, canvas_size=canvas)
 
 
-def _rows_of(boxes: Any, sample: dict[str, Any], key: str) -> np.ndarray[Any, Any]:  # noqa: ANN401
+def _rows_of(boxes: Any, num_objects: int) -> NDArray[np.float32]:  # noqa: ANN401
     array = np.asarray(boxes.numpy(), np.float32).reshape(-1, 4)
     form = str(getattr(getattr(boxes, "format", None), "name", "XYXY"))
-    if form != "XYXY" or len(array) != len(sample[key]):
+    if form != "XYXY" or len(array) != num_objects:
         raise ConfigError(
-            f"the transform gave {len(array)} boxes in the form {form} for {len(sample[key])} "
+            f"the transform gave {len(array)} boxes in the form {form} for {num_objects} "
             "objects: boxes stay XYXY, and only SanitizeBoundingBoxes may drop some"
         )
     return array

@@ -11,8 +11,6 @@ from penstock.vision.arguments import checked_transform
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Compose"]
-
 
 class Compose:
     """Applies transforms in turn, each to what the one before it gave.
@@ -20,12 +18,9 @@ class Compose:
     Attributes:
         transforms: The transforms.
 
-    Concurrency:
-        As its transforms.
-
     Example:
         >>> import numpy as np
-        >>> from penstock.vision.transforms.flips import HorizontalFlip, VerticalFlip
+        >>> from penstock.vision.transforms.geometry import HorizontalFlip, VerticalFlip
         >>> half_turn = Compose(HorizontalFlip(1), VerticalFlip(1))
         >>> half_turn(np.arange(4, dtype=np.uint8).reshape(2, 2))
         array([[3, 2],
@@ -58,5 +53,4 @@ class Compose:
         return sample
 
     def __repr__(self) -> str:
-        """Return the call that makes it."""
         return f"Compose({', '.join(map(repr, self.transforms))})"

@@ -1,41 +1,210 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`MixUp` and `CutMix`: two images in one, and a label that says how much of each."""
+"""`Mosaic`, `MixUp` and `CutMix`: datasets that make a sample of several of another dataset's.
+
+The partners of a sample are drawn from the sample's own generator, uniformly over the dataset. So
+they depend on (seed, epoch, position) alone, like everything else that is drawn for it.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+import operator
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 import cv2
 import numpy as np
 
+from penstock.data.dataset import Dataset, IterableDataset, announce_epoch, read_each
+from penstock.data.fingerprint import fingerprint_of
+from penstock.data.labels.known import known_labels
+from penstock.data.names import describe_sample
+from penstock.deprecation import removed_arguments
 from penstock.errors import ConfigError
+from penstock.faults import UnreadSample, annotate, note_unread
 from penstock.randomness.samples import sample_rng
-from penstock.vision.arguments import checked_number, checked_whole, named_here
+from penstock.vision.arguments import (
+    checked_number,
+    checked_transform,
+    checked_whole,
+)
 from penstock.vision.samples import image_of, joined, without_letterbox
-from penstock.vision.transforms.partners import PartneredDataset
+from penstock.vision.transforms.geometry import Letterbox, clipped, moved
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
-__all__ = ["CutMix", "MixUp"]
+_DEEPEST: Final = 8  # datasets around datasets
 
 
-class _LabelMixing(PartneredDataset):
-    """Knows how labels become soft: a share for each class."""
+class PartneredDataset(Dataset[Any]):
+    """A dataset around another, each of whose samples is made of several of the other's.
+
+    A subclass defines `_combined(index)` and `_alone(sample)`.
+
+    Attributes:
+        dataset: The other one.
+        transform: Applied to what was made; None is nothing.
+
+    Concurrency:
+        As the other dataset and the transform. It pickles if they do.
+    """
+
+    _shows = ("dataset", "length", "probability")
+    _shows_unless: ClassVar = {"transform": None, "until_epoch": None}
 
     def __init__(
         self,
         dataset: Any,  # noqa: ANN401 - anything with an index and a length
-        probability: float,
-        alpha: float,
         *,
-        num_classes: int | None,
+        probability: float,
         transform: Callable[[Any], Any] | None,
         until_epoch: int | None,
     ) -> None:
+        """Keep the dataset."""
+        is_map_style = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+        if isinstance(dataset, IterableDataset) or not is_map_style:
+            raise ConfigError(
+                f"{type(self).__name__} draws partners by index, so its dataset needs __getitem__ "
+                f"and __len__; {type(dataset).__name__} does not have both"
+            )
+        if transform is not None:
+            checked_transform("transform is None, or", transform)
+        self.dataset = dataset
+        self.probability = checked_number("probability", probability, 0, 1)
+        self.transform = transform
+        self.until_epoch = (
+            None if until_epoch is None else checked_whole("until_epoch", until_epoch, 0)
+        )
+        self._epoch = 0
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:  # noqa: ANN401 - as the other dataset's
+        """Return sample `index` with what its partners add, or by itself."""
+        position = self._checked(index)
+        is_on = self.until_epoch is None or self._epoch < self.until_epoch
+        if sample_rng().random() < self.probability and is_on:
+            sample = self._combined(position)
+            return sample if self.transform is None else self.transform(sample)
+        return self._whole(self.dataset[position])
+
+    # `__getitems__` is there for subsets of other libraries, which read batches and know nothing of
+    # streams. A loader had better read sample by sample, to say which one failed.
+    reads_each = True
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Return the samples at `indices`, each made under its own random numbers."""
+        return read_each(self, indices)
+
+    def _combined(self, index: int) -> Any:  # noqa: ANN401
+        raise NotImplementedError
+
+    def _alone(self, sample: Any) -> Any:  # noqa: ANN401
+        raise NotImplementedError
+
+    def _whole(self, sample: Any) -> Any:  # noqa: ANN401
+        """What is returned for a sample that gets no partners."""
+        sample = self._alone(sample)
+        return sample if self.transform is None else self.transform(sample)
+
+    def _checked(self, index: Any) -> int:  # noqa: ANN401
+        try:
+            position = operator.index(index)
+        except TypeError:
+            raise TypeError(f"an index of a dataset is an integer, not {index!r}.") from None
+        length = len(self)
+        if not -length <= position < length:
+            raise IndexError(
+                f"index {position} is out of range for a dataset of {length} samples "
+                f"({-length} <= index < {length})."
+            )
+        return position % length
+
+    def _partners(self, count: int) -> list[int]:
+        drawn: list[int] = sample_rng().integers(len(self), size=count).tolist()
+        return drawn
+
+    def _partner(self, partner: int, index: int) -> Any:  # noqa: ANN401
+        """Read a sample of the other dataset that is to be joined with sample `index`."""
+        try:
+            return self.dataset[partner]
+        except Exception as error:
+            name = describe_sample(self.dataset, partner)
+            drawn, own = (
+                f"sample {number}" + ("" if called is None else f" ({called})")
+                for number, called in ((partner, name), (index, self.describe(index)))
+            )
+            annotate(error, f"in {drawn}, which {type(self).__name__} drew as a partner of {own}")
+            note_unread(error, UnreadSample(partner, name, is_partner=True))
+            raise
+
+    def set_epoch(self, epoch: int) -> None:
+        """Take note of the epoch, and tell the other dataset; the loader calls it."""
+        self._epoch = epoch
+        announce_epoch(self.dataset, epoch)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Name of each class, as the other dataset has them; empty if it has none."""
+        dataset = self.dataset
+        for _ in range(_DEEPEST):
+            if (names := getattr(dataset, "class_names", None)) is not None:
+                return tuple(names)
+            dataset = getattr(dataset, "dataset", None)
+        return ()
+
+    @property
+    def class_to_idx(self) -> dict[str, int]:
+        """Class of each name."""
+        return {name: number for number, name in enumerate(self.class_names)}
+
+    @property
+    def labels(self) -> Any:  # noqa: ANN401 - an array, or a RaggedArray
+        """The other dataset's labels, of each sample without its partners; None without any."""
+        labels = getattr(self.dataset, "labels", None)
+        return known_labels(self.dataset) if labels is None else labels
+
+    @property
+    def fingerprint(self) -> str | None:
+        """The other dataset's fingerprint; None without one."""
+        return fingerprint_of(self.dataset)
+
+    def describe(self, index: int) -> str | None:
+        """Return what errors call a sample: as in the other dataset, partners left out."""
+        return describe_sample(self.dataset, index)
+
+
+class LabelMixing(PartneredDataset):
+    """Knows how labels become soft: a share for each class."""
+
+    @removed_arguments(p="probability=")
+    def __init__(
+        self,
+        dataset: Any,  # noqa: ANN401 - anything with an index and a length
+        probability: float = 1.0,
+        alpha: float = 1.0,
+        *,
+        num_classes: int | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        until_epoch: int | None = None,
+    ) -> None:
+        """Say how often, and how much.
+
+        Args:
+            dataset: Map-style, with a length; its images of one size.
+            probability: Of a mixture, 0 to 1.
+            alpha: Of the Beta distribution that the share is drawn from, above 0. 32: near to one
+                half; 0.2: mostly near 0 or 1.
+            num_classes: For pairs; None: as many as the dataset has `class_names`.
+            transform: Applied to the result.
+            until_epoch: Epochs from this one on have no mixture. None: all have.
+
+        Raises:
+            ConfigError: an argument is out of its range, or the dataset is not map-style.
+        """
         super().__init__(
             dataset, probability=probability, transform=transform, until_epoch=until_epoch
         )
@@ -58,12 +227,8 @@ class _LabelMixing(PartneredDataset):
             image_of(sample[0])  # or it says what it is
             return sample[0], sample[1]
         raise ConfigError(
-            f"{type(self).__name__} takes pairs (image, class){self._also()}; got a "
-            f"{type(sample).__name__}"
+            f"{type(self).__name__} takes pairs (image, class); got a {type(sample).__name__}"
         )
-
-    def _also(self) -> str:
-        return ""
 
     def _soft(self, label: Any) -> NDArray[np.float32]:  # noqa: ANN401
         """The share of each class: 1 for the label; or the label itself where it is one already."""
@@ -97,7 +262,7 @@ class _LabelMixing(PartneredDataset):
             )
 
 
-class MixUp(_LabelMixing):
+class MixUp(LabelMixing):
     """Samples that are a weighted mean of two.
 
         image = share * one + (1 - share) * other          share ~ Beta(alpha, alpha)
@@ -120,39 +285,15 @@ class MixUp(_LabelMixing):
         (dtype('float32'), 1.0, True)
     """
 
-    @named_here(p="probability")
     def __init__(
         self,
         dataset: Any,  # noqa: ANN401 - anything with an index and a length
         probability: float = 1.0,
         alpha: float = 32.0,
-        *,
-        num_classes: int | None = None,
-        transform: Callable[[Any], Any] | None = None,
-        until_epoch: int | None = None,
+        **options: Any,  # noqa: ANN401 - those of the class above
     ) -> None:
-        """Say how often, and how evenly.
-
-        Args:
-            dataset: Map-style, with a length; its images of one size.
-            probability: Of a mixture, 0 to 1.
-            alpha: Of the Beta distribution that the share is drawn from, above 0. 32: near to one
-                half; 0.2: mostly near 0 or 1.
-            num_classes: For pairs; None: as many as the dataset has `class_names`.
-            transform: Applied to the result.
-            until_epoch: Epochs from this one on have no mixture. None: all have.
-
-        Raises:
-            ConfigError: an argument is out of its range, or the dataset is not map-style.
-        """
-        super().__init__(
-            dataset,
-            probability,
-            alpha,
-            num_classes=num_classes,
-            transform=transform,
-            until_epoch=until_epoch,
-        )
+        """Say how often, and how evenly: as `CutMix`."""
+        super().__init__(dataset, probability, alpha, **options)
 
     def _combined(self, index: int) -> Any:  # noqa: ANN401
         (partner,) = self._partners(1)
@@ -166,11 +307,8 @@ class MixUp(_LabelMixing):
         self._check_alike(image, other_image, (index, partner))
         return _mean(image, other_image, share), self._mixed_labels(label, other_label, share)
 
-    def _also(self) -> str:
-        return ', or dicts with "image" and "boxes"'
 
-
-class CutMix(_LabelMixing):
+class CutMix(LabelMixing):
     """Pairs (image, class), a rectangle of each image from another one.
 
     The rectangle has the image's aspect ratio and (1 - share) of its area, its centre is uniform
@@ -191,39 +329,6 @@ class CutMix(_LabelMixing):
         >>> bool(image.mean() == label[1])
         True
     """
-
-    @named_here(p="probability")
-    def __init__(
-        self,
-        dataset: Any,  # noqa: ANN401 - anything with an index and a length
-        probability: float = 1.0,
-        alpha: float = 1.0,
-        *,
-        num_classes: int | None = None,
-        transform: Callable[[Any], Any] | None = None,
-        until_epoch: int | None = None,
-    ) -> None:
-        """Say how often, and how much.
-
-        Args:
-            dataset: Map-style, with a length; its samples are pairs, its images of one size.
-            probability: Of a mixture, 0 to 1.
-            alpha: Of the Beta distribution that the share is drawn from, above 0.
-            num_classes: As for `MixUp`.
-            transform: Applied to the result.
-            until_epoch: Epochs from this one on have no mixture. None: all have.
-
-        Raises:
-            ConfigError: an argument is out of its range, or the dataset is not map-style.
-        """
-        super().__init__(
-            dataset,
-            probability,
-            alpha,
-            num_classes=num_classes,
-            transform=transform,
-            until_epoch=until_epoch,
-        )
 
     def _alone(self, sample: Any) -> Any:  # noqa: ANN401
         image, label = self._pair(sample)
@@ -265,3 +370,205 @@ def _span(length: int, part: float, at: float) -> slice:
     half = int(length * part) / 2
     middle = at * length
     return slice(max(0, round(middle - half)), min(length, round(middle + half)))
+
+
+# Columns and rows (0, 1, 2) of the cells around the first of nine, clockwise from the top.
+_AROUND: Final = ((1, 0), (2, 0), (2, 1), (2, 2), (1, 2), (0, 2), (0, 1), (0, 0))
+
+
+class Mosaic(PartneredDataset):
+    """Samples of a detection dataset, each on one canvas with partners; the canvas is 2 s wide.
+
+    `Mosaic(dataset, s)` alone gives images of 2 s x 2 s. To get s x s, as the recipe trains on, you
+    must pass `transform=RandomPerspective(s)`, which moves the canvas at random and cuts it.
+
+    A sample that gets no mosaic (`probability`, `until_epoch`) is letterboxed to s and handed to
+    `transform`. Without a `transform` it lies in the middle of a canvas of 2 s, so that all samples
+    have one size; a `RandomPerspective(s)` later in the chain makes the same of it. Both are
+    squares. Where you train on images that are none, a `whole_transform` takes the place of that.
+
+    In a mosaic boxes are clipped to the visible part of their image; landmarks beyond are NaN,
+    their visibility 0. What is of the image as a whole ("image_id") is that of sample `index`;
+    "letterbox" is dropped.
+
+    Attributes:
+        dataset: Where the images come from: its samples are dicts.
+
+    Concurrency:
+        As the dataset and the transform. Partners come from the sample's own generator.
+
+    Reference:
+        Bochkovskiy and others, "YOLOv4: Optimal Speed and Accuracy of Object Detection" (2020);
+        canvas, centre, fill and the end of it in the last epochs as published with YOLOv5.
+
+    Example:
+        >>> cell = {
+        ...     "image": np.full((30, 40, 3), 255, np.uint8),
+        ...     "boxes": np.array([[10, 10, 20, 20]], np.float32),
+        ...     "labels": np.array([3]),
+        ... }
+        >>> sample = Mosaic([cell, cell], size=64)[0]
+        >>> sample["image"].shape, sample["boxes"].shape[1], set(sample["labels"].tolist())
+        ((128, 128, 3), 4, {3})
+    """
+
+    @removed_arguments(p="probability=", img_scale="size=")
+    def __init__(
+        self,
+        dataset: Any,  # noqa: ANN401 - anything with an index and a length
+        size: int = 640,
+        *,
+        tiles: int = 4,
+        probability: float = 1.0,
+        fill: int = 114,
+        min_side_px: float = 1.0,
+        transform: Callable[[Any], Any] | None = None,
+        until_epoch: int | None = None,
+        whole_transform: Callable[[Any], Any] | None = None,
+    ) -> None:
+        """Say how large, and how often.
+
+        Args:
+            dataset: Map-style, with a length.
+            size: s, in pixels, at least 2: the longer side of each image on the canvas, which is
+                2 s wide and high.
+            tiles: 4 or 9.
+            probability: Of a mosaic, 0 to 1.
+            fill: Value of the canvas in all channels, 0 to 255.
+            min_side_px: Objects are dropped whose box, clipped, is not wider and higher than this.
+            transform: Applied to the result: `RandomPerspective(size)`, or a chain that begins
+                with it. None gives the whole canvas.
+            until_epoch: Epochs from this one on have no mosaic: the recipe trains its last epochs
+                (10 or 15) on whole images. None: all have. The loader tells the epoch.
+            whole_transform: Applied to a sample that gets no mosaic, as the dataset has it, and all
+                that is: it is neither letterboxed to s nor handed to `transform`. For sizes that
+                are no squares: `Compose(Letterbox((480, 640)), ...)`. None: see above.
+
+        Raises:
+            ConfigError: an argument is out of its range, or the dataset is not map-style.
+        """
+        super().__init__(
+            dataset, probability=probability, transform=transform, until_epoch=until_epoch
+        )
+        if whole_transform is not None:
+            checked_transform("whole_transform is None, or", whole_transform)
+        self.whole_transform = whole_transform
+        if tiles not in {4, 9}:
+            raise ConfigError(f"tiles is 4 or 9; got {tiles!r}")
+        self.size_px = checked_whole("size", size, 2)
+        self.num_tiles = tiles
+        self.fill = checked_whole("fill", fill, 0, 255)
+        self.min_side_px = checked_number("min_side_px", min_side_px, 0)
+        self._letterbox = Letterbox(self.size_px, self.fill)
+        self._middle = Letterbox(2 * self.size_px, self.fill, enlarge=False)
+
+    def _alone(self, sample: Any) -> Any:  # noqa: ANN401
+        boxed = self._letterbox(_checked_sample(sample))
+        # What comes after `transform` may well want images of one size: a batch, or MixUp.
+        return without_letterbox(boxed if self.transform is not None else self._middle(boxed))
+
+    def _whole(self, sample: Any) -> Any:  # noqa: ANN401
+        if self.whole_transform is None:
+            return super()._whole(sample)
+        return self.whole_transform(_checked_sample(sample))
+
+    def _combined(self, index: int) -> dict[str, Any]:
+        rng, side = sample_rng(), self.size_px
+        partners = self._partners(self.num_tiles - 1)
+        if self.num_tiles == 4:
+            centre = rng.uniform(side / 2, 3 * side / 2, 2).astype(int).tolist()
+            quadrants = _quadrants(centre, 2 * side)
+            # The sample itself is in any of the four.
+            cells = [quadrants[place] for place in rng.permutation(4).tolist()]
+            own = _checked_sample(self.dataset[index])
+        else:
+            corner = rng.integers(0, side, 2, endpoint=True).tolist()
+            own = _checked_sample(self.dataset[index])
+            cells = _grid(*_fitting(image_of(own), side), side, corner)
+        first = image_of(own)
+        canvas = np.full((2 * side, 2 * side, *first.shape[2:]), self.fill, first.dtype)
+        placed = [self._placed(own, cells[0], canvas)]
+        for partner, cell in zip(partners, cells[1:], strict=True):
+            sample = _checked_sample(self._partner(partner, index))
+            placed.append(self._placed(sample, cell, canvas))
+        return joined(placed, canvas)
+
+    def _placed(self, sample: dict[str, Any], cell: _Cell, canvas: NDArray[Any]) -> dict[str, Any]:
+        """Draw an image into its cell; return its objects, as they are on the canvas."""
+        image = image_of(sample)
+        if image.shape[2:] != canvas.shape[2:] or image.dtype != canvas.dtype:
+            raise ConfigError(
+                f"the images of a mosaic are {image.dtype} {image.shape} and {canvas.dtype} "
+                f"(…, {canvas.shape[2:]}): decode all of them to uint8 RGB"
+            )
+        height, width = _fitting(image, self.size_px)
+        left, top = cell.corner_for(width, height)
+        # A tile begins where its cell does, or in the first column or row, which the canvas cuts.
+        x1, y1 = max(left, 0), max(top, 0)
+        x2 = max(x1, min(left + width, cell.right, canvas.shape[1]))
+        y2 = max(y1, min(top + height, cell.bottom, canvas.shape[0]))
+        if x2 > x1 and y2 > y1:
+            scaled = cv2.resize(image, (width, height), interpolation=cv2.INTER_LINEAR)
+            canvas[y1:y2, x1:x2] = scaled[y1 - top : y2 - top, x1 - left : x2 - left].reshape(
+                y2 - y1, x2 - x1, *canvas.shape[2:]
+            )
+        scale = width / image.shape[1], height / image.shape[0]
+        return clipped(moved(sample, scale, (left, top)), (x1, y1, x2, y2), self.min_side_px)
+
+
+class _Cell(NamedTuple):
+    """Where a tile may be drawn on the canvas, in pixels; and at which of its sides it lies."""
+
+    left: int
+    top: int
+    right: int
+    bottom: int
+    is_at_right: bool
+    is_at_bottom: bool
+
+    def corner_for(self, width: int, height: int) -> tuple[int, int]:
+        """Left and top of a tile of this size."""
+        left = self.right - width if self.is_at_right else self.left
+        top = self.bottom - height if self.is_at_bottom else self.top
+        return left, top
+
+
+def _quadrants(centre: list[int], side: int) -> list[_Cell]:
+    xs, ys = (0, centre[0], side), (0, centre[1], side)
+    return [
+        _Cell(xs[column], ys[row], xs[column + 1], ys[row + 1], column == 0, row == 0)
+        for row in range(2)
+        for column in range(2)
+    ]
+
+
+def _grid(height: int, width: int, size_px: int, corner: list[int]) -> list[_Cell]:
+    """Cells of 3 x 3 around a tile of this size, as seen from `corner` of the canvas of 3 s."""
+    xs = _lines(width, size_px, corner[0])
+    ys = _lines(height, size_px, corner[1])
+    return [
+        _Cell(xs[column], ys[row], xs[column + 1], ys[row + 1], column == 0, row == 0)
+        for column, row in ((1, 1), *_AROUND)
+    ]
+
+
+def _lines(length: int, size_px: int, corner: int) -> tuple[int, int, int, int]:
+    """Where three cells begin and end, the middle one as long as the tile in the middle."""
+    start = (3 * size_px - length) // 2
+    return -corner, start - corner, start + length - corner, 3 * size_px - corner
+
+
+def _fitting(image: NDArray[Any], side: int) -> tuple[int, int]:
+    """Height and width of an image whose longer side is `side` pixels."""
+    height, width = image.shape[:2]
+    scale = side / max(height, width)
+    return max(1, round(height * scale)), max(1, round(width * scale))
+
+
+def _checked_sample(sample: Any) -> dict[str, Any]:  # noqa: ANN401
+    if not isinstance(sample, dict):
+        raise ConfigError(
+            f'Mosaic is made of samples that are dicts with "image" and "boxes"; got a '
+            f"{type(sample).__name__}. For pairs of image and class there are MixUp and CutMix"
+        )
+    return sample

@@ -1,0 +1,348 @@
+# SPDX-License-Identifier: Apache-2.0
+r"""Text files with a line for each image and its class, or for each object and its landmarks.
+
+    photos/cat 1.jpg cat                                               an image and its class
+    lfw\1.jpg  102.5 150 126 105.5 148  120 121 143 160 161  1 2       5 points, "xxyy", 2 classes
+    1.jpg,12,30,40,31,5,5,50,60                                        2 points, "xyxy", a box
+
+Lines end as they do on any system, blanks or tabs separate columns (or what `separator` says), and
+lines that are empty or begin with "#" say nothing. The path may have blanks in it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from penstock.errors import ConfigError, StoreError
+from penstock.stores.folder.annotated_folder import is_number
+from penstock.stores.folder.listing import IMAGE_SUFFIXES
+from penstock.vision.annotations.model import AnnotatedImage, AnnotatedObject
+from penstock.vision.annotations.reading import (
+    coordinate,
+    coordinate_text,
+    key_of,
+    listed_path,
+    numbered_lines,
+    whole_value,
+)
+from penstock.vision.arguments import checked_choice
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+CLASS_COLUMN: Final = "class"  # the column of this name is the object's class; others are `extra`
+_NAN: Final = (math.nan, math.nan)
+_SAY: Final = "Say which columns there are: has_box, classes, num_landmarks, separator"
+
+
+def read_image_list(
+    path: str | Path, root: str | Path | None = None, *, separator: str | None = None
+) -> list[tuple[Path, int | str]]:
+    """Return path and label of each image of a list, in its order."""
+    path = Path(path)
+    folder = path.parent if root is None else Path(root)
+    pairs = []
+    for number, text, label in read_labelled_paths(path, separator, folder):
+        try:
+            pairs.append((listed_path(text, folder), label))
+        except ValueError as error:
+            raise StoreError(f"cannot read {path}, line {number}: {error}.") from error
+    numbers = [value for _, label in pairs if (value := whole_value(label)) is not None]
+    if len(numbers) < len(pairs):
+        return list(pairs)
+    return [(image, value) for (image, _), value in zip(pairs, numbers, strict=True)]
+
+
+def read_labelled_paths(
+    path: Path, separator: str | None = None, root: Path | None = None
+) -> list[tuple[int, str, str]]:
+    """Return number, path and label of each line, as they stand there."""
+    found = []
+    for number, line in numbered_lines(path):
+        words = [word.strip() for word in line.rsplit(separator, 1)]
+        if len(words) != 2 or not all(words):
+            raise StoreError(f"cannot read {path}, line {number}: {line[:80]!r} has no label.")
+        # A path that ends before its last column, as "1.jpg 0 1" has two labels.
+        columns = [word.strip().lower() for word in words[0].split(separator)]
+        is_short = any(word.endswith(IMAGE_SUFFIXES) for word in columns[:-1])
+        if is_short and not columns[-1].endswith(IMAGE_SUFFIXES):
+            place = words[0].replace("\\", "/").replace("\0", "")
+            if not os.path.exists((path.parent if root is None else root) / place):
+                raise StoreError(
+                    f"cannot read {path}, line {number}: {words[0]!r:.80} is no image and is not "
+                    "there. Has the line several labels? A line has one. Leave one column, or read "
+                    "images of several labels with a dataset of your own."
+                )
+        found.append((number, words[0], words[1]))
+    if not found:
+        raise StoreError(f"{path} has no lines: it is no list of images.")
+    return found
+
+
+def write_image_list(pairs: Iterable[tuple[str | Path, int | str]]) -> bytes:
+    """Return a list, in UTF-8, of paths and labels; ValueError for what would not stay in place."""
+    lines = []
+    for path, label in pairs:
+        _check_path(os.fspath(path))
+        if str(label).split() != [str(label)]:
+            raise ValueError(f"{path}: the label {label!r} does not stay in a column")
+        lines.append(f"{os.fspath(path)} {label}\n")
+    return "".join(lines).encode()
+
+
+def _check_path(path: str) -> None:
+    is_plain = path.isprintable() and path == path.strip() and path and path[0] not in "#\ufeff"
+    if not is_plain or "\\" in path:
+        raise ValueError(f"a list cannot have the path {path!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class LandmarkColumns:
+    """What the columns of a landmark list are, after the path.
+
+    Attributes:
+        num_landmarks: Points in a line; None takes as many as the first line has numbers for.
+            Better say it, as a box or a column that was forgotten counts as landmarks then.
+        layout: "xxyy" is x1 .. xn y1 .. yn, "xyxy" is x1 y1 x2 y2 ..
+        has_box: Whether four columns are a box.
+        box_format: "xyxy" is left, top, right, bottom; "xywh" left, top, width, height.
+        box_at: Whether the box comes "before" or "after" the points.
+        classes: What the columns at the end are called. "class" is the object's class, or else the
+            first of them.
+        missing: A point with this for x and y is not marked, as is one with "nan"; often -1.
+        origin: Number of the first pixel. 1 is taken from points, and from left and top of boxes,
+            which include both ends then.
+        separator: What separates columns; None is blanks and tabs, any number of them.
+
+    Raises:
+        ConfigError: there is no such choice.
+
+    Example:
+        >>> LandmarkColumns(num_landmarks=5, has_box=True, classes=["gender"]).num_columns
+        15
+    """
+
+    num_landmarks: int | None = None
+    layout: Literal["xxyy", "xyxy"] = "xxyy"
+    has_box: bool = False
+    box_format: Literal["xyxy", "xywh"] = "xyxy"
+    box_at: Literal["before", "after"] = "after"
+    classes: Sequence[str] = ()
+    missing: float | None = None
+    origin: int = 0
+    separator: str | None = None
+
+    def __post_init__(self) -> None:
+        classes = (self.classes,) if isinstance(self.classes, str) else tuple(self.classes)
+        object.__setattr__(self, "classes", classes)
+        checked_choice("layout", self.layout, ("xxyy", "xyxy"))
+        checked_choice("box_format", self.box_format, ("xyxy", "xywh"))
+        checked_choice("box_at", self.box_at, ("before", "after"))
+        checked_choice("origin", self.origin, (0, 1))
+        if self.num_landmarks is not None and self.num_landmarks < 0:
+            raise ConfigError(f"num_landmarks is at least 0, not {self.num_landmarks}.")
+        if len(classes) == 1 and "," in classes[0]:
+            names = classes[0].split(",")
+            raise ConfigError(f"classes is a list of names: classes={names!r}.")
+        if len(set(classes)) < len(classes):
+            raise ConfigError(f"classes are names of columns, each another: {classes}.")
+        if self.separator == "":
+            raise ConfigError("separator is a text such as ',', or None for blanks; not ''.")
+
+    @property
+    def num_columns(self) -> int:
+        """Columns after the path."""
+        return 2 * (self.num_landmarks or 0) + 4 * self.has_box + len(self.classes)
+
+
+def read_landmark_list(
+    path: str | Path,
+    *,
+    root: str | Path | None = None,
+    **columns: Any,  # noqa: ANN401 - of LandmarkColumns
+) -> list[AnnotatedImage]:
+    """Return an image for each line: one that has several lines comes several times."""
+    form = LandmarkColumns(**columns)
+    path = Path(path)
+    folder = path.parent if root is None else Path(root)
+    found: list[AnnotatedImage] = []
+    for number, line in numbered_lines(path):
+        try:
+            if form.num_landmarks is None:
+                form = _with_number(form, line)
+            found.append(_image(line, form, folder, f"{path}, line {number}"))
+        except ValueError as error:
+            raise StoreError(f"cannot read {path}, line {number}: {error}.") from error
+    if not found:
+        raise StoreError(f"{path} has no lines: it is no list of landmarks.")
+    return found
+
+
+def samples_of_lines(lines: Iterable[AnnotatedImage]) -> list[AnnotatedImage]:
+    """Return an image for each sample of a list that has a line for each object."""
+    counts: dict[str, dict[object, int]] = {}
+    objects: dict[str, list[AnnotatedObject]] = {}
+    samples: dict[str, int] = {}
+    first_lines = []
+    for line in lines:
+        (found,) = line.objects
+        times = counts.setdefault(line.key, {})
+        marks = found.class_name, found.box_xyxy_px, found.landmarks_xy_px, *found.extra.items()
+        times[marks] = times.get(marks, 0) + 1
+        if times[marks] == 1:
+            objects.setdefault(line.key, []).append(found)
+        if times[marks] > samples.get(line.key, 0):
+            samples[line.key] = times[marks]
+            first_lines.append(line)
+    return [replace(line, objects=tuple(objects[line.key])) for line in first_lines]
+
+
+def _with_number(columns: LandmarkColumns, line: str) -> LandmarkColumns:
+    """Return the columns with as many landmarks as a line has."""
+    words = [word.strip() for word in line.split(columns.separator)]
+    numbers = words[1 : len(words) - len(columns.classes)]
+    # The path may have blanks: numbers are counted from the end.
+    texts = [position for position, word in enumerate(numbers) if not is_number(word)]
+    count = len(numbers) - (texts[-1] + 1 if texts else 0) - 4 * columns.has_box
+    if count < 0 or count % 2 or (count == 0 and not columns.num_columns):
+        if words and not is_number(words[-1]) and any(map(is_number, words)):
+            raise ValueError(f"column {len(words)} is {words[-1]!r:.80}, and needs a name. {_SAY}")
+        raise ValueError(
+            f"it has {max(0, count)} numbers for landmarks, and x and y of each make an even "
+            f"number. {_SAY}"
+        )
+    return replace(columns, num_landmarks=count // 2)
+
+
+def _image(line: str, columns: LandmarkColumns, folder: Path, source: str) -> AnnotatedImage:
+    words = [word.strip() for word in line.rsplit(columns.separator, columns.num_columns)]
+    # What is left of the path when it has numbers at its end are columns too many.
+    ends = words[0].split(columns.separator)[1:]
+    if len(words) != 1 + columns.num_columns or (ends and is_number(ends[-1])):
+        box = ", 4 for the box" if columns.has_box else ""
+        names = f", {len(columns.classes)} for {', '.join(columns.classes)}"
+        raise ValueError(
+            f"it has {len(line.split(columns.separator))} columns, not {1 + columns.num_columns}: "
+            f"a path, 2 x {columns.num_landmarks} for landmarks{box}"
+            f"{names if columns.classes else ''}"
+        )
+    if not words[0]:
+        raise ValueError("it has no path")
+    path, key = listed_path(words[0], folder), key_of(words[0])
+    num_points, num_box = 2 * (columns.num_landmarks or 0), 4 * columns.has_box
+    is_before = columns.box_at == "before"
+    extra = dict(zip(columns.classes, words[1 + num_points + num_box :], strict=True))
+    found = AnnotatedObject(
+        class_name=extra.pop(CLASS_COLUMN, ""),
+        box_xyxy_px=_box(words, 1 if is_before else 1 + num_points, columns) if num_box else None,
+        landmarks_xy_px=_points(words, 1 + (num_box if is_before else 0), columns),
+        extra=extra,
+    )
+    return AnnotatedImage(path, key, None, None, (found,), source)
+
+
+def _points(
+    words: list[str], first: int, columns: LandmarkColumns
+) -> tuple[tuple[float, float], ...]:
+    count, origin = columns.num_landmarks or 0, columns.origin
+    step, beside = (1, count) if columns.layout == "xxyy" else (2, 1)
+    points = []
+    for at_x in range(first, first + step * count, step):
+        x, y = (_number(words, at, 0) for at in (at_x, at_x + beside))
+        is_missing = math.isnan(x) or math.isnan(y) or (x == columns.missing == y)
+        shifted = (_number(words, at_x, origin), _number(words, at_x + beside, origin))
+        points.append(_NAN if is_missing else shifted)
+    return tuple(points)
+
+
+def _number(words: list[str], place: int, minus: int) -> float:
+    if words[place].lower() == "nan":
+        return math.nan
+    try:
+        return coordinate(words[place], minus)
+    except ValueError as error:
+        raise ValueError(f"column {place + 1} {error}") from None
+
+
+def _box(
+    words: list[str], first: int, columns: LandmarkColumns
+) -> tuple[float, float, float, float] | None:
+    minus = (columns.origin, columns.origin, 0, 0)
+    left, top, third, fourth = (
+        _number(words, first + place, less) for place, less in enumerate(minus)
+    )
+    if any(map(math.isnan, (left, top, third, fourth))):
+        return None
+    if columns.box_format == "xywh":
+        return left, top, left + third, top + fourth
+    return left, top, third, fourth
+
+
+def write_landmark_list(
+    images: Iterable[AnnotatedImage],
+    columns: LandmarkColumns,
+    *,
+    name_of: Callable[[AnnotatedImage], str] | None = None,
+) -> bytes:
+    """Return a landmark list, in UTF-8: a line for each object, in their order."""
+    if columns.num_landmarks is None:
+        raise ConfigError("num_landmarks has to be given for a list that is written.")
+    lines = []
+    for image in images:
+        name = os.fspath(image.path) if name_of is None else name_of(image)
+        for number, found in enumerate(image.objects):
+            try:
+                lines.append(_line(name, found, columns))
+            except ValueError as error:
+                raise ValueError(f"{image.key}, object {number}: {error}") from None
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def _line(name: str, found: AnnotatedObject, columns: LandmarkColumns) -> str:
+    _check_path(name)
+    ends = name.split(columns.separator)[1:]
+    if ends and is_number(ends[-1]):
+        raise ValueError(f"a list cannot have the path {name!r}")
+    box = _box_words(found, columns) if columns.has_box else []
+    points = _point_words(found, columns)
+    words = [name, *box, *points] if columns.box_at == "before" else [name, *points, *box]
+    values = {**found.extra, CLASS_COLUMN: found.class_name}
+    for column in columns.classes:
+        value = values.get(column)
+        if value is None:
+            raise ValueError(f"it has no {column!r}")
+        if not value.isprintable() or value.split(columns.separator) != [value.strip()]:
+            raise ValueError(f"{column} {value!r} does not stay in a column")
+        words.append(value)
+    return (columns.separator or " ").join(words)
+
+
+def _point_words(found: AnnotatedObject, columns: LandmarkColumns) -> list[str]:
+    count = columns.num_landmarks or 0
+    points = found.landmarks_xy_px or (_NAN,) * count
+    if len(points) != count:
+        raise ValueError(f"it has {len(points)} landmarks, and others {count}")
+    missing = "nan" if columns.missing is None else coordinate_text(columns.missing)
+    pairs = [
+        [missing] * 2
+        if math.isnan(x) or math.isnan(y)
+        else [coordinate_text(x, columns.origin), coordinate_text(y, columns.origin)]
+        for x, y in points
+    ]
+    if columns.layout == "xxyy":
+        return [pair[side] for side in (0, 1) for pair in pairs]
+    return [word for pair in pairs for word in pair]
+
+
+def _box_words(found: AnnotatedObject, columns: LandmarkColumns) -> list[str]:
+    if found.box_xyxy_px is None:
+        return ["nan"] * 4
+    left, top, right, bottom = found.box_xyxy_px
+    if columns.box_format == "xywh":
+        right, bottom = right - left, bottom - top
+    corner = [coordinate_text(value, columns.origin) for value in (left, top)]
+    return [*corner, coordinate_text(right), coordinate_text(bottom)]

@@ -1,0 +1,527 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`DetectionCollate`: images with any number of objects each, as one batch.
+
+A sample is a dict as `penstock.vision.samples` describes it. The batch is `(images, targets)`: the
+images stacked, padded to one size or as a list, and a list with what is marked in each.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+
+import numpy as np
+
+from penstock.collate import Collator
+from penstock.errors import CollateError, ConfigError
+from penstock.faults import annotate
+from penstock.transport.arena import INLINE_LIMIT_BYTES
+from penstock.transport.packing import AsTensor
+from penstock.vision.arguments import checked_choice, checked_full_scale, checked_whole
+from penstock.vision.pixels import lookup_tables, write_planes
+from penstock.vision.samples import arrays_by_object, as_array, is_tensor, num_objects
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import DTypeLike, NDArray
+
+    from penstock.collate import BatchMemory
+
+_MOST_CHANNELS: Final = 4  # a longer last axis is no channels, but a width
+# What a field is without a row, where no image of the batch has one.
+_NOTHING: Final[dict[str, tuple[tuple[int, ...], np.dtype[Any]]]] = {
+    "boxes": ((4,), np.dtype(np.float32)),
+    "labels": ((), np.dtype(np.int64)),
+}
+_WHOLE: Final = None  # stands for the keys where a target is no dict, but an array
+
+
+class DetectionCollate:
+    """Makes `(images, targets)` of samples with objects, as detection code expects it.
+
+    In a loader of Penstock the images are converted straight into the slot that goes to the
+    main process. In torch's own loader, or called by itself, it makes the same batch.
+
+    Example:
+        >>> boxes = np.array([[0, 0, 8, 6], [2, 2, 4, 4]], np.float32)
+        >>> photo = {"image": np.full((6, 8, 3), 255, np.uint8), "image_id": "a",
+        ...          "boxes": boxes, "labels": np.array([1, 0])}
+        >>> plain = {**photo, "image_id": "b", "boxes": boxes[:0], "labels": np.array([], int)}
+        >>> images, targets = DetectionCollate()([photo, plain])
+        >>> images.shape, images.dtype, images.max()
+        ((2, 3, 6, 8), dtype('float32'), np.float32(1.0))
+        >>> [(target["image_id"], target["boxes"].shape) for target in targets]
+        [('a', (2, 4)), ('b', (0, 4))]
+    """
+
+    def __init__(
+        self,
+        images: Literal["stack", "pad", "list"] = "stack",
+        output: Literal["float_chw", "uint8_hwc"] = "float_chw",
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        *,
+        pad_multiple: int = 1,
+        fill: int = 114,
+        targets: Literal["dict", "array"] = "dict",
+    ) -> None:
+        """Choose the form of the batch.
+
+        Args:
+            images: "stack" wants images of one size. "pad" adds pixels at the right and bottom, up
+                to the largest height and width of the batch, so that boxes stay true; each target
+                gets "image_size", (height, width) before that. "list" keeps a list of images.
+            output: "float_chw" makes float32 (channels, height, width) in 0..1 of uint8 images of
+                shape (height, width, channels). Whatever else a transform made, floats or tensors,
+                is taken as it is. "uint8_hwc" takes all as they are.
+            mean: Subtracted from the values in 0..1, one per channel, of images converted here.
+                Itself in units of 0..1: (0.485, 0.456, 0.406) rather than (123.7, 116.3, 103.5).
+            std: Then they are divided by it. Likewise.
+            pad_multiple: "pad" goes on to a multiple of this many pixels, 32 for most networks.
+            fill: Value of pixels that "pad" adds, from 0 to 255; converted like the others.
+            targets: "dict" gives a dict per image: all of the sample but the image, as
+                torchvision's detectors take it. "array" gives float32 (objects, 5), each row x1,
+                y1, x2, y2, class, as older SSD and RetinaNet code takes it; all else is left out,
+                "image_size" too.
+
+        Raises:
+            ConfigError: an argument is out of its range, or contradicts another.
+        """
+        if not isinstance(images, str):
+            raise ConfigError(
+                f"images is 'stack', 'pad' or 'list', not a {type(images).__name__}. As collate_fn "
+                "give an instance, DetectionCollate(), not the class, which is called with samples"
+            )
+        checked_choice("images", images, ("stack", "pad", "list"))
+        checked_choice("output", output, ("float_chw", "uint8_hwc"))
+        checked_choice("targets", targets, ("dict", "array"))
+        self._multiple = checked_whole("pad_multiple", pad_multiple, 1)
+        if pad_multiple > 1 and images != "pad":
+            raise ConfigError(f"pad_multiple={pad_multiple} is for images='pad', not {images!r}")
+        if output == "uint8_hwc" and (mean is not None or std is not None):
+            raise ConfigError(
+                "mean and std are for output='float_chw'; 'uint8_hwc' takes images as they are"
+            )
+        self._fill = checked_whole("fill", fill, 0, 255)
+        self._images = images
+        self._converts = output == "float_chw"
+        self._tables = _checked_tables(mean, std)
+        self._targets = targets
+        self.mean, self.std = mean, std
+
+    def __call__(self, samples: Sequence[Mapping[str, Any]]) -> tuple[Any, list[Any]]:
+        """Return the batch in memory of its own.
+
+        Args:
+            samples: At least one.
+
+        Returns:
+            The images, and a target for each. Tensors if any sample holds one, otherwise arrays.
+
+        Raises:
+            CollateError: images of different sizes are to be stacked, or arrays of a name differ in
+                type or shape; the message names two samples.
+            ConfigError: a sample is no dict with an image, or its arrays differ in their rows.
+        """
+        holds_tensors = any(map(_holds_tensors, samples))
+        out: BatchMemory = _TensorMemory() if holds_tensors else Collator(np.empty)
+        return self.collate_into(samples, out)
+
+    def collate_into(
+        self, samples: Sequence[Mapping[str, Any]], out: BatchMemory
+    ) -> tuple[Any, list[Any]]:
+        """Return the batch in memory of `out`; otherwise as calling it does."""
+        taken = [_with_arrays(sample, position) for position, sample in enumerate(samples)]
+        batch, sizes = self._collated([as_array(sample["image"]) for sample in taken], out)
+        if self._targets == "array":
+            return batch, _class_rows(taken, out)
+        rows = {
+            key: split(_leaf(values, out), offsets)
+            for key, (values, offsets) in _fields(taken, out).items()
+        }
+        targets = Targets(
+            {
+                key: rows[key][number] if key in rows else value
+                for key, value in sample.items()
+                if key != "image"
+            }
+            for number, sample in enumerate(taken)
+        )
+        for target, size in zip(targets, sizes, strict=False):
+            target["image_size"] = size
+        return batch, targets
+
+    def _collated(
+        self, arrays: list[NDArray[Any]], out: BatchMemory
+    ) -> tuple[Any, list[tuple[int, int]]]:
+        """Return the images, and where they were padded, the (height, width) of each before."""
+        shapes = [self._shape(array) for array in arrays]
+        if self._images == "list":
+            pairs = zip(arrays, shapes, strict=True)
+            places = [out.empty(shape, self._dtype(array)) for array, shape in pairs]
+            self._write_all(arrays, places)
+            return [out.leaf(place) for place in places], []
+        if self._images == "pad":
+            return self._padded(arrays, shapes, out)
+        _check_alike(arrays, shapes)
+        batch = out.empty((len(arrays), *shapes[0]), self._dtype(arrays[0]))
+        self._write_all(arrays, list(batch))
+        return out.leaf(batch), []
+
+    def _padded(
+        self, arrays: list[NDArray[Any]], shapes: list[tuple[int, ...]], out: BatchMemory
+    ) -> tuple[Any, list[tuple[int, int]]]:
+        is_hwc = _is_hwc(arrays[0]) and not self._is_converted(arrays[0])
+        axis = 0 if is_hwc else -2
+        for shape in shapes:
+            if len(shape) < 2:
+                raise ConfigError(
+                    f"an image has 2 axes or more, but one of the batch has shape {shape}"
+                )
+        sizes = [(shape[axis], shape[axis + 1]) for shape in shapes]
+        _check_alike(arrays, [shape[2:] if is_hwc else shape[:-2] for shape in shapes])
+        height, width = (
+            -(-max(side) // self._multiple) * self._multiple for side in zip(*sizes, strict=True)
+        )
+        of_all = list(shapes[0])
+        of_all[axis], of_all[axis + 1] = height, width
+        batch = out.empty((len(arrays), *of_all), self._dtype(arrays[0]))
+        views = []
+        for place, (rows, columns) in zip(batch, sizes, strict=True):
+            by_pixel = place if is_hwc else np.moveaxis(place, (-2, -1), (0, 1))
+            by_pixel[rows:], by_pixel[:rows, columns:] = self._padding(place), self._padding(place)
+            views.append(place[:rows, :columns] if is_hwc else place[..., :rows, :columns])
+        self._write_all(arrays, views)
+        return out.leaf(batch), sizes
+
+    def _padding(self, place: NDArray[Any]) -> NDArray[Any] | float:
+        """Return the value of a padded pixel, or one for each channel."""
+        if place.dtype.kind != "f":
+            return self._fill
+        values = self._tables[:, self._fill]
+        return values if place.ndim == 3 and len(place) == len(values) else float(values[0])
+
+    def _is_converted(self, array: NDArray[Any]) -> bool:
+        return self._converts and array.dtype == np.uint8 and _is_hwc(array)
+
+    def _dtype(self, array: NDArray[Any]) -> np.dtype[Any]:
+        return np.dtype(np.float32) if self._is_converted(array) else array.dtype
+
+    def _shape(self, array: NDArray[Any]) -> tuple[int, ...]:
+        if not self._is_converted(array):
+            return array.shape
+        height, width, channels = array.shape
+        return channels, height, width
+
+    def _write_all(self, arrays: list[NDArray[Any]], places: list[NDArray[Any]]) -> None:
+        planes: list[NDArray[np.uint8]] = []  # memory to work in
+        for array, place in zip(arrays, places, strict=True):
+            if not self._is_converted(array):
+                place[...] = array
+                continue
+            num_channels = array.shape[2]
+            if [plane.shape for plane in planes] != [array.shape[:2]] * num_channels:
+                planes = [np.empty(array.shape[:2], np.uint8) for _ in range(num_channels)]
+            if len(self._tables) not in (1, num_channels):
+                raise ConfigError(
+                    f"mean and std have {len(self._tables)} values, but an image of the batch has "
+                    f"{num_channels} channel(s)"
+                )
+            write_planes(np.ascontiguousarray(array), self._tables, planes, place)
+
+
+def _checked_tables(
+    mean: Sequence[float] | None, std: Sequence[float] | None
+) -> NDArray[np.float32]:
+    """Return what each value of a uint8 becomes: float32, shape (channels or 1, 256)."""
+    means = np.atleast_1d(np.asarray(0.0 if mean is None else mean, np.float64))
+    stds = np.atleast_1d(np.asarray(1.0 if std is None else std, np.float64))
+    said = f"mean={mean!r}, std={std!r}"
+    if means.ndim != 1 or stds.ndim != 1 or len({len(means), len(stds)} - {1}) > 1:
+        raise ConfigError(f"mean and std have a number for each channel, but got {said}")
+    if not (np.isfinite(means).all() and np.isfinite(stds).all() and (stds > 0).all()):
+        raise ConfigError(f"mean is finite and std above 0, in units of 0..1, but got {said}")
+    checked_full_scale("mean", tuple(means.tolist()))
+    checked_full_scale("std", tuple(stds.tolist()))
+    return lookup_tables(means, stds)
+
+
+def _is_hwc(array: NDArray[Any]) -> bool:
+    """Return whether the channels come last; a uint8 of torch's, (channels, height, width), no."""
+    if array.ndim != 3 or array.shape[2] > _MOST_CHANNELS:
+        return False
+    return array.dtype == np.uint8 or array.shape[0] > _MOST_CHANNELS
+
+
+def _check_alike(arrays: list[NDArray[Any]], shapes: list[tuple[int, ...]]) -> None:
+    first = arrays[0]
+    for position, (array, shape) in enumerate(zip(arrays, shapes, strict=True)):
+        if shape != shapes[0] or array.dtype != first.dtype:
+            raise CollateError(
+                "images of one batch should have the same size and type, but {first} is "
+                f"{_of_size(first)} and {{other}} is {_of_size(array)}. Resize or letterbox them "
+                'in a transform, or collate with DetectionCollate(images="pad") or '
+                'DetectionCollate(images="list").',
+                (0, position),
+            )
+
+
+def _of_size(array: NDArray[Any]) -> str:
+    if array.ndim != 3:
+        return _described(array)
+    height, width = array.shape[:2] if _is_hwc(array) else array.shape[-2:]
+    return f"{height} x {width} (height x width), {_described(array)}"
+
+
+def _described(array: NDArray[Any]) -> str:
+    return f"{array.dtype} of shape {array.shape}"
+
+
+def _holds_tensors(sample: object) -> bool:
+    return isinstance(sample, Mapping) and any(map(is_tensor, sample.values()))
+
+
+def _leaf(values: NDArray[Any], out: BatchMemory) -> Any:  # noqa: ANN401
+    """What the batch has for an array; itself, as of texts, where torch has no such type."""
+    dtype = values.dtype
+    is_number = dtype.kind in "biufc" and dtype.char not in "gG" and dtype.isnative
+    return out.leaf(values) if is_number else values
+
+
+class _TensorMemory:
+    """Ordinary memory, of which leaves are tensors."""
+
+    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+        return np.empty(shape, dtype)
+
+    def leaf(self, array: NDArray[Any]) -> Any:  # noqa: ANN401
+        return sys.modules["torch"].from_numpy(array)
+
+
+def _with_arrays(sample: Any, position: int) -> dict[str, Any]:  # noqa: ANN401
+    """Return a sample with arrays for tensors, having checked that they fit together."""
+    if not isinstance(sample, Mapping) or "image" not in sample:
+        is_dict = isinstance(sample, Mapping)
+        what = f"a dict of {sorted(map(str, sample))}" if is_dict else type(sample).__name__
+        raise ConfigError(
+            f'detection_collate takes dicts with an "image", but sample {position} of the batch '
+            f"is {what}. Other samples need the default collate, or a collate_fn of your own"
+        )
+    taken = {key: as_array(value) if is_tensor(value) else value for key, value in sample.items()}
+    for key, (trailing, _) in _NOTHING.items():
+        if isinstance(taken.get(key), np.ndarray) and taken[key].shape == (0,):
+            taken[key] = taken[key].reshape(0, *trailing)  # np.array([]), as many write it
+    try:
+        num_objects(taken)
+    except ConfigError as error:
+        annotate(error, f"in sample {position} of the batch")
+        raise
+    return taken
+
+
+def _fields(
+    samples: list[dict[str, Any]], out: BatchMemory
+) -> dict[str, tuple[NDArray[Any], NDArray[np.int64]]]:
+    """Return each array by object: the rows of all images, and where each image's begin."""
+    names = [arrays_by_object(sample) for sample in samples]
+    for position, found in enumerate(names):
+        others = set(found) ^ set(names[0])
+        if others:
+            key = min(others)
+            having, lacking = ("{first}", "{other}") if key in names[0] else ("{other}", "{first}")
+            raise CollateError(
+                f"the arrays of objects should be the same in all samples of a batch, but {having} "
+                f"has {_quoted(key)} and {lacking} has not. Give every sample one, of no rows if "
+                "need be, or drop it in a transform.",
+                (0, position),
+            )
+    return {key: _field(key, [sample[key] for sample in samples], out) for key in names[0]}
+
+
+def _field(
+    key: str, parts: list[NDArray[Any]], out: BatchMemory
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    filled = [position for position, part in enumerate(parts) if len(part)]
+    dtype: np.dtype[Any]
+    if filled:
+        first = parts[filled[0]]
+        for position in filled:
+            _check_like(key, first, parts[position], (filled[0], position))
+        trailing, dtype = first.shape[1:], np.result_type(*(parts[p].dtype for p in filled))
+    else:
+        trailing, dtype = _NOTHING.get(key, (parts[0].shape[1:], parts[0].dtype))
+    offsets = _offsets(parts)
+    values = out.empty((int(offsets[-1]), *trailing), dtype)
+    if filled:
+        np.concatenate([parts[position] for position in filled], out=values)
+    return values, offsets
+
+
+def _offsets(parts: Sequence[Any]) -> NDArray[np.int64]:
+    """Return where the rows of each image begin, and where the last's end."""
+    offsets = np.zeros(len(parts) + 1, np.int64)
+    np.cumsum([len(part) for part in parts], out=offsets[1:])
+    return offsets
+
+
+def _check_like(
+    key: str, first: NDArray[Any], other: NDArray[Any], positions: tuple[int, int]
+) -> None:
+    """Raise unless two arrays of objects can be rows of one; texts may differ in length."""
+    kinds = first.dtype.kind + other.dtype.kind
+    if first.shape[1:] == other.shape[1:] and (first.dtype == other.dtype or kinds in ("UU", "SS")):
+        return
+    raise CollateError(
+        f"{_quoted(key)} should differ in its number of rows alone, but that of {{first}} is "
+        f"{_described(first)} and that of {{other}} is {_described(other)}. Make them alike in "
+        "the dataset or a transform; what belongs to the image as a whole should be no array, but "
+        "a number, str, tuple or dict.",
+        positions,
+    )
+
+
+def _quoted(key: object) -> str:
+    return f'"{key}"'.replace("{", "{{").replace("}", "}}")  # the message is a template
+
+
+def _class_rows(samples: list[dict[str, Any]], out: BatchMemory) -> Targets:
+    """Return float32 (objects, 5) for each image: its boxes and their classes."""
+    for position, sample in enumerate(samples):
+        boxes, labels = sample.get("boxes"), sample.get("labels")
+        if boxes is None or labels is None or labels.ndim != 1:
+            shape = "none" if labels is None else f"of shape {labels.shape}"
+            raise ConfigError(
+                'targets="array" is made of "boxes" (N, 4) and "labels" (N,), but sample '
+                f"{position} of the batch has {'no' if boxes is None else 'its'} boxes, and labels "
+                f"{shape}"
+            )
+    wanted = [{key: sample[key] for key in ("boxes", "labels")} for sample in samples]
+    fields = _fields(wanted, Collator(np.empty))
+    corners, offsets = fields["boxes"]
+    values = out.empty((len(corners), 5), np.float32)
+    values[:, :4] = corners
+    values[:, 4] = fields["labels"][0]
+    return Targets(split(out.leaf(values), offsets))
+
+
+class Targets(list[Any]):
+    """A list of targets, one per image, which travels as a few large arrays."""
+
+    def __copy__(self) -> Targets:
+        """Return a list of the same targets, not of copies as unpickling would."""
+        return Targets(self)
+
+    def __reduce__(self) -> tuple[Callable[..., Targets], tuple[Any, ...]]:
+        """Pickle by field."""
+        if not self:
+            return Targets, ()
+        keys = _common_keys(self)
+        known: dict[bytes, NDArray[np.int64]] = {}
+        if keys is _WHOLE:
+            return _rebuilt, (_WHOLE, [_column(list(self), known)], len(self))
+        if not keys:
+            return Targets, (list(self),)
+        columns = [_column([target[key] for target in self], known) for key in keys]
+        return _rebuilt, (keys, columns, len(self))
+
+
+class _RaggedField(NamedTuple):
+    """One field of all images: image k has `values[offsets[k] : offsets[k + 1]]`."""
+
+    values: Any
+    offsets: NDArray[np.int64]
+
+
+def split(values: Any, offsets: NDArray[np.int64]) -> list[Any]:  # noqa: ANN401
+    """Return the rows of each image, as views of an array, a tensor or an `AsTensor`."""
+    spans = itertools.pairwise(offsets.tolist())
+    if isinstance(values, AsTensor):
+        return [AsTensor(values.array[start:stop], values.adapter) for start, stop in spans]
+    return [values[start:stop] for start, stop in spans]
+
+
+def _common_keys(targets: list[Any]) -> tuple[Any, ...] | None:
+    """Return the keys of dicts, all alike; () for what is pickled as it is; None for no dicts."""
+    if any(type(target) is not dict for target in targets):
+        return () if any(type(target) is dict for target in targets) else _WHOLE
+    keys = tuple(targets[0])
+    return keys if all(tuple(target) == keys for target in targets) else ()
+
+
+def _rebuilt(keys: tuple[Any, ...] | None, columns: list[Any], num_targets: int) -> Targets:
+    lists = [split(*column) if isinstance(column, _RaggedField) else column for column in columns]
+    if keys is _WHOLE:
+        return Targets(lists[0])
+    return Targets({k: c[n] for k, c in zip(keys, lists, strict=True)} for n in range(num_targets))
+
+
+def _column(parts: list[Any], known: dict[bytes, NDArray[np.int64]]) -> _RaggedField | list[Any]:
+    """Return one field of all images as one array, if that can be."""
+    values = _joined(parts)
+    if values is None:
+        return parts
+    offsets = _offsets([part.array if type(part) is AsTensor else part for part in parts])
+    return _RaggedField(values, known.setdefault(offsets.tobytes(), offsets))
+
+
+def _joined(parts: list[Any]) -> Any:  # noqa: ANN401
+    """Return the rows of all parts; None if they are not all of one kind of array."""
+    kind = type(parts[0])
+    torch = sys.modules.get("torch")
+    if any(type(part) is not kind for part in parts):
+        return None
+    if kind is AsTensor:
+        joined = _joined([part.array for part in parts])
+        return None if joined is None else AsTensor(joined, parts[0].adapter)
+    if kind is np.ndarray:
+        return _joined_arrays(parts) if _fit(parts) and not parts[0].dtype.hasobject else None
+    if torch is not None and kind is torch.Tensor and _fit(parts) and all(map(_is_plain, parts)):
+        return _joined_tensors(parts, torch)
+    return None
+
+
+def _fit(parts: list[Any]) -> bool:
+    dtype, trailing = parts[0].dtype, parts[0].shape[1:]
+    return parts[0].ndim > 0 and all(
+        part.ndim and part.dtype == dtype and part.shape[1:] == trailing for part in parts
+    )
+
+
+def _is_plain(tensor: Any) -> bool:  # noqa: ANN401
+    return tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.requires_grad
+
+
+def _joined_arrays(parts: list[NDArray[Any]]) -> NDArray[Any]:
+    """Return the rows of all arrays; large ones not copied, if they lie one after another."""
+    filled = [part for part in parts if part.size]
+    if not filled or filled[0].base is None or filled[0].nbytes < INLINE_LIMIT_BYTES:
+        return np.concatenate(parts)
+    first = filled[0]
+    address = first.__array_interface__["data"][0]
+    for part in filled:
+        is_next = part.base is first.base and part.flags.c_contiguous and part.flags.writeable
+        if not is_next or part.__array_interface__["data"][0] != address:
+            return np.concatenate(parts)
+        address += part.nbytes
+    shape = (sum(map(len, filled)), *first.shape[1:])
+    return np.lib.stride_tricks.as_strided(first, shape, first.strides)
+
+
+def _joined_tensors(parts: Sequence[Any], torch: Any) -> Any:  # noqa: ANN401
+    filled = [part for part in parts if part.numel()]
+    if not filled or filled[0].nbytes < INLINE_LIMIT_BYTES:
+        return torch.cat(list(parts))
+    first = filled[0]
+    storage, offset = first.untyped_storage().data_ptr(), first.storage_offset()
+    for part in filled:
+        if part.untyped_storage().data_ptr() != storage or part.storage_offset() != offset:
+            return torch.cat(list(parts))
+        offset += part.numel()
+    return first.as_strided((sum(map(len, filled)), *first.shape[1:]), first.stride())
+
+
+detection_collate: Final = DetectionCollate()
+"""`DetectionCollate()`: images of one size stacked as float32, a dict for each as its target."""

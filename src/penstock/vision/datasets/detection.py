@@ -1,0 +1,441 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`VOCDetection`, `YOLODetection`, `LandmarkList`, `ImglabDetection`: a data set, four readers."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal
+
+from penstock.deprecation import removed_arguments
+from penstock.errors import ConfigError
+from penstock.stores.transform_check import check_transform
+from penstock.vision.annotations.imglab import read_imglab
+from penstock.vision.annotations.lists import (
+    CLASS_COLUMN,
+    LandmarkColumns,
+    read_landmark_list,
+    samples_of_lines,
+)
+from penstock.vision.annotations.reading import folder_of
+from penstock.vision.annotations.voc import read_voc_folder
+from penstock.vision.annotations.voc_files import stems_of_split
+from penstock.vision.annotations.yolo import SLACK, read_yolo
+from penstock.vision.datasets.annotated import AnnotatedImages
+from penstock.vision.datasets.rules import AnnotationRules
+from penstock.vision.datasets.table import TableBuilder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from penstock.stores.dataset import Decode
+    from penstock.vision.annotations.model import AnnotatedImage, AnnotatedObject
+    from penstock.vision.datasets.annotated import Transform
+    from penstock.vision.datasets.table import AnnotationTable
+
+    Attributes = Sequence[str] | Mapping[str, Sequence[str]] | None
+
+_FALSE: Final = ("", "0", "false")
+_in_rules = removed_arguments(
+    bad_boxes="rules=AnnotationRules(bad_boxes=...)",
+    orientation="rules=AnnotationRules(orientation=...)",
+    unknown_classes="rules=AnnotationRules(unknown_classes=...)",
+    skip_difficult="rules=AnnotationRules(skip_difficult=...)",
+    keep_empty="rules=AnnotationRules(keep_empty=...)",
+    attribute_names="attributes={name: texts}",
+)
+
+
+class VOCDetection(AnnotatedImages):
+    """`Annotations/NAME.xml` and `JPEGImages/NAME.jpg`, with splits in `ImageSets/Main`.
+
+    A sample is the dict of `AnnotatedImages`, with landmarks where the files have some. Classes are
+    numbered by the sorted names in *all* annotations, whatever the split, and so are the texts of
+    attributes, unless `class_names` or the texts are given.
+
+    VOC includes both ends of a box, so xmin = xmax is a box of one column if taken at its word; it
+    counts as `zero_area` all the same, and is left out unless `bad_boxes` is "keep".
+
+    torchvision's `image_set` is `split` here, its `year` is part of `root` (VOCdevkit/VOC2012), and
+    its `target_transform` and `transforms` are `transform`, which takes the whole sample. See
+    docs/detection.md.
+
+    Example:
+        >>> import os, tempfile
+        >>> import cv2, numpy as np
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> for name in ("Annotations", "JPEGImages"):
+        ...     os.mkdir(f"{folder.name}/{name}")
+        >>> _ = cv2.imwrite(f"{folder.name}/JPEGImages/1.jpg", np.zeros((30, 40, 3), np.uint8))
+        >>> with open(f"{folder.name}/Annotations/1.xml", "w") as file:
+        ...     _ = file.write(
+        ...         "<annotation><size><width>40</width><height>30</height></size><object>"
+        ...         "<name>cell</name><bndbox><xmin>1</xmin><ymin>11</ymin><xmax>20</xmax>"
+        ...         "<ymax>30</ymax></bndbox></object></annotation>"
+        ...     )
+        >>> dataset = VOCDetection(folder.name)
+        >>> dataset[0]["boxes"], dataset[0]["image_id"], dataset.labels[0]
+        (array([[ 0., 10., 20., 30.]], dtype=float32), '1', array([0]))
+        >>> folder.cleanup()
+
+    Reference:
+        Everingham and others, "The PASCAL Visual Object Classes Challenge 2012 development kit".
+    """
+
+    @_in_rules
+    def __init__(
+        self,
+        root: str | Path,
+        split: str | None = None,
+        *,
+        transform: Transform = None,
+        class_names: Sequence[str] | None = None,
+        attributes: Attributes = (),
+        landmark_names: Sequence[str] | None = None,
+        rules: AnnotationRules | None = None,
+        origin: Literal[0, 1] = 1,
+        decode: Decode = "rgb",
+        repair: bool = False,
+    ) -> None:
+        """Read the annotations.
+
+        Args:
+            root: The folder of `Annotations` and `JPEGImages`; or of two subfolders of other names,
+                one with the XML files alone, the other with the images.
+            split: `ImageSets/Main/SPLIT.txt` names the images and their order; a repeated name
+                repeats the sample. None takes all, sorted.
+            transform: Takes the sample.
+            class_names: The classes in their order. Then only the split's files are read, and the
+                texts of attributes are those found there.
+            attributes: Which other fields of the objects become arrays, and can be balanced by:
+                "pose", CVAT's attributes, any element by its path ("colour/hair"). A dict gives
+                each its texts in their order; otherwise those found are sorted. None takes all.
+            landmark_names: Which landmarks, and in which order; those found if not given.
+            rules: What becomes of bad boxes, unknown classes, difficult objects, turned photos.
+            origin: 1 where coordinates count from 1 and include both ends, as VOC's do; 0 for tools
+                that write a box's edges, counted from 0.
+            decode: As for `StoreDataset`.
+            repair: Whether JPEG files without an end are given one.
+
+        Raises:
+            StoreError: no such folder or split; an annotation is missing or damaged, or bad under
+                these rules. The message names the file.
+            ConfigError: an argument is none of those.
+        """
+        check_transform("transform", transform)
+        read = images = read_voc_folder(
+            root, split if class_names is not None else None, origin=origin
+        )
+        names = class_names
+        if names is None:
+            names = sorted({found.class_name for one in read for found in one.objects})
+            if split is not None:
+                images = _of_split(read, root, split, origin)
+        builder = TableBuilder(attributes)
+        for image in images:
+            builder.add(image)
+        if read is not images:
+            builder.add_texts(read)
+        self._take(
+            builder.table(names, landmark_names=landmark_names),
+            replace(rules or AnnotationRules(), added_px=origin),
+            f"VOC {root}" if split is None else f"VOC {root}, split {split}",
+            transform=transform,
+            decode=decode,
+            repair=repair,
+            given_classes=class_names,
+            root=root,
+        )
+
+
+def _of_split(
+    images: list[AnnotatedImage], root: str | Path, split: str, origin: int
+) -> list[AnnotatedImage]:
+    by_key = {image.key: image for image in images}
+    keys = stems_of_split(Path(root), split, by_key)
+    if not by_key.keys() >= set(keys):
+        return read_voc_folder(root, split, origin=origin)  # says what is wrong with it
+    return [by_key[key] for key in keys]
+
+
+class YOLODetection(AnnotatedImages):
+    """YOLO's text files: `class centre-x centre-y width height`, as shares of the image's sides.
+
+    A sample is the dict of `AnnotatedImages`, with landmarks where the files have keypoints. Class
+    names and their order are those of the yaml file. Shares become pixels of the upright image, the
+    one that a viewer shows; its size is read from each file's header. An image whose header cannot
+    be read has no objects, and reading it raises.
+
+    Example:
+        >>> import tempfile
+        >>> import cv2, numpy as np
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> for name in ("images", "labels"):
+        ...     Path(folder.name, name).mkdir()
+        >>> _ = cv2.imwrite(f"{folder.name}/images/1.jpg", np.zeros((30, 40, 3), np.uint8))
+        >>> _ = Path(folder.name, "labels/1.txt").write_text("1 0.25 0.5 0.5 1")
+        >>> _ = Path(folder.name, "data.yaml").write_text("{names: [cat, dog], train: images}")
+        >>> dataset = YOLODetection(f"{folder.name}/data.yaml")
+        >>> dataset[0]["boxes"], dataset.labels[0], dataset.class_names
+        (array([[ 0.,  0., 20., 30.]], dtype=float32), array([1]), ('cat', 'dog'))
+        >>> folder.cleanup()
+    """
+
+    @_in_rules
+    def __init__(
+        self,
+        yaml_or_folder: str | Path,
+        split: str = "train",
+        *,
+        transform: Transform = None,
+        class_names: Sequence[str] | None = None,
+        polygons: Literal["error", "box"] = "error",
+        slack: float = SLACK,
+        rules: AnnotationRules | None = None,
+        decode: Decode = "rgb",
+        repair: bool = False,
+    ) -> None:
+        """Read the annotations.
+
+        Args:
+            yaml_or_folder: The yaml file, or the folder of `images` and `labels`.
+            split: Which images of it.
+            transform: Takes the sample.
+            class_names: The classes in their order: some of those in the yaml file; or, where that
+                names none, the names of classes 0, 1, 2 …
+            polygons: What becomes of lines that outline an object: "error", or the "box" around it.
+            slack: How far beyond 0 to 1 a box's centre and sides may be; what is farther is an
+                error, and no box of this image. The rules decide on what is nearer.
+            rules: What becomes of bad boxes, unknown classes, images without objects.
+            decode: As for `StoreDataset`.
+            repair: Whether JPEG files without an end are given one.
+
+        Raises:
+            StoreError: no such file, folder or split; a line is damaged, or bad under these rules.
+            ConfigError: an argument is none of those.
+        """
+        check_transform("transform", transform)
+        unreadable: dict[str, int] = {}
+        images, names = read_yolo(
+            yaml_or_folder, split, polygons=polygons, slack=slack, unreadable=unreadable
+        )
+        builder = TableBuilder()
+        for image in _with_different_keys(images):
+            builder.add(image)
+        if class_names is not None and names == tuple(map(str, range(len(names)))):
+            table = _named(builder.table(names), class_names, yaml_or_folder)
+            class_names = None  # names for numbers, of which not all have to come up
+        else:
+            table = builder.table(names if class_names is None else class_names)
+        self._take(
+            # The sizes are those of the files, and say nothing of the frame.
+            replace(table, is_size_said=None),
+            rules or AnnotationRules(),
+            f"YOLO {yaml_or_folder}, split {split}",
+            transform=transform,
+            decode=decode,
+            repair=repair,
+            given_classes=class_names,
+            unreadable=unreadable,
+            root=folder_of(yaml_or_folder),
+        )
+
+
+def _with_different_keys(images: Sequence[AnnotatedImage]) -> Iterator[AnnotatedImage]:
+    """Yield images, their paths as keys where two of them are called the same."""
+    if len({image.key for image in images}) == len({image.path for image in images}):
+        yield from images
+        return
+    above = os.path.commonpath([os.path.dirname(os.path.abspath(image.path)) for image in images])
+    for image in images:
+        yield replace(image, key=Path(os.path.relpath(image.path, above)).as_posix())
+
+
+def _named(
+    table: AnnotationTable, class_names: Sequence[str], source: str | Path
+) -> AnnotationTable:
+    """Return a table whose classes had numbers only, with names for them."""
+    if len(class_names) < len(table.class_names):
+        raise ConfigError(
+            f"class_names are {len(class_names)}, and {source} has objects of class "
+            f"{len(table.class_names) - 1}; the first class is 0."
+        )
+    return replace(table, class_names=tuple(class_names))
+
+
+class LandmarkList(AnnotatedImages):
+    """A line for each object: `path x1 … xn y1 … yn`, maybe a box, maybe columns of classes.
+
+    A sample is the dict of `AnnotatedImages`. An image that has several lines is one sample with
+    several objects, in the place of its first line. A repeated line repeats the sample: an
+    image is as many samples as its most frequent line has copies, each with all objects. Each class
+    column is an array of that name; the first, or the one called "class", is "labels". In a
+    column of numbers from 0 every number is its own class; texts are numbered in their order when
+    sorted.
+
+    Example:
+        >>> import os, tempfile
+        >>> import cv2, numpy as np
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> _ = cv2.imwrite(f"{folder.name}/1.jpg", np.zeros((30, 40, 3), np.uint8))
+        >>> with open(f"{folder.name}/train.txt", "w") as file:
+        ...     _ = file.write("1.jpg  10 20  5 6  man")
+        >>> columns = LandmarkColumns(num_landmarks=2, classes=["gender"])
+        >>> dataset = LandmarkList(f"{folder.name}/train.txt", columns)
+        >>> dataset[0]["landmarks"].tolist(), dataset[0]["boxes"].tolist(), dataset.class_names
+        ([[[10.0, 5.0], [20.0, 6.0]]], [[10.0, 5.0, 21.0, 7.0]], ('man',))
+        >>> folder.cleanup()
+    """
+
+    @_in_rules
+    @removed_arguments(
+        **{name: f"LandmarkColumns({name}=...)" for name in LandmarkColumns.__slots__}
+    )
+    def __init__(
+        self,
+        path: str | Path,
+        columns: LandmarkColumns | None = None,
+        *,
+        root: str | Path | None = None,
+        transform: Transform = None,
+        class_names: Sequence[str] | None = None,
+        attributes: Mapping[str, Sequence[str]] | None = None,
+        rules: AnnotationRules | None = None,
+        decode: Decode = "rgb",
+        repair: bool = False,
+    ) -> None:
+        """Read the list.
+
+        Args:
+            path: The text file.
+            columns: What its columns are; without it all numbers of the first line are landmarks.
+            root: Folder that paths are relative to; that of the list if not given.
+            transform: Takes the sample.
+            class_names: The texts of the first class column in their order.
+            attributes: The texts of other class columns in their order.
+            rules: What becomes of bad boxes and unknown classes. Sizes are read from the headers of
+                all files, unless `bad_boxes` is "keep".
+            decode: As for `StoreDataset`.
+            repair: Whether JPEG files without an end are given one.
+
+        Raises:
+            StoreError: no such file; a line is damaged, or bad under these rules. The message names
+                it.
+            ConfigError: an argument is none of those.
+        """
+        check_transform("transform", transform)
+        columns = columns or LandmarkColumns()
+        self._is_counted = columns.num_landmarks is None
+        images = read_landmark_list(path, root=root, **asdict(columns))
+        others = [name for name in columns.classes if name != CLASS_COLUMN]
+        unknown = (attributes or {}).keys() - set(others)
+        if unknown:
+            has = ", ".join(map(repr, others)) or "none"
+            raise ConfigError(f"there is no attribute {min(unknown)!r}; the list has {has}.")
+        builder = TableBuilder({**dict.fromkeys(others, ()), **(attributes or {})})
+        for image in samples_of_lines(images):
+            builder.add(_with_classes(image, columns.classes))
+        table = builder.table(class_names, has_numbers=True)
+        has_last_px = columns.origin == 1 and columns.box_format == "xyxy"
+        self._take(
+            replace(table, is_bare=None),  # a line without box and landmarks is of the whole image
+            replace(rules or AnnotationRules(), added_px=1 if has_last_px else 0),
+            f"landmark list {path}",
+            transform=transform,
+            decode=decode,
+            repair=repair,
+            given_classes=class_names,
+            root=folder_of(path) if root is None else root,
+        )
+
+    def _landmarks(self) -> str:
+        # A box that was forgotten (`has_box`) looks like two landmarks more.
+        counted = ", as the first line has them" if self._is_counted else ""
+        return super()._landmarks() + counted
+
+
+def _with_classes(image: AnnotatedImage, classes: Sequence[str]) -> AnnotatedImage:
+    """Return an image whose objects are of the class that their first class column says."""
+    if not classes or CLASS_COLUMN in classes:
+        return image
+    objects = (replace(item, class_name=item.extra[classes[0]]) for item in image.objects)
+    return replace(image, objects=tuple(objects))
+
+
+class ImglabDetection(AnnotatedImages):
+    """The XML file of dlib's imglab: boxes, and their parts as landmarks.
+
+    A sample is the dict of `AnnotatedImages`. A part that a box lacks is a landmark that is not
+    marked. Boxes without a label are of the class "object"; those that imglab has marked to be
+    ignored are "difficult".
+
+    Example:
+        >>> import os, tempfile
+        >>> import cv2, numpy as np
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> _ = cv2.imwrite(f"{folder.name}/1.jpg", np.zeros((30, 40, 3), np.uint8))
+        >>> with open(f"{folder.name}/faces.xml", "w") as file:
+        ...     _ = file.write(
+        ...         "<dataset><images><image file='1.jpg'><box left='2' top='3' width='9' "
+        ...         "height='8'><part name='nose' x='6' y='7'/></box></image></images></dataset>"
+        ...     )
+        >>> dataset = ImglabDetection(f"{folder.name}/faces.xml")
+        >>> dataset[0]["boxes"].tolist(), dataset[0]["landmarks"].tolist(), dataset.landmark_names
+        ([[2.0, 3.0, 11.0, 11.0]], [[[6.0, 7.0]]], ('nose',))
+        >>> folder.cleanup()
+    """
+
+    @_in_rules
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        transform: Transform = None,
+        class_names: Sequence[str] | None = None,
+        attributes: Attributes = (),
+        landmark_names: Sequence[str] | None = None,
+        rules: AnnotationRules | None = None,
+        decode: Decode = "rgb",
+        repair: bool = False,
+    ) -> None:
+        """Read the file.
+
+        Args:
+            path: The XML file; images are relative to its folder.
+            transform: Takes the sample.
+            class_names: The labels of boxes in their order; those found, sorted, if not given.
+            attributes: Which attributes of a box become arrays, "gender" for one, as for
+                `VOCDetection`.
+            landmark_names: Which parts, and in which order; those found if not given.
+            rules: What becomes of bad boxes, unknown classes, boxes to be ignored, turned photos.
+            decode: As for `StoreDataset`.
+            repair: Whether JPEG files without an end are given one.
+
+        Raises:
+            StoreError: no such file; it is damaged, or bad under these rules. The message names the
+                image.
+            ConfigError: an argument is none of those.
+        """
+        check_transform("transform", transform)
+        builder = TableBuilder(attributes)
+        for image in read_imglab(path):
+            builder.add(replace(image, objects=tuple(map(_with_ignored, image.objects))))
+        self._take(
+            builder.table(class_names, landmark_names=landmark_names),
+            rules or AnnotationRules(),
+            f"imglab {path}",
+            transform=transform,
+            decode=decode,
+            repair=repair,
+            given_classes=class_names,
+            root=folder_of(path),
+        )
+
+
+def _with_ignored(item: AnnotatedObject) -> AnnotatedObject:
+    """Return a box that says of being ignored what VOC says by `difficult`: both mean the same."""
+    if "ignore" not in item.extra:
+        return item
+    is_ignored = item.extra["ignore"].lower() not in _FALSE
+    return replace(item, difficult=is_ignored or bool(item.difficult))

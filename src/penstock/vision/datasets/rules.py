@@ -1,0 +1,384 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`AnnotationRules`: what of the annotations in files becomes the annotations of a data set.
+
+    kind        in the file's own numbers           fix                             drop    raise
+    zero_area   begins and ends at one number       left out                        out     error
+    inverted    ends before it begins               its ends are swapped            out     error
+    outside     reaches beyond the image            cut to the image; left out      out     error
+                                                    if it lies beyond altogether
+
+An object of VOC's that has neither a box nor landmarks, but a polygon or a turned box, is bad too:
+out under "fix" and "drop", an error under "raise". `unboxed` counts it. Under "keep" it is the
+whole image.
+
+Under "keep" all of them stay as the file has them; they are counted under every policy. A box may
+be of two kinds. What was swapped is looked at again for the image's borders.
+
+A file's own numbers matter where it includes both ends, as VOC's do: there xmin = xmax is a box of
+one column if taken at its word, and in practice a click without a drag. Files of numbers cut short
+after six digits miss the border by a hair; that much beyond it is no fault, and is cut off
+silently.
+"""
+
+from __future__ import annotations
+
+import difflib
+import warnings
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Final, Literal
+
+import numpy as np
+
+from penstock.errors import StoreError
+from penstock.vision.arguments import checked_choice
+from penstock.vision.datasets.frames import Orientation, size_of_file
+from penstock.warn import users_level
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from penstock.vision.datasets.table import AnnotationTable
+
+BadBoxes = Literal["fix", "drop", "keep", "raise"]
+BAD_BOXES: Final = ("fix", "drop", "keep", "raise")
+
+_FARTHEST_PX: Final = 1e9  # no image is that large; float32 still tells pixels below 2^24
+# Of the image's side. Numbers of 0 to 1 printed with six digits are wrong by at most 5e-7 each; a
+# centre and a half width add up to 7.5e-7. Ten times that: 0.006 of a pixel in 640.
+_SLACK: Final = 1e-5
+_BOXES_SHOWN: Final = 3  # in an error
+_NAMES_SHOWN: Final = 10  # in a warning
+_MAX_COMPARED: Final = 2_000  # names; to compare two takes some microseconds
+
+
+@dataclass(frozen=True, slots=True)
+class AnnotationRules:
+    """How the annotations of a data set are treated.
+
+    Attributes:
+        orientation: "auto": the size in the annotation decides whether pixels are turned as Exif
+            says. "upright" or "stored" whatever the annotation says.
+        bad_boxes: What becomes of boxes that begin and end at one number, end before they begin, or
+            reach beyond the image: "fix" swaps and cuts them, "drop" leaves them out, "keep" leaves
+            them as they are, "raise" makes an error of them.
+        unknown_classes: "raise" or "drop": what becomes of an object whose class is none of the
+            data set's.
+        skip_difficult: Whether objects marked as difficult are left out.
+        keep_empty: Whether images without an object are in the data set.
+        added_px: What a box's side has more than in the file's own numbers: 1 where those include
+            both ends. Readers of files set it.
+
+    Raises:
+        ConfigError: there is no such choice.
+    """
+
+    orientation: Orientation = "auto"
+    bad_boxes: BadBoxes = "fix"
+    unknown_classes: Literal["raise", "drop"] = "raise"
+    skip_difficult: bool = False
+    keep_empty: bool = True
+    added_px: int = 0
+
+    def __post_init__(self) -> None:
+        checked_choice("orientation", self.orientation, ("auto", "upright", "stored"))
+        checked_choice("bad_boxes", self.bad_boxes, BAD_BOXES)
+        checked_choice("unknown_classes", self.unknown_classes, ("raise", "drop"))
+
+
+@dataclass(frozen=True, slots=True)
+class BoxCounts:
+    """What was found about the objects of a data set, and done.
+
+    Attributes:
+        total: Objects in the files.
+        kept: Objects in the data set.
+        zero_area: Boxes that begin and end at one number.
+        inverted: Boxes that end before they begin.
+        outside: Boxes that reach beyond their image, or lie beyond it.
+        swapped: Inverted boxes whose ends were swapped.
+        clipped: Boxes that were cut to their image.
+        dropped: Objects left out because of their box.
+        difficult: Objects left out as difficult ones.
+        unknown: Objects left out because their class is none of those asked for.
+        unboxed: Objects that have no box in the file. Those with landmarks were given one around
+            them; those without were dropped, or under "keep" given the whole image.
+        unsized: Objects left out because the size of their image, which they are shares of, could
+            not be read.
+        unchecked: Boxes of images whose size is not known, which may reach beyond the right or the
+            lower border.
+
+    Example:
+        >>> print(BoxCounts(total=4888, kept=4886, zero_area=2, dropped=2))
+        4,888 objects, 4,886 kept (2 zero_area, 2 dropped)
+    """
+
+    total: int = 0
+    kept: int = 0
+    zero_area: int = 0
+    inverted: int = 0
+    outside: int = 0
+    swapped: int = 0
+    clipped: int = 0
+    dropped: int = 0
+    difficult: int = 0
+    unknown: int = 0
+    unboxed: int = 0
+    unsized: int = 0
+    unchecked: int = 0
+
+    def __str__(self) -> str:
+        names = [item.name for item in fields(self)][2:]
+        some = [f"{getattr(self, name):,} {name}" for name in names if getattr(self, name)]
+        start = f"{self.total:,} objects, {self.kept:,} kept"
+        return f"{start} ({', '.join(some)})" if some else start
+
+
+@dataclass(frozen=True, eq=False)
+class JudgedBoxes:
+    """Boxes after a policy, and what it did to each.
+
+    Attributes:
+        boxes: float64, shape (boxes, 4): as they are now, those left out included; new memory.
+        is_kept: bool, shape (boxes,), as are all below.
+        zero_area: Begins and ends at one number.
+        inverted: Ends before it begins.
+        outside: Reaches beyond the image.
+        clipped: Cut, and kept.
+        swapped: Swapped, and kept.
+    """
+
+    boxes: NDArray[np.float64]
+    is_kept: NDArray[np.bool_]
+    zero_area: NDArray[np.bool_]
+    inverted: NDArray[np.bool_]
+    outside: NDArray[np.bool_]
+    clipped: NDArray[np.bool_]
+    swapped: NDArray[np.bool_]
+
+    @property
+    def is_bad(self) -> NDArray[np.bool_]:
+        """Which boxes are of one of the three kinds; bool, shape (boxes,)."""
+        return self.zero_area | self.inverted | self.outside
+
+    def kinds_of(self, number: int) -> str:
+        """Return the kinds of one box, in words."""
+        kinds = ("zero_area", "inverted", "outside")
+        return " and ".join(kind for kind in kinds if getattr(self, kind)[number])
+
+
+def judged(
+    boxes: NDArray[np.float64],
+    sizes_px: NDArray[np.int64],
+    policy: BadBoxes,
+    *,
+    added_px: int = 0,
+) -> JudgedBoxes:
+    """Return what `policy` makes of boxes. Under "raise" bad ones stay; raising is the caller's.
+
+    Args:
+        boxes: 0-based, half-open xyxy in pixels; shape (boxes, 4), finite.
+        sizes_px: Height and width of the image of each box; shape (boxes, 2). 0: not known.
+        policy: "fix", "drop", "keep" or "raise".
+        added_px: What a side has here more than in the file's own numbers: 1 for files that include
+            both ends.
+    """
+    checked_choice("bad_boxes", policy, BAD_BOXES)
+    # As samples will have them: in float32 two sides may fall together, or leave all bounds.
+    boxes = np.clip(boxes, -_FARTHEST_PX, _FARTHEST_PX).astype(np.float32).astype(np.float64)
+    sides = boxes[:, 2:] - boxes[:, :2] - added_px
+    zero_area: NDArray[np.bool_] = np.any(sides == 0, axis=1)
+    inverted: NDArray[np.bool_] = np.any(sides < 0, axis=1)
+    # Ends are swapped in the file's own numbers, not in ours.
+    low = np.where(sides < 0, boxes[:, 2:] - added_px, boxes[:, :2])
+    high = np.where(sides < 0, boxes[:, :2] + added_px, boxes[:, 2:])
+    limits = sizes_px[:, ::-1].astype(np.float64)
+    limits[limits <= 0] = np.inf
+    slack = np.where(np.isinf(limits), 0, limits * _SLACK)
+    cut = np.concatenate([np.clip(low, 0, limits), np.clip(high, 0, limits)], axis=1)
+    has_area: NDArray[np.bool_] = np.all(cut[:, 2:] > cut[:, :2], axis=1)
+    # A box of which nothing lies within is outside, however little it misses the border.
+    outside = np.any((low < -slack) | (high > limits + slack), axis=1) | (~zero_area & ~has_area)
+    if policy in ("keep", "raise"):
+        none, every = np.zeros(len(boxes), np.bool_), np.ones(len(boxes), np.bool_)
+        is_as_said = zero_area | inverted | outside | (policy == "keep")
+        said = np.where(is_as_said[:, None], boxes, cut)
+        return JudgedBoxes(said, every, zero_area, inverted, outside, none, none)
+    is_kept = ~zero_area & has_area if policy == "fix" else ~(zero_area | inverted | outside)
+    return JudgedBoxes(
+        cut, is_kept, zero_area, inverted, outside, outside & is_kept, inverted & is_kept
+    )
+
+
+def settled(table: AnnotationTable, rules: AnnotationRules) -> tuple[AnnotationTable, BoxCounts]:
+    """Return the table that a data set has, its boxes float32, and what was done for it."""
+    is_known = table.labels >= 0
+    if not is_known.all():
+        _report_unknown(table, rules)
+    is_easy = np.ones(table.num_objects, np.bool_)
+    if rules.skip_difficult and "difficult" in table.columns:
+        is_easy = ~table.columns["difficult"]
+    counts = BoxCounts(
+        total=table.num_objects,
+        unknown=int((~is_known).sum()),
+        difficult=int((is_known & ~is_easy).sum()),
+    )
+    table = table.with_objects(is_known & is_easy)
+    table, counts = _with_good_boxes(_with_sizes(table, rules), rules, counts)
+    table = replace(table, unknown_classes=(), is_bare=None)
+    return table if rules.keep_empty else table.without_empty(), counts
+
+
+def _with_sizes(table: AnnotationTable, rules: AnnotationRules) -> AnnotationTable:
+    """Return the table with the sizes that the rules need: to compare boxes, or to make them."""
+    needed = np.diff(table.offsets) > 0
+    if rules.bad_boxes == "keep":
+        needed = np.zeros(len(table), np.bool_)
+        needed[table.images_of_objects[np.isnan(_extents(table)).any(axis=1)]] = True
+    is_said = table.is_size_said
+    # That of an annotation may be of the other frame.
+    sizes_px = table.sizes_px.copy() if rules.orientation == "auto" else table.sizes_px * 0
+    if rules.orientation != "auto":
+        is_said = None
+    is_missing = (sizes_px <= 0).any(axis=1)
+    sizes_px[is_missing] = 0
+    for position in np.flatnonzero(is_missing & needed).tolist():
+        sizes_px[position] = size_of_file(table.paths[position], rules.orientation) or 0
+    return replace(table, sizes_px=sizes_px, is_size_said=is_said)
+
+
+def _extents(table: AnnotationTable) -> NDArray[np.float64]:
+    """Return boxes; those of objects without one around their landmarks, NaN without any."""
+    boxes = np.array(table.boxes, np.float64)
+    without = np.isnan(boxes).any(axis=1)
+    if not without.any() or "landmarks" not in table.columns:
+        return boxes
+    points = table.columns["landmarks"][without].astype(np.float64)
+    is_there = ~np.isnan(points)
+    low = np.where(is_there, points, np.inf).min(axis=1)
+    high = np.where(is_there, points, -np.inf).max(axis=1) + 1  # from centres to the far edges
+    made = np.concatenate([low, high], axis=1)
+    boxes[without] = np.where(np.isfinite(made).all(axis=1)[:, None], made, np.nan)
+    return boxes
+
+
+def _with_good_boxes(
+    table: AnnotationTable, rules: AnnotationRules, counts: BoxCounts
+) -> tuple[AnnotationTable, BoxCounts]:
+    sizes_px = table.sizes_px[table.images_of_objects]
+    is_made = np.isnan(table.boxes).any(axis=1)
+    boxes = _extents(table)
+    is_whole = np.isnan(boxes).any(axis=1)
+    boxes[is_whole, :2] = 0
+    boxes[is_whole, 2:] = sizes_px[is_whole, ::-1]
+    is_bare = np.zeros(len(boxes), np.bool_)
+    if table.is_bare is not None and rules.bad_boxes != "keep":
+        is_bare = table.is_bare
+    found = judged(boxes, sizes_px, rules.bad_boxes, added_px=rules.added_px)
+    if is_made.any():  # of landmarks: cut, and never bad
+        made = judged(boxes, sizes_px, "keep" if rules.bad_boxes == "keep" else "fix")
+        kinds = ("zero_area", "inverted", "outside", "clipped", "swapped")
+        found = JudgedBoxes(
+            np.where(is_made[:, None], made.boxes, found.boxes),
+            np.where(is_made, made.is_kept, found.is_kept),
+            *(getattr(found, kind) & ~is_made for kind in kinds),
+        )
+    if rules.bad_boxes == "raise" and (found.is_bad | is_bare).any():
+        raise _bad_boxes(table, found, is_bare)
+    # Those around the whole image also where its size cannot be read.
+    is_kept = (found.is_kept | is_whole) & ~is_bare
+    counts = replace(
+        counts,
+        kept=int(is_kept.sum()),
+        zero_area=int(found.zero_area.sum()),
+        inverted=int(found.inverted.sum()),
+        outside=int(found.outside.sum()),
+        swapped=int(found.swapped.sum()),
+        clipped=int(found.clipped.sum()),
+        dropped=int((~is_kept).sum()),
+        unboxed=int(is_made.sum()),
+        unchecked=int((sizes_px <= 0).any(axis=1).sum()),
+    )
+    table = replace(table, boxes=found.boxes.astype(np.float32))
+    return table.with_objects(is_kept), counts
+
+
+def _bad_boxes(
+    table: AnnotationTable, found: JudgedBoxes, is_bare: NDArray[np.bool_]
+) -> StoreError:
+    numbers = np.flatnonzero(found.is_bad | is_bare).tolist()
+    shown = []
+    for number in numbers[:_BOXES_SHOWN]:
+        height, width = table.sizes_px[table.images_of_objects[number]].tolist()
+        size = f"{height} x {width} px (height x width)" if height else "of unknown size"
+        box = ", ".join(f"{side:g}" for side in found.boxes[number])
+        what = f"({box}) in an image of {size} is {found.kinds_of(number)}"
+        name = table.class_names[table.labels[number]]
+        place, source = _place_of(table, number)
+        shown.append(
+            f"object {place} ({name}) of {source}: "
+            f"{'it has neither a box nor landmarks' if is_bare[number] else what}"
+        )
+    more = f"; and {len(numbers) - _BOXES_SHOWN} more" if len(numbers) > _BOXES_SHOWN else ""
+    return StoreError(
+        f"{len(numbers)} bad box(es), in 0-based half-open pixels: {'; '.join(shown)}{more}. "
+        "Correct the files, or choose bad_boxes='fix' or 'drop'."
+    )
+
+
+def _place_of(table: AnnotationTable, number: int) -> tuple[int, str]:
+    """Return the number of an object within its image, and what errors call the image."""
+    image = int(table.images_of_objects[number])
+    return number - int(table.offsets[image]), table.sources[image] or table.paths[image]
+
+
+def _report_unknown(table: AnnotationTable, rules: AnnotationRules) -> None:
+    """Raise or warn of objects whose class is none of the table's."""
+    (numbers,) = np.nonzero(table.labels < 0)
+    unknown = -1 - table.labels[numbers]
+    if rules.unknown_classes == "raise":
+        place, source = _place_of(table, int(numbers[0]))
+        name = table.unknown_classes[int(unknown[0])]
+        raise StoreError(
+            f"{source}: the class of its object {place}, {name!r:.80}"
+            f"{meant(name, table.class_names)}, is none of the {len(table.class_names)} given: "
+            f"{table.class_names!r:.200}. Add it to class_names, or leave such objects out by "
+            "AnnotationRules(unknown_classes='drop')."
+        )
+    counts = np.bincount(unknown, minlength=len(table.unknown_classes)).tolist()
+    pairs = sorted(zip(counts, table.unknown_classes, strict=True), key=lambda p: (-p[0], p[1]))
+    parts = [f"{n:,} {name!r:.80}{meant(name, table.class_names)}" for n, name in pairs]
+    warn(
+        f"{len(unknown):,} of {table.num_objects:,} objects are of none of the classes asked for, "
+        f"and are left out: {listed(parts, str)}."
+    )
+
+
+def warn_of_absent(class_names: Sequence[str], labels: NDArray[np.int64]) -> None:
+    """Warn of classes that were asked for, and that no object is of."""
+    counts = np.bincount(labels[labels >= 0], minlength=len(class_names))
+    absent = [class_names[number] for number in np.flatnonzero(counts == 0).tolist()]
+    if absent:
+        warn(
+            f"no object is of {len(absent)} of the {len(class_names)} classes given: "
+            f"{listed(absent)}. They keep their numbers."
+        )
+
+
+def meant(name: str, names: Sequence[str]) -> str:
+    """Return " (is 'x' meant?)" with the one of `names` that is near; "" if none is."""
+    by_form = {known.strip().casefold(): known for known in names[:_MAX_COMPARED]}
+    found = difflib.get_close_matches(name.strip().casefold(), by_form, 1, 0.7)
+    return f" (is {by_form[found[0]]!r} meant?)" if found else ""
+
+
+def listed(items: Sequence[str], shown: Callable[[str], str] = repr) -> str:
+    """Return the first items, as many as a message can hold, and how many more there are."""
+    more = f", and {len(items) - _NAMES_SHOWN} more" if len(items) > _NAMES_SHOWN else ""
+    return ", ".join(map(shown, items[:_NAMES_SHOWN])) + more
+
+
+def warn(message: str) -> None:
+    """Warn the user, at the line that made the data set."""
+    warnings.warn(message, UserWarning, stacklevel=users_level())

@@ -1,0 +1,488 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`AnnotationTable`: what is marked in all images of a data set, in arrays that workers share.
+
+A million objects as Python objects take a gigabyte, once for each worker; here a box and its class
+take 24 bytes, once. `TableBuilder` makes the table of `AnnotatedImage`s.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from penstock.data.packed_list import PackedList
+from penstock.errors import ConfigError, StoreError
+from penstock.vision.annotations.model import AnnotatedImage, AnnotatedObject
+from penstock.vision.annotations.reading import MAX_ATTRIBUTES, MAX_LANDMARK_NAMES, MAX_LANDMARKS
+from penstock.vision.datasets.rules import listed, meant, warn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+FLAGS: Final = ("difficult", "truncated", "occluded")
+UNNAMED: Final = "object"  # the class of objects of a file that has no classes
+_NO_BOX: Final = (math.nan,) * 4
+_TAKEN: Final = frozenset(
+    ("image", "image_id", "boxes", "labels", "landmarks", "visibility", *FLAGS)
+)
+_MOST_NUMBERS: Final = 1000  # a column of greater ones holds no classes
+_SEEN: Final = 2
+_MANY_PLACES: Final = 1 << 26  # of landmarks: half a gigabyte
+_SPARSE: Final = 100  # places for each landmark that is given
+
+
+@dataclass(frozen=True, eq=False)
+class AnnotationTable:
+    """The annotations of many images.
+
+    Image i has the objects `offsets[i]` to `offsets[i + 1]` (not included).
+
+    Attributes:
+        paths: Image files.
+        keys: What the images are called.
+        sources: Where each image's annotation was read.
+        sizes_px: Height and width of each image as it was annotated; int64, shape (images, 2). 0
+            where it is not known.
+        offsets: int64, shape (images + 1,).
+        boxes: 0-based, half-open xyxy in pixels; shape (objects, 4). NaN: an object without a box.
+        labels: Number of each object's class; int64, shape (objects,). -1 - n: it is none of
+            `class_names`, but `unknown_classes[n]`.
+        class_names: Name of each class.
+        columns: What else there is of each object, by the name that it has in a sample:
+            "landmarks", float32, shape (objects, points, 2); "visibility", int8, shape
+            (objects, points); "difficult", "truncated", "occluded", bool, shape (objects,);
+            attributes, int64, shape (objects,). What no file says is not there.
+        landmark_names: Names of the points; empty if they have none.
+        attribute_names: For each attribute the texts that its numbers stand for.
+        unknown_classes: Classes of objects that are none of `class_names`.
+        is_size_said: bool, shape (images,): whether an annotation says the size, and not the image
+            file; None for nowhere.
+        is_bare: bool, shape (objects,): which have neither a box nor landmarks, not even missing
+            ones; None for none.
+    """
+
+    paths: PackedList[str]
+    keys: PackedList[str]
+    sources: PackedList[str]
+    sizes_px: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+    boxes: NDArray[Any]
+    labels: NDArray[np.int64]
+    class_names: tuple[str, ...]
+    columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    landmark_names: tuple[str, ...] = ()
+    attribute_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    unknown_classes: tuple[str, ...] = ()
+    is_size_said: NDArray[np.bool_] | None = None
+    is_bare: NDArray[np.bool_] | None = None
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def num_objects(self) -> int:
+        """Objects of all images together."""
+        return len(self.labels)
+
+    @property
+    def num_landmarks(self) -> int:
+        """Points of an object; 0 if there are none."""
+        return int(self.columns["landmarks"].shape[1]) if "landmarks" in self.columns else 0
+
+    @property
+    def images_of_objects(self) -> NDArray[np.int64]:
+        """Number of the image of each object; int64, shape (objects,); new memory."""
+        return np.repeat(np.arange(len(self)), np.diff(self.offsets))
+
+    def objects_of(self, position: int) -> dict[str, NDArray[Any]]:
+        """Return boxes, labels and all columns of one image; views."""
+        start, stop = self.offsets[position : position + 2].tolist()
+        rows = {"boxes": self.boxes[start:stop], "labels": self.labels[start:stop]}
+        rows.update((name, column[start:stop]) for name, column in self.columns.items())
+        return rows
+
+    def with_objects(self, is_kept: NDArray[np.bool_]) -> AnnotationTable:
+        """Return the table with some of its objects, and all images; this one if all are kept."""
+        if is_kept.all():
+            return self
+        numbers = np.concatenate([[0], np.cumsum(is_kept)])
+        return replace(
+            self,
+            offsets=numbers[self.offsets],
+            boxes=self.boxes[is_kept],
+            labels=self.labels[is_kept],
+            columns={name: column[is_kept] for name, column in self.columns.items()},
+            is_bare=None if self.is_bare is None else self.is_bare[is_kept],
+        )
+
+    def without_empty(self) -> AnnotationTable:
+        """Return the table without the images that have no object."""
+        counts = np.diff(self.offsets)
+        (chosen,) = np.nonzero(counts)
+        if len(chosen) == len(self):
+            return self
+        return replace(
+            self,
+            paths=PackedList(self.paths[chosen]),
+            keys=PackedList(self.keys[chosen]),
+            sources=PackedList(self.sources[chosen]),
+            sizes_px=self.sizes_px[chosen],
+            offsets=np.concatenate([[0], np.cumsum(counts[chosen])]),
+            is_size_said=None if self.is_size_said is None else self.is_size_said[chosen],
+        )
+
+    def fingerprint(self) -> str:
+        """Return a hash of all but paths and sources: the same wherever the files are moved to."""
+        digest = hashlib.blake2b(digest_size=16)
+        names = (self.class_names, self.landmark_names, sorted(self.attribute_names.items()))
+        digest.update(repr((names, sorted(self.columns))).encode("utf-8", "surrogatepass"))
+        if len(self.keys):
+            for part in self.keys.to_utf8():
+                digest.update(part.tobytes())
+        arrays = [self.columns[name] for name in sorted(self.columns)]
+        for values in (self.sizes_px, self.offsets, self.boxes, self.labels, *arrays):
+            digest.update(np.ascontiguousarray(values).data.cast("B") if values.size else b"")
+        return digest.hexdigest()
+
+    def image(self, position: int) -> AnnotatedImage:
+        """Return what the table has of one image, in the form that files are read to."""
+        rows = self.objects_of(position)
+        height, width = self.sizes_px[position].tolist()
+        objects = (self._object(rows, number) for number in range(len(rows["labels"])))
+        return AnnotatedImage(
+            path=Path(self.paths[position]),
+            key=self.keys[position],
+            width_px=width or None,
+            height_px=height or None,
+            objects=tuple(objects),
+            source=self.sources[position],
+        )
+
+    def _object(self, rows: Mapping[str, NDArray[Any]], number: int) -> AnnotatedObject:
+        box = rows["boxes"][number].tolist()
+        points = rows["landmarks"][number].tolist() if "landmarks" in rows else []
+        flags = {name: bool(rows[name][number]) for name in FLAGS if name in rows}
+        return AnnotatedObject(
+            class_name=self.class_names[rows["labels"][number]],
+            box_xyxy_px=None if math.isnan(box[0]) else (box[0], box[1], box[2], box[3]),
+            landmarks_xy_px=tuple((x, y) for x, y in points),
+            landmark_names=self.landmark_names,
+            visibility=tuple(rows["visibility"][number].tolist()) if "visibility" in rows else (),
+            extra={name: names[rows[name][number]] for name, names in self.attribute_names.items()},
+            difficult=flags.get("difficult"),
+            truncated=flags.get("truncated"),
+            occluded=flags.get("occluded"),
+        )
+
+
+class TableBuilder:
+    """Collects images, one at a time, and makes their table."""
+
+    def __init__(self, attributes: Sequence[str] | Mapping[str, Sequence[str]] | None = ()) -> None:
+        """Begin with no image."""
+        self._paths: list[str] = []
+        self._keys: list[str] = []
+        self._sources: list[str] = []
+        self._sizes, self._counts = array("q"), array("q")
+        self._boxes, self._bare = array("d"), array("b")
+        self._classes = _Words()
+        self._flags = {name: array("b") for name in FLAGS}
+        self._points = _Landmarks()
+        attributes = (attributes,) if isinstance(attributes, str) else attributes
+        self._takes_all = attributes is None
+        self._texts = attributes if isinstance(attributes, Mapping) else {}
+        self._attributes = {name: _Words() for name in attributes or ()}
+        self._there: set[str] = set()  # attributes of the objects so far
+        for name in self._attributes:
+            _check_name(name)
+
+    def add(self, image: AnnotatedImage) -> None:
+        """Add an image."""
+        path = os.fspath(image.path)
+        for number, item in enumerate(image.objects):
+            self._add(item, f"object {number} ({item.class_name}) of {image.source or path}")
+        self._paths.append(path)
+        self._keys.append(image.key)
+        self._sources.append(image.source)
+        self._sizes.extend((image.height_px or 0, image.width_px or 0))
+        self._counts.append(len(image.objects))
+
+    def _add(self, item: AnnotatedObject, where: str) -> None:
+        box = item.box_xyxy_px
+        if box is not None and not all(map(math.isfinite, box)):
+            raise StoreError(f"{where}: its box is {box}, which no pixel has.")
+        self._points.add(item, where)
+        self._boxes.extend(_NO_BOX if box is None else box)
+        self._bare.append(box is None and not item.landmarks_xy_px)
+        if self._takes_all:
+            self._take_new_attributes(item, where)
+        if self._attributes and len(self._there) < MAX_ATTRIBUTES:
+            self._there.update(item.extra, ("pose",) if item.pose else ())
+        for name, words in self._attributes.items():
+            words.add(_text_of(item, name))
+        self._classes.add(item.class_name or UNNAMED)
+        for name, flags in self._flags.items():
+            value = getattr(item, name)
+            flags.append(-1 if value is None else int(value))
+
+    def add_texts(self, images: Iterable[AnnotatedImage]) -> None:
+        """Number the attributes' texts of other images as well, so that all parts do alike."""
+        for image in images:
+            for item in image.objects:
+                for name, words in self._attributes.items():
+                    words.number_of(_text_of(item, name))
+
+    def _take_new_attributes(self, item: AnnotatedObject, where: str) -> None:
+        for name in sorted(item.extra.keys() - self._attributes.keys()):
+            _check_name(name)
+            if len(self._attributes) >= MAX_ATTRIBUTES:
+                raise StoreError(
+                    f"{where}: {name!r:.80} is one attribute more than {MAX_ATTRIBUTES:,}, and "
+                    "every object would have a number for each. Name those that you want: "
+                    "attributes=[…]."
+                )
+            self._attributes[name] = words = _Words()
+            for _ in range(len(self._classes.numbers)):  # those before had none
+                words.add("")
+
+    def table(
+        self,
+        class_names: Sequence[str] | None = None,
+        *,
+        has_numbers: bool = False,
+        landmark_names: Sequence[str] | None = None,
+    ) -> AnnotationTable:
+        """Return the table; boxes are float64."""
+        if isinstance(class_names, str):
+            raise ConfigError(f"class_names is a list of names, not the text {class_names!r}.")
+        sort = numbered_names if has_numbers else sorted
+        names = tuple(sort(self._classes.names) if class_names is None else class_names)
+        attributes, columns = self._attribute_columns()
+        unknown = tuple(sorted(self._classes.names.keys() - set(names)))
+        sizes_px = int64_of(self._sizes).reshape(-1, 2)
+        points, columns_of_points = self._points.columns(landmark_names)
+        return AnnotationTable(
+            paths=PackedList(self._paths),
+            keys=PackedList(self._keys),
+            sources=PackedList(self._sources),
+            sizes_px=sizes_px,
+            offsets=np.concatenate([np.zeros(1, np.int64), np.cumsum(int64_of(self._counts))]),
+            boxes=np.frombuffer(self._boxes, np.float64).reshape(-1, 4),
+            labels=self._classes.as_numbers_of(names, unknown),
+            class_names=names,
+            columns={**columns_of_points, **self._flag_columns(), **columns},
+            landmark_names=points,
+            attribute_names=attributes,
+            unknown_classes=unknown,
+            is_size_said=np.asarray((sizes_px > 0).all(axis=1)),
+            is_bare=np.frombuffer(self._bare, np.bool_),
+        )
+
+    def _flag_columns(self) -> dict[str, NDArray[Any]]:
+        flags = {name: np.frombuffer(said, np.int8) for name, said in self._flags.items()}
+        return {name: said == 1 for name, said in flags.items() if (said >= 0).any()}
+
+    def _attribute_columns(self) -> tuple[dict[str, tuple[str, ...]], dict[str, NDArray[Any]]]:
+        names, columns = {}, {}
+        for name, words in self._attributes.items():
+            if words.names.keys() == {""} and name not in self._there:
+                there = sorted({*self._there, *self._flag_columns()})
+                warn(
+                    f"no object has the attribute {name!r:.80}{meant(name, there)}; there are: "
+                    f"{listed(there) or 'none'}."
+                )
+            names[name] = tuple(self._texts.get(name) or numbered_names(words.names))
+            columns[name] = words.as_numbers_of(names[name])
+            if (columns[name] < 0).any():
+                lost = min(set(words.names) - set(names[name]))
+                raise StoreError(
+                    f"the attribute {name!r} is {lost!r} somewhere, which its names "
+                    f"{names[name]!r:.200} lack."
+                )
+        return names, columns
+
+
+class _Words:
+    """Texts of which there are few, each time as a number."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, int] = {}
+        self.numbers = array("q")
+
+    def add(self, name: str) -> None:
+        self.numbers.append(self.number_of(name))
+
+    def number_of(self, name: str) -> int:
+        return self.names.setdefault(name, len(self.names))
+
+    def as_numbers_of(self, names: Sequence[str], others: Sequence[str] = ()) -> NDArray[np.int64]:
+        """Return for each the place of its text in `names`; -1 - n: it is `others[n]`."""
+        places = {name: -1 - place for place, name in enumerate(others)}
+        places |= {name: place for place, name in enumerate(names)}
+        if len(places) < len(names) + len(others):
+            raise ConfigError(f"a name is there twice: {list(names)!r:.200}.")
+        table = np.array([places.get(name, -1) for name in self.names], np.int64)
+        return table[int64_of(self.numbers)]
+
+
+@dataclass(slots=True)
+class _SameOrder:
+    """The landmarks of all objects that have the same points in the same order."""
+
+    where: str  # the first of them, for errors
+    objects: array[int] = field(default_factory=lambda: array("q"))
+    xy: array[float] = field(default_factory=lambda: array("f"))
+    visibility: array[int] = field(default_factory=lambda: array("b"))
+
+
+class _Landmarks:
+    """The landmarks of all objects as one column: the same points in the same order for each."""
+
+    def __init__(self) -> None:
+        self._num_objects = 0
+        self._orders: dict[tuple[str, ...], _SameOrder] = {}  # few, mostly one; "": no name
+        self._names: set[str] = set()
+        self._says_visibility = False
+
+    def add(self, item: AnnotatedObject, where: str) -> None:
+        """Add those of the next object; errors call it `where`."""
+        points = item.landmarks_xy_px
+        for kind in ("landmark_names", "visibility"):
+            given = getattr(item, kind)
+            if given and len(given) != len(points):
+                raise StoreError(f"{where}: {len(points)} landmarks, but {len(given)} {kind}.")
+        if points:
+            names = item.landmark_names or ("",) * len(points)
+            same = self._orders.get(names)
+            if same is None:
+                self._check_order(item.landmark_names, len(points), where)
+                same = self._orders[names] = _SameOrder(where)
+            same.objects.append(self._num_objects)
+            for point in points:
+                same.xy.extend(point)
+            same.visibility.extend(
+                item.visibility or (0 if math.isnan(x + y) else _SEEN for x, y in points)
+            )
+        self._says_visibility = self._says_visibility or bool(item.visibility)
+        self._num_objects += 1
+
+    def _check_order(self, names: tuple[str, ...], num_points: int, where: str) -> None:
+        if len(set(names)) < len(names):
+            raise StoreError(f"{where}: two of its landmarks have one name.")
+        if self._orders:
+            order, same = next(iter(self._orders.items()))
+            if bool(names) != any(order):
+                named, unnamed = (where, same.where) if names else (same.where, where)
+                raise StoreError(
+                    f"the landmarks of {named} have names, those of {unnamed} have none: which "
+                    "belong together?"
+                )
+            if not names:
+                raise StoreError(
+                    f"{where} has {num_points} landmarks, and {same.where} has {len(order)}. "
+                    "Without names it cannot be said which of them are missing."
+                )
+        before = len(self._names)
+        self._names.update(names)
+        # Every object would have room for all of them.
+        if len(self._names) > MAX_LANDMARK_NAMES:
+            raise StoreError(
+                f"{where}: with its landmarks, {names[0]!r:.80} for one, there are "
+                f"{len(self._names):,} names, {before:,} of them before; {MAX_LANDMARK_NAMES:,} "
+                "is the most. Is a number of the object part of each name?"
+            )
+        if num_points > MAX_LANDMARKS:
+            raise StoreError(f"{where}: {num_points:,} landmarks; {MAX_LANDMARKS:,} is the most.")
+
+    def columns(
+        self, wanted: Sequence[str] | None
+    ) -> tuple[tuple[str, ...], dict[str, NDArray[Any]]]:
+        """Return the points' names, and the columns "landmarks" and "visibility" as far as said."""
+        if wanted is not None and not self._names:
+            raise ConfigError("landmark_names is given, and no landmark has a name.")
+        if not self._orders:
+            return (), {}
+        names = tuple(wanted) if wanted is not None else self._all_names()
+        place_of = {name: place for place, name in enumerate(names)}
+        num_points = len(names) if self._names else len(next(iter(self._orders)))
+        shape = self._num_objects, num_points
+        places = {
+            order: np.array([place_of.get(name, -1) for name in order])
+            if self._names
+            else np.arange(num_points)
+            for order in self._orders
+        }
+        num_given = sum(
+            len(same.objects) * int((places[order] >= 0).sum())
+            for order, same in self._orders.items()
+        )
+        if math.prod(shape) > max(_MANY_PLACES, _SPARSE * max(1, num_given)):
+            raise StoreError(
+                f"{shape[0]:,} objects would have {num_points:,} landmarks each, and only "
+                f"{num_given:,} are given in all. Choose those that you want by landmark_names, or "
+                "leave out the objects that have very many."
+            )
+        landmarks = np.full((*shape, 2), np.nan, np.float32)
+        visibility = np.zeros(shape, np.int8)
+        for order, same in self._orders.items():
+            is_wanted = places[order] >= 0
+            there = np.ix_(int64_of(same.objects), places[order][is_wanted])
+            points = np.frombuffer(same.xy, np.float32).reshape(-1, len(order), 2)
+            landmarks[there] = points[:, is_wanted]
+            seen = np.frombuffer(same.visibility, np.int8).reshape(-1, len(order))
+            visibility[there] = seen[:, is_wanted]
+        landmarks[np.isnan(landmarks).any(axis=2)] = np.nan  # half a point is none
+        columns: dict[str, NDArray[Any]] = {"landmarks": landmarks}
+        if self._says_visibility:
+            columns["visibility"] = visibility
+        return names, columns
+
+    def _all_names(self) -> tuple[str, ...]:
+        """Return the order of an object that has all points; sorted if none has."""
+        whole = (order for order in self._orders if len(order) == len(self._names))
+        return next(whole, tuple(sorted(self._names, key=_natural_order)))
+
+
+def int64_of(values: array[int]) -> NDArray[np.int64]:
+    """Return the values of an array of type "q"; a view."""
+    return np.frombuffer(values, np.int64) if len(values) else np.empty(0, np.int64)
+
+
+def numbered_names(names: Iterable[str]) -> list[str]:
+    """Return names sorted; of numbers from 0 on, all up to the greatest."""
+    found = set(names)
+    said = found - {""}  # nothing said: the last of all
+    are_numbers = all(name.isascii() and name.isdigit() for name in said)
+    if said and are_numbers and all(str(int(name[:9])) == name for name in said):
+        greatest = max(map(int, said))
+        if greatest < _MOST_NUMBERS:
+            return [*map(str, range(greatest + 1)), *(found - said)]
+    return sorted(found, key=_natural_order)
+
+
+def _natural_order(name: str) -> tuple[bool, int, str]:
+    """Return a key to sort names by: numbers first, 9 before 10."""
+    is_number = name.isascii() and name.isdigit()
+    return not is_number, int(name[:4000]) if is_number else 0, name
+
+
+def _text_of(item: AnnotatedObject, attribute: str) -> str:
+    return item.extra.get(attribute, item.pose if attribute == "pose" else "")
+
+
+def _check_name(name: str) -> None:
+    if name in _TAKEN:
+        raise ConfigError(
+            f"an attribute is called {name!r}, which is something else in a sample. Choose the "
+            "ones you want by `attributes`, or give the column another name."
+        )

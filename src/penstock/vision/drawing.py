@@ -1,0 +1,545 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`contact_sheet`: samples of any usual form, or those of a batch, drawn into one image."""
+
+from __future__ import annotations
+
+import colorsys
+import contextlib
+import functools
+import math
+import textwrap
+import zlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from penstock.errors import ConfigError
+from penstock.vision.samples import as_array, is_tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+_PAPER: Final = (245, 245, 245)
+_ERROR_PAPER: Final = (253, 224, 221)  # behind what stands for an image that cannot be shown
+_GAP_PX: Final = 8
+_TEXT_PX: Final = 12
+LINE_PX: Final = 16  # of text
+_CHIP_PX: Final = 12  # side of a colour in the legend
+_LETTER_PX: Final = 7  # of a wrapped text, about
+_MOST_CLASSES: Final = 60  # of the legend
+_MOST_PX: Final = 200_000_000  # of a sheet: 600 MB; few programs open more
+_COARSE: Final = 3.0  # enlarged more than this, pixels stay pixels
+_MOST_CHANNELS: Final = 4
+
+# Colours that the colour-blind can tell apart (Okabe and Ito, "Color Universal Design"), RGB.
+_COLOURS: Final = (
+    (230, 159, 0), (86, 180, 233), (0, 158, 115), (240, 228, 66),
+    (0, 114, 178), (213, 94, 0), (204, 121, 167),
+)  # fmt: skip
+# Further ones: hues a golden angle apart, in turns of lightness and saturation. Of the first 60
+# none is nearer to another than 10 in CIE L*a*b*, of the first 20 than 18.
+_GOLDEN: Final = 0.61803398875
+_FIRST_HUE: Final = 0.275
+_LIGHTNESS: Final = (0.3, 0.5, 0.65, 0.8)
+_SATURATION: Final = (1.0, 0.5, 0.75)
+_MOST_COLOURS: Final = 60
+_NO_CLASS: Final = (160, 160, 160)
+_DARK: Final = (20, 20, 20)
+_BRIGHT: Final = 140.0  # of 255; on brighter grounds black can be read better than white
+_FAR: Final = 1e5  # pixels
+_HIDDEN: Final = 1  # visibility of a landmark that is marked, but covered
+_MOST_NAMED: Final = 0.1  # of an image, by one name; else the legend has to do
+_SMALL_PX: Final = 24  # boxes below this get no dark edge, which would leave nothing to be seen
+_MANY_SCRIPTS: Final = (
+    "NotoSansCJK-Regular.ttc",
+    "wqy-microhei.ttc",
+    "wqy-zenhei.ttc",
+    "msyh.ttc",
+    "PingFang.ttc",
+    "Arial Unicode.ttf",
+    "DejaVuSans.ttf",
+)
+
+_NAMES: Final = ("image", "images", "img", "pixel_values")  # of images in a dict
+_SLACK: Final = 0.02  # beyond 0..1 of rounding, and of a resampling that overshoots
+# The usual normalisations, for images that no known one fits.
+_USUAL: Final = (((0.5,), (0.5,)), ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+
+Colour = tuple[int, int, int]
+
+
+class Unshown(NamedTuple):
+    """A sample that cannot be made, in a contact sheet: what it is called, and why."""
+
+    name: str
+    reason: str
+
+
+def contact_sheet(
+    samples: Sequence[Any],
+    class_names: Sequence[str] = (),
+    *,
+    columns: int | None = None,
+    tile_px: int = 360,
+) -> NDArray[np.uint8]:
+    """Return one image of many samples, scaled to tiles, with what is marked in them.
+
+    Below an image stand its class, or what it is called; below all, the colours of the classes. A
+    class has always the same colour. Its name stands where it covers no other name, or not at all.
+    Landmarks are white; those that are marked as hidden are hollow. Lines and letters are drawn
+    after scaling, so they can be read in images of any size.
+
+    Args:
+        samples: At least one. Each is a dict with "image" and, as far as there are any, "boxes"
+            (N, 4), "labels" (N,), "landmarks" (N, K, 2) and "visibility" (N, K); or (image, dict of
+            these); or (image, class). Images may be uint8 or floats, with the channels last or
+            first. Tensors are taken, too.
+        class_names: Name of class 0, 1, 2 …; numbers are shown without.
+        columns: Tiles in a row; as many as make about a square if not given.
+        tile_px: Width of a tile, and the most height of its image.
+
+    Returns:
+        uint8 of shape (height, width, 3), RGB; a fresh array.
+
+    Raises:
+        ConfigError: there is no sample, or one without an image; a number is out of range; the
+            sheet would have more than 200 million pixels.
+
+    Example:
+        >>> cell = {"image": np.zeros((48, 64, 3), np.uint8), "image_id": "a"}
+        >>> contact_sheet([cell] * 6, columns=3, tile_px=100).shape
+        (206, 332, 3)
+    """
+    if not samples:
+        raise ConfigError("a contact sheet needs at least one sample")
+    if tile_px < 32 or (columns is not None and columns < 1):
+        raise ConfigError(
+            f"tile_px is 32 or more and columns 1 or more, but got tile_px={tile_px}, "
+            f"columns={columns}"
+        )
+    made = [one if isinstance(one, Unshown) else sample_of(one) for one in samples]
+    found = [sample for sample in made if not isinstance(sample, Unshown)]
+    # Classes without numbers are numbered here. Otherwise two might have the same colour.
+    labels = [label for sample in found for label in sample.get("labels", ())]
+    texts = {str(label) for label in labels if isinstance(label, str)}
+    class_names = [*class_names, *sorted(texts.difference(class_names))]
+    columns = min(len(made), columns or math.ceil(math.sqrt(len(made))))
+    rows = [made[start : start + columns] for start in range(0, len(made), columns)]
+    heights = [max(_size_in_tile(one, tile_px)[1] for one in row) + LINE_PX for row in rows]
+    width = columns * (tile_px + _GAP_PX) + _GAP_PX
+    height = sum(heights) + (len(rows) + 1) * _GAP_PX
+    if width * height > _MOST_PX:  # before anything is drawn, rather than fill the memory
+        raise ConfigError(
+            f"a sheet of {len(samples):,} images, {columns:,} in a row and each {tile_px:,} pixels "
+            f"wide, would be {width:,} x {height:,} pixels, {width * height / 1e6:,.0f} million; "
+            f"the most is {_MOST_PX / 1e6:,.0f} million. Show fewer images, or smaller ones "
+            "(tile_px, --tile)."
+        )
+    sheet = Image.new("RGB", (width, height), _PAPER)
+    top = _GAP_PX
+    for row, row_px in zip(rows, heights, strict=True):
+        for number, sample in enumerate(row):
+            left = _GAP_PX + number * (tile_px + _GAP_PX)
+            sheet.paste(_tile(sample, class_names, tile_px), (left, top))
+        top += row_px + _GAP_PX
+    return np.concatenate([np.asarray(sheet), *_legend(found, class_names, width)])
+
+
+def _size_in_tile(sample: dict[str, Any] | Unshown, tile_px: int) -> tuple[int, int]:
+    """Return width and height of an image, scaled to a tile; of the page that stands for it."""
+    if isinstance(sample, Unshown):
+        return tile_px, max(LINE_PX + 2 * _GAP_PX, tile_px * 2 // 3)
+    height, width = sample["image"].shape[:2]
+    scale = tile_px / max(height, width)
+    return max(1, round(width * scale)), max(1, round(height * scale))
+
+
+def _tile(
+    sample: dict[str, Any] | Unshown, class_names: Sequence[str], tile_px: int
+) -> Image.Image:
+    """Return an image, scaled and drawn into, with its caption; or the reason why there is none."""
+    size = _size_in_tile(sample, tile_px)
+    tile = Image.new("RGB", (tile_px, size[1] + LINE_PX), _PAPER)
+    if isinstance(sample, Unshown):
+        picture = Image.new("RGB", size, _ERROR_PAPER)
+        room = tile_px - 2 * _GAP_PX
+        lines = textwrap.wrap(
+            sample.reason,
+            max(1, room // _LETTER_PX),
+            max_lines=max(1, (size[1] - 2 * _GAP_PX) // LINE_PX),
+            placeholder="…",
+        )
+        for row, line in enumerate(lines):
+            _write(picture, fitted(line, room), (_GAP_PX, _GAP_PX + row * LINE_PX), _ERROR_PAPER)
+        caption = sample.name
+    else:
+        image = Image.fromarray(sample["image"])
+        scale = size[0] / image.width, size[1] / image.height
+        how = Image.Resampling.BILINEAR if max(scale) <= _COARSE else Image.Resampling.NEAREST
+        picture = image.resize(size, Image.Resampling.BOX if min(scale) < 1 else how)
+        _draw_objects(picture, sample, class_names, scale, 2 if tile_px >= 200 else 1)
+        names = [str(sample["image_id"])] if "image_id" in sample else []
+        names += [class_text(sample["label"], class_names)] if "label" in sample else []
+        caption = "  ".join(filter(None, names))
+    tile.paste(picture, ((tile_px - size[0]) // 2, 0))
+    caption = fitted(caption, tile_px)
+    _write(tile, caption, ((tile_px - text_width(caption)) // 2, size[1] + 1), _PAPER)
+    return tile
+
+
+def _legend(
+    samples: list[dict[str, Any]], class_names: Sequence[str], width: int
+) -> list[NDArray[np.uint8]]:
+    """Return lines with the colour, the name and the number of the objects of each class."""
+    counts = Counter(
+        _class_of(label, class_names)
+        for sample in samples
+        for label in sample.get("labels", ())
+        if isinstance(label, str) or not np.ndim(label)
+    )
+    del counts[None]
+    lines: list[Image.Image] = []
+    left = width
+    for label in sorted(counts, key=lambda it: (isinstance(it, str), it))[:_MOST_CLASSES]:
+        text = fitted(f"{class_text(label, class_names)} ({counts[label]})", width // 2)
+        needed = _CHIP_PX + 4 + text_width(text) + 3 * _GAP_PX
+        if left + needed > width:
+            lines.append(Image.new("RGB", (width, LINE_PX + _GAP_PX), _PAPER))
+            left = _GAP_PX
+        chip = (left, 2, left + _CHIP_PX - 1, 2 + _CHIP_PX - 1)
+        ImageDraw.Draw(lines[-1]).rectangle(chip, class_colour(label))
+        _write(lines[-1], text, (left + _CHIP_PX + 4, 0), _PAPER)
+        left += needed
+    return [np.asarray(line) for line in lines]
+
+
+def _draw_objects(
+    picture: Image.Image,
+    sample: dict[str, Any],
+    class_names: Sequence[str],
+    scale: tuple[float, float],
+    line_px: int,
+) -> None:
+    """Draw what is marked in a sample into its image, which is `scale` (x, y) times its own."""
+    draw = ImageDraw.Draw(picture)
+    boxes = np.asarray(sample.get("boxes", ()), np.float64).reshape(-1, 4) * np.tile(scale, 2)
+    boxes = boxes.clip(-_FAR, _FAR)
+    areas = np.prod(boxes[:, 2:] - boxes[:, :2], axis=1)
+    # Small ones last: they would vanish under the lines of large ones.
+    order = [n for n in np.argsort(-areas, kind="stable").tolist() if np.isfinite(boxes[n]).all()]
+    labels = sample.get("labels")
+    known = [0] * len(boxes) if labels is None else [*labels, *[0] * len(boxes)]
+    for n in order:
+        left, top, right, bottom = np.rint(boxes[n]).astype(int).tolist()
+        right, bottom = max(right - 1, left), max(bottom - 1, top)  # half-open: outermost pixels
+        if min(right - left, bottom - top) >= _SMALL_PX:  # dark lines on both sides for any ground
+            outline = (left - 1, top - 1, right + 1, bottom + 1)
+            draw.rectangle(outline, outline=_DARK, width=line_px + 2)
+        colour = class_colour(_class_of(known[n], class_names))
+        draw.rectangle((left, top, right, bottom), outline=colour, width=line_px)
+    _draw_landmarks(draw, sample, scale, line_px)
+    taken: list[tuple[int, int, int, int]] = []
+    for n in reversed(order):
+        if labels is not None and n < len(labels):
+            colour = class_colour(_class_of(labels[n], class_names))
+            _draw_tag(picture, boxes[n], class_text(labels[n], class_names), colour, taken)
+
+
+def _draw_landmarks(
+    draw: ImageDraw.ImageDraw, sample: dict[str, Any], scale: tuple[float, float], line_px: int
+) -> None:
+    points = np.asarray(sample.get("landmarks", ()), np.float64)
+    if points.ndim != 3 or points.shape[-1] != 2:
+        return
+    points = (points + 0.5) * scale - 0.5
+    seen = sample.get("visibility")
+    radius = line_px + 1 if points.shape[1] <= 10 else 0  # many would cover each other
+    for n, row in enumerate(points):
+        for k, (x, y) in enumerate(row.tolist()):
+            if math.isfinite(x + y) and max(abs(x), abs(y)) < _FAR:
+                centre = round(x), round(y)
+                is_hidden = seen is not None and seen[n][k] == _HIDDEN
+                draw.circle(centre, radius + 1, None if is_hidden else _DARK, _DARK)
+                draw.circle(centre, radius, None if is_hidden else "white", "white")
+
+
+def _draw_tag(
+    picture: Image.Image,
+    box: NDArray[np.float64],
+    name: str,
+    colour: Colour,
+    taken: list[tuple[int, int, int, int]],
+) -> None:
+    """Draw the name at a corner of its box where it covers no other; within the image."""
+    name = fitted(name, picture.width - 4)
+    width, height = text_width(name) + 4, LINE_PX
+    if not name or width * height > _MOST_NAMED * picture.width * picture.height:
+        return
+    x1, y1, x2, y2 = np.rint(box).astype(int).tolist()
+    for left, top in ((x1, y1 - height), (x2 - width, y1 - height), (x1, y2), (x1, y1)):
+        left = min(max(left, 0), picture.width - width)
+        top = min(max(top, 0), picture.height - height)
+        place = left, top, left + width, top + height
+        if all(
+            min(place[2], other[2]) <= max(place[0], other[0])
+            or min(place[3], other[3]) <= max(place[1], other[1])
+            for other in taken
+        ):
+            taken.append(place)
+            picture.paste(colour, place)
+            _write(picture, name, (left + 2, top), colour)
+            return
+
+
+def class_colour(label: int | str | None) -> Colour:
+    """Return the colour of a class by its number or name; grey for None, which is no class."""
+    if label is None:
+        return _NO_CLASS
+    number = zlib.crc32(label.encode("utf-8", "replace")) if isinstance(label, str) else label
+    number %= _MOST_COLOURS
+    if number < len(_COLOURS):
+        return _COLOURS[number]
+    turn = number - len(_COLOURS)
+    rgb = colorsys.hls_to_rgb(
+        (_FIRST_HUE + turn * _GOLDEN) % 1,
+        _LIGHTNESS[turn % len(_LIGHTNESS)],
+        _SATURATION[turn % len(_SATURATION)],
+    )
+    red, green, blue = (round(255 * part) for part in rgb)
+    return red, green, blue
+
+
+def _class_of(label: Any, class_names: Sequence[str]) -> int | str | None:  # noqa: ANN401
+    """Return the number of a class, of a mixture that of its largest part; None for no class."""
+    if isinstance(label, str):
+        return class_names.index(label) if label in class_names else str(label)
+    weights = np.asarray(label)
+    if weights.dtype.kind not in "biuf" or not weights.size or not np.isfinite(weights).all():
+        return None
+    return int(weights.argmax()) if weights.ndim else int(weights)
+
+
+def class_text(label: Any, class_names: Sequence[str]) -> str:  # noqa: ANN401
+    """Return what a class is called; of a mixture, its two largest parts."""
+    if isinstance(label, str):
+        return label.splitlines()[0] if label else ""  # a packed VOC folder has whole files here
+    weights = np.asarray(label)
+    if weights.dtype.kind not in "biuf":
+        return ""
+    if weights.ndim:
+        flat = weights.ravel()
+        largest = [n for n in np.argsort(-flat, kind="stable")[:2].tolist() if flat[n] > 0]
+        if len(largest) == 1 and flat[largest[0]] == 1:
+            return class_text(largest[0], class_names)
+        return " + ".join(f"{flat[n]:.2f} {class_text(n, class_names)}" for n in largest)
+    number = weights.item()
+    if isinstance(number, int) and 0 <= number < len(class_names):
+        return class_names[number]
+    return f"{number:g}"
+
+
+@functools.cache
+def _font(is_ascii: bool) -> ImageFont.FreeTypeFont | ImageFont.ImageFont | None:
+    """Return Pillow's own font, which has ASCII; or a font of the system that has more, or None."""
+    if is_ascii:
+        return ImageFont.load_default(_TEXT_PX)
+    for name in _MANY_SCRIPTS:
+        with contextlib.suppress(OSError):
+            return ImageFont.truetype(name, _TEXT_PX)
+    return None
+
+
+def _lettered(text: str) -> tuple[str, Any]:
+    """Return a text as it can be written, and the font."""
+    text = "".join(c if c.isprintable() else "?" for c in text)
+    font = _font(text.isascii())
+    if font is None:
+        return text.encode("ascii", "replace").decode(), _font(True)
+    return text, font
+
+
+def text_width(text: str) -> int:
+    """Return how many pixels a text takes from left to right."""
+    text, font = _lettered(text)
+    width: float = font.getlength(text)
+    return math.ceil(width)
+
+
+def fitted(text: str, width_px: int) -> str:
+    """Return a text, or as much of it as fits into a width, with an ellipsis."""
+    if len(text) <= width_px and text_width(text) <= width_px:
+        return text
+    text = text[: max(width_px, 0)]  # no letter is narrower than a pixel
+    while text and text_width(text + "…") > width_px:
+        text = text[:-1]
+    return text + "…" if text else ""
+
+
+def _write(picture: Image.Image, text: str, place: tuple[int, int], ground: Colour) -> None:
+    """Write a text, black or white as can be read on `ground`."""
+    text, font = _lettered(text)
+    light = 0.299 * ground[0] + 0.587 * ground[1] + 0.114 * ground[2]
+    ImageDraw.Draw(picture).text(place, text, "black" if light > _BRIGHT else "white", font)
+
+
+def sample_of(sample: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Return a sample as a dict with an "image", uint8 (height, width, 3), and arrays."""
+    if isinstance(sample, Mapping):
+        found = dict(sample)
+    elif isinstance(sample, (tuple, list)) and len(sample) > 1:
+        marked = sample[1] if isinstance(sample[1], Mapping) else {"label": sample[1]}
+        found = {**marked, "image": sample[0]}
+    else:
+        found = {"image": sample[0] if isinstance(sample, (tuple, list)) and sample else sample}
+    if "image" not in found:
+        raise ConfigError(f'a sample has no "image", but {", ".join(map(repr, found))}')
+    found = {key: as_array(value) if is_tensor(value) else value for key, value in found.items()}
+    found["image"] = shown_image(found["image"])
+    return found
+
+
+def shown_image(image: Any) -> NDArray[np.uint8]:  # noqa: ANN401
+    """Return an array, a tensor or Pillow's image as uint8 (height, width, 3), a copy."""
+    if hasattr(image, "convert"):
+        image = image.convert("RGB")
+    pixels = as_array(image)
+    if pixels.dtype.kind not in "buif" or pixels.ndim not in (2, 3) or not pixels.size:
+        raise ConfigError(
+            f"an image should be an array of 2 or 3 axes, but got {type(image).__name__} of shape "
+            f"{pixels.shape}, dtype {pixels.dtype}"
+        )
+    if pixels.ndim == 2:
+        pixels = pixels[..., None]
+    elif pixels.shape[2] > _MOST_CHANNELS >= pixels.shape[0]:
+        pixels = pixels.transpose(1, 2, 0)
+    pixels = pixels[..., : 3 if pixels.shape[2] >= 3 else 1]  # neither alpha, nor grey's
+    if pixels.dtype != np.uint8:
+        values = np.nan_to_num(pixels.astype(np.float64))
+        least, most = values.min(), values.max()
+        full = 1.0 if pixels.dtype.kind == "f" else 255.0
+        if least >= 0 and most <= full:
+            least, most = 0.0, full
+        pixels = np.rint((values - least) * (255 / max(most - least, 1e-12))).astype(np.uint8)
+    return np.array(np.broadcast_to(pixels, (*pixels.shape[:2], 3)), order="C")
+
+
+def samples_of_batch(
+    batch: Any,  # noqa: ANN401 - of any loader
+    normalized: Sequence[tuple[Any, Any]] = (),
+) -> list[dict[str, Any]]:
+    """Return the samples of a batch, as `contact_sheet` takes them.
+
+    Args:
+        batch: Images of shape (batch, channels, height, width) or (batch, height, width, channels),
+            floats or uint8, or a list of images; alone, first in a tuple, or in a dict by the name
+            "image", "images", "img" or "pixel_values". Beside them classes, (batch,) or (batch,
+            classes); or targets: a dict per image, arrays of rows x1, y1, x2, y2, class, or a dict
+            of arrays with a row per image.
+        normalized: Mean and standard deviation, in units of 0..1, that images may have been
+            normalised with. The first pair that fits is undone, then the usual ones are tried.
+
+    Raises:
+        ConfigError: there are no images in the batch; the message names its leaves.
+    """
+    images, others = _parted(batch)
+    scaled = _unnormalized([_on_host(image) for image in images], normalized)
+    return [{**_marked(others, n, len(scaled)), "image": image} for n, image in enumerate(scaled)]
+
+
+def _parted(batch: Any) -> tuple[Any, Any]:  # noqa: ANN401
+    """Return the images of a batch, and the rest: a dict of fields, targets, or None."""
+    if isinstance(batch, Mapping):
+        for name in _NAMES:
+            if name in batch and _are_images(batch[name]):
+                return batch[name], {key: value for key, value in batch.items() if key != name}
+    elif _are_images(batch):
+        return batch, None
+    elif isinstance(batch, Sequence) and len(batch) and _are_images(batch[0]):
+        return batch[0], batch[1] if len(batch) > 1 else None
+    names = " or ".join(map(repr, _NAMES))
+    raise ConfigError(
+        f"no images in the batch: {', '.join(_described(batch, 'batch'))}. Images are an array of "
+        f"shape (batch, channels, height, width) or (batch, height, width, channels), or a list of "
+        f"images; alone, first in a tuple, or in a dict as {names}."
+    )
+
+
+def _are_images(leaf: Any, num_axes: int = 4) -> bool:  # noqa: ANN401
+    if isinstance(leaf, (list, tuple)):
+        return num_axes == 4 and bool(leaf) and all(_are_images(image, 3) for image in leaf)
+    shape: tuple[int, ...] = getattr(leaf, "shape", ())
+    return len(shape) == num_axes and 0 not in shape and min(shape[-3], shape[-1]) <= _MOST_CHANNELS
+
+
+def _described(value: Any, name: str) -> Iterator[str]:  # noqa: ANN401
+    """Yield what each leaf is, of which type and shape."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _described(item, f"{name}[{key!r}]")
+    elif isinstance(value, (list, tuple)) and any(hasattr(item, "shape") for item in value):
+        for number, item in enumerate(value[:_MOST_CHANNELS]):
+            yield from _described(item, f"{name}[{number}]")
+    elif hasattr(value, "shape"):
+        yield f"{name} has shape {tuple(value.shape)} and dtype {value.dtype}"
+    else:
+        yield f"{name} is of type {type(value).__qualname__}"
+
+
+def _on_host(leaf: Any) -> Any:  # noqa: ANN401
+    """Return a tensor as an array, and anything else as it is; numpy has no bfloat16."""
+    if not is_tensor(leaf):
+        return leaf
+    leaf = leaf.detach().cpu()
+    return as_array(leaf.float() if leaf.is_floating_point() else leaf)
+
+
+def _unnormalized(
+    images: list[NDArray[Any]], normalized: Sequence[tuple[Any, Any]]
+) -> list[NDArray[Any]]:
+    """Return images within 0..1 if their normalisation is known, or a usual one fits."""
+    if images[0].dtype.kind != "f":
+        return images
+    least = min(float(image.min()) for image in images)
+    most = max(float(image.max()) for image in images)
+    if not np.isfinite([least, most]).all() or (least >= 0 and most <= 1):
+        return images
+    if least >= 0 and most <= 255:
+        return [image / 255 for image in images]
+    is_first = images[0].shape[2] > _MOST_CHANNELS
+    num_channels = images[0].shape[0 if is_first else 2]
+    for pair in (*normalized, *_USUAL):
+        mean, std = map(np.ravel, pair)
+        if {len(mean), len(std)} <= {1, num_channels}:
+            shape = (-1, 1, 1) if is_first else (1, 1, -1)
+            undone = [image * std.reshape(shape) + mean.reshape(shape) for image in images]
+            if all(one.min() >= -_SLACK and one.max() <= 1 + _SLACK for one in undone):
+                return [np.clip(one, 0, 1) for one in undone]
+    return images
+
+
+def _marked(others: Any, number: int, num_images: int) -> dict[str, Any]:  # noqa: ANN401
+    """Return what the batch says of one of its images."""
+    if isinstance(others, Mapping):
+        rows = {key: row for key, leaf in others.items() for row in _row(leaf, number, num_images)}
+        if "boxes" not in rows and np.ndim(rows.get("labels", ())) == 0:
+            rows["label"] = rows.pop("labels")  # one class for the image
+        return rows
+    for row in _row(others, number, num_images):
+        if isinstance(row, Mapping):
+            return {key: _on_host(value) for key, value in row.items()}
+        if isinstance(row, np.ndarray) and row.ndim == 2 and row.shape[1] == 5:
+            return {"boxes": row[:, :4], "labels": row[:, 4].astype(np.int64)}
+        return {"label": row}
+    return {}
+
+
+def _row(leaf: Any, number: int, num_images: int) -> Iterator[Any]:  # noqa: ANN401
+    """Yield the row of an image, where a leaf has one for each."""
+    has_rows = isinstance(leaf, (list, tuple)) or getattr(leaf, "ndim", 0) > 0
+    if has_rows and len(leaf) == num_images:
+        yield _on_host(_on_host(leaf)[number])

@@ -226,7 +226,7 @@ def _epoch_of(loader, epoch):
         ({"device": object()}, "not <object"),
         ({"device": 3.5}, "not 3.5"),
         ({"device_transform": len}, "and device=None"),
-        ({"device": "cpu", "device_transform": 3}, "not 3"),
+        ({"device": "cpu", "device_transform": 3}, "got device_transform=3"),
     ],
 )
 def test_arguments_that_make_no_sense_are_told_at_once(options, words):

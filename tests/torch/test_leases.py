@@ -13,6 +13,7 @@ import torch
 
 import penstock.torch as pt
 from penstock.collate import Collator
+from penstock.data.dataset import batch_reader
 from penstock.engine.assembly import PlainOutput
 from penstock.torch.collate import TensorCollator
 from penstock.transport.arena import Arena, SlotPool, SlotWriter
@@ -101,7 +102,7 @@ BATCHES = {
     ),
     "arrays": lambda: recycled(lambda alloc: TensorCollator(alloc).batch([*ROWS])),
     "TensorDataset": lambda: recycled(
-        lambda alloc: pt.TensorDataset(torch.from_numpy(ROWS)).get_batch(np.arange(4), alloc)[0]
+        lambda alloc: batch_reader(pt.TensorDataset(torch.from_numpy(ROWS)))(np.arange(4), alloc)[0]
     ),
     "get_batch": lambda: recycled(
         lambda alloc: TensorCollator(alloc).sample(Collator(alloc).batch([*ROWS]))

@@ -112,7 +112,7 @@ def _verdict(stats: Stats) -> Element:
     names = ("read", "compute", "collate", "send", "idle")
     return element(
         "section",
-        element("h2", found.bottleneck.capitalize()),
+        element("h2", _title(found.bottleneck)),
         element("p", found.text, class_="answer"),
         element("p", found.remedy, class_="remedy") if found.remedy else None,
         element("p", f"Expected gain: {gain:.2f} x.", class_="gain")
@@ -128,6 +128,11 @@ def _verdict(stats: Stats) -> Element:
         id="verdict",
         data_bottleneck=found.bottleneck,
     )
+
+
+def _title(bottleneck: str) -> str:
+    """Return a verdict's name as a heading: "CPU", "Slow source"."""
+    return bottleneck.upper() if bottleneck in ("cpu", "gil") else bottleneck.capitalize()
 
 
 def _strip(title: str, parts: dict[str, float]) -> Element | None:

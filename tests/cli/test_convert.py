@@ -96,7 +96,7 @@ def test_options_of_lists_are_those_of_the_list_that_is_written(photos, capsys):
         (["voc", "voc/new", "--to", "voc"], "which is read: name another"),
         (
             ["landmarks:points.txt", "x", "--to", "voc", "--box"],
-            "points.txt, line 1: behind 8 numbers it has",
+            "points.txt, line 1: column 10 is 'f', and needs a name",
         ),
     ],
 )

@@ -59,8 +59,9 @@ def doctor(folder, *command):
     """Run it in a folder with files of the user's; return its exit status and stdout."""
     write(folder / "libraries", BROKEN)
     write(folder / "current", STRANGE)
-    secrets = {"MY_TOKEN": "hunter2", "MONGODB_URI": SECRET, "PYTHONPATH": f"{folder}/libraries"}
-    secrets["PYTHONPATH"] += os.pathsep + os.environ.get("PYTHONPATH", "")
+    # An empty part of the path would be the folder that the user is in.
+    path = filter(None, (f"{folder}/libraries", os.environ.get("PYTHONPATH")))
+    secrets = {"MY_TOKEN": "hunter2", "MONGODB_URI": SECRET, "PYTHONPATH": os.pathsep.join(path)}
     environment = {**os.environ, **secrets}
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=60, cwd=folder / "current", env=environment

@@ -454,12 +454,13 @@ def test_libraries_write_nothing_to_stderr_while_a_folder_is_packed(tmp_path):
     (folder / "1.jpg").write_bytes(file.getvalue())
     arguments = ["pack", str(tmp_path / "images"), str(tmp_path / "a.lmdb"), "--resize", "16"]
     script = (
-        "import os, sys; from penstock.cli import main; from penstock import images\n"
-        "shrink = images.shrink_image\n"
+        "import os, sys; from penstock.cli import main\n"
+        "from penstock.images import shrink as module\n"
+        "shrink = module.shrink_image\n"
         "def loud(*arguments):\n"
         "    os.write(2, b'libpng warning')\n"
         "    return shrink(*arguments)\n"
-        "images.shrink_image = loud\n"
+        "module.shrink_image = loud\n"
         f"sys.exit(main({[*arguments, '--workers', '2']!r}))"
     )
     done = subprocess.run(

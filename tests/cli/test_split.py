@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 
@@ -13,7 +14,13 @@ from penstock.cli import main
 pytest.importorskip("cv2")
 Image = pytest.importorskip("PIL.Image")
 
-from penstock import labels_of  # noqa: E402 - it needs the above
+from tests.vision.annotation_files import (  # noqa: E402 - it needs the above
+    painted,
+    voc_object,
+    write_voc_image,
+)
+
+from penstock import labels_of  # noqa: E402
 from penstock.vision import ImageList, LandmarkColumns, LandmarkList, VOCDetection  # noqa: E402
 
 POSES = ["frontal"] * 40 + ["left"] * 10 + ["right"] * 3
@@ -32,17 +39,10 @@ def photo(path):
 
 def voc_of(folder):
     for number, pose in enumerate(POSES):
-        box = "<bndbox><xmin>1</xmin><ymin>1</ymin><xmax>4</xmax><ymax>4</ymax></bndbox>"
-        (folder / f"Annotations/{number}.xml").write_text(
-            "<annotation><size><width>8</width><height>8</height></size>"
-            f"<object><name>face</name><pose>{pose}</pose>{box}</object></annotation>"
-        )
-        photo(folder / f"JPEGImages/{number}.jpg")
-    return (
-        folder,
-        ["--column", "pose"],
-        lambda part: VOCDetection(folder, part, attributes={"pose": sorted(set(POSES))}),
-    )
+        item = voc_object("face", (1, 1, 4, 4), f"<pose>{pose}</pose>")
+        write_voc_image(folder, number, item, size=(8, 8), pixels=painted(8, 8))
+    read = functools.partial(VOCDetection, attributes={"pose": sorted(set(POSES))})
+    return folder, ["--column", "pose"], lambda part: read(folder, part)
 
 
 def landmarks_of(folder):

@@ -16,11 +16,8 @@ import textwrap
 
 import pytest
 
-from penstock.engine.backends.ray.cluster import (
-    Ray,
-    connect,
-    what_is_free,
-)
+from penstock import Ray
+from penstock.engine.backends.ray.cluster import connect, what_is_free
 from penstock.errors import ConfigError
 
 PREAMBLE = """

@@ -9,6 +9,7 @@ import math
 import re
 import subprocess
 import sys
+import textwrap
 
 import numpy as np
 import pytest
@@ -294,6 +295,20 @@ def test_a_dataset_of_ones_own_is_counted(name, write_module, capsys):
     assert [(c["class"], c["count"]) for c in found["classes"]] == [(1, 2), (0, 1)]
     assert found["classes"][0]["name"] == ("cat" if name == "Known" else "1")
     assert found["sizes"]["total_bytes"] == (3 if name == "Known" else 7)
+
+
+def test_an_error_of_ones_own_code_is_no_damage_of_the_data(write_module, capsys):
+    text = """
+    class Photos:
+        targets = [0, 1]
+        def __len__(self):
+            return 2
+        def __getitem__(self, index):
+            raise ValueError("forgotten")
+    """
+    write_module("my_broken", f"{textwrap.dedent(text)}photos = Photos()")
+    assert main(["stats", "my_broken:photos"]) == 1
+    assert "my_broken.py, line 7: ValueError: forgotten" in capsys.readouterr().err
 
 
 def test_a_folder_of_classes_is_counted_as_it_lies_there(tmp_path, capsys):

@@ -79,6 +79,8 @@ def test_an_argument_that_is_gone_says_what_to_use(make, old, new):
 def test_limits_stay_with_a_number_that_is_handed_on():
     loader = DataLoader(DATA, num_workers=Auto(cpu=1.5))
     assert (loader.num_workers, repr(loader.num_workers)) == ("auto", "Auto(cpu=1.5, memory=None)")
+    assert "num_workers=Auto(cpu=1.5, memory=None)" in repr(loader)
+    assert loader._settings()["num_workers"] == "Auto(cpu=1.5, memory=None)"  # of the report
     for number in (loader.num_workers, pickle.loads(pickle.dumps(loader.num_workers))):
         assert DataLoader(DATA, num_workers=number)._options.limits == Auto(cpu=1.5)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import mmap
+import os
 import re
 import subprocess
 import sys
@@ -252,6 +254,25 @@ def test_a_contender_that_fails_is_named_with_its_error_and_the_others_go_on(
     assert "FAILED" in done.stdout
     assert "ModuleNotFoundError: No module named" in done.stdout
     assert "torch (batch sampler)" in done.stdout
+
+
+def test_what_a_run_left_in_shared_memory_is_removed_and_what_is_in_use_is_not() -> None:
+    left, mapped, old = (
+        Path(f"/dev/shm/penstock-test-{os.getpid()}-{name}") for name in ("left", "mapped", "old")
+    )
+    try:
+        old.write_bytes(bytes(10))
+        left.write_bytes(bytes(5000))
+        mapped.write_bytes(bytes(5000))
+        before = compare._shared_files() - {left, mapped}  # of tests beside this one, nothing goes
+        with open(mapped, "r+b") as file:
+            memory = mmap.mmap(file.fileno(), 0)
+        with memory:
+            assert compare._remove_shared_files(before) == 5000
+            assert [path.exists() for path in (left, mapped, old)] == [False, True, True]
+    finally:
+        for path in (left, mapped, old):
+            path.unlink(missing_ok=True)
 
 
 def test_a_contender_that_fails_has_no_further_rounds(monkeypatch) -> None:

@@ -190,6 +190,13 @@ def test_json_has_the_counts_and_every_broken_file(folder, capsys):
     assert json.loads(capsys.readouterr().out)["broken"] == []
 
 
+def test_paths_below_the_current_folder_have_no_dot_before_them(folder, capsys, monkeypatch):
+    monkeypatch.chdir(folder)
+    cut(folder / "class_0" / "00.jpg", 0.5)
+    code, broken, _ = run(capsys, ".", *ONE_WORKER)
+    assert (code, [name for name, _ in broken]) == (1, ["class_0/00.jpg"])
+
+
 def test_a_name_that_is_no_text_stays_in_its_line_and_comes_whole_in_json(tmp_path, capsys):
     path = os.fsencode(tmp_path) + b"/a\n\tb\xe9.jpg"
     with open(path, "wb"):

@@ -229,6 +229,27 @@ def test_a_process_is_gone_when_the_doctor_is_interrupted(tmp_path, monkeypatch)
     assert started[0].returncode == -signal.SIGKILL
 
 
+def test_ctrl_c_ends_an_import_that_hangs(tmp_path, monkeypatch):
+    """A terminal sends it to all processes, of which one that is in C code does not hear it."""
+    hangs = "import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\ntime.sleep(60)"
+    write(tmp_path, {"hangs.py": hangs})
+    program = (
+        "import os, signal, sys, threading\n"
+        "from penstock.cli import doctor, main\n"
+        "doctor.modules_by_distribution = lambda: {'numpy': 'hangs'}\n"
+        "def look_at_environment():\n"
+        "    threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+        "    return ()\n"
+        "doctor.look_at_environment = look_at_environment\n"
+        "sys.exit(main(['doctor']))\n"
+    )
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": path}, timeout=30
+    )
+    assert done.returncode == 130
+
+
 @pytest.mark.parametrize(
     ("failing", "said"),
     [

@@ -9,6 +9,7 @@ import math
 import re
 import subprocess
 import sys
+import textwrap
 
 import numpy as np
 import pytest
@@ -296,6 +297,20 @@ def test_a_dataset_of_ones_own_is_counted(name, write_module, capsys):
     assert found["sizes"]["total_bytes"] == (3 if name == "Known" else 7)
 
 
+def test_an_error_of_ones_own_code_is_no_damage_of_the_data(write_module, capsys):
+    text = """
+    class Photos:
+        targets = [0, 1]
+        def __len__(self):
+            return 2
+        def __getitem__(self, index):
+            raise ValueError("forgotten")
+    """
+    write_module("my_broken", f"{textwrap.dedent(text)}photos = Photos()")
+    assert main(["stats", "my_broken:photos"]) == 1
+    assert "my_broken.py, line 7: ValueError: forgotten" in capsys.readouterr().err
+
+
 def test_a_folder_of_classes_is_counted_as_it_lies_there(tmp_path, capsys):
     for name, number in (("cat", 3), ("dog", 1)):
         (tmp_path / "photos" / name).mkdir(parents=True)
@@ -337,7 +352,7 @@ def test_boxes_are_counted_by_image_and_area(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "Boxes per image\n  0  ████" in out
     assert "Boxes: 1 small, 2 medium, 0 large" in out
-    assert "Bad boxes: 1 inverted; `bad_boxes=`" in " ".join(out.split())
+    assert "Bad boxes: 1 inverted; `rules=AnnotationRules(bad_boxes=...)`" in " ".join(out.split())
     assert f"{tmp_path / 'a.png'}: chart\n" in out
     alone = tmp_path / "alone.png"
     assert main(["stats", str(source / "JPEGImages"), "--png", str(alone)]) == 0

@@ -362,6 +362,7 @@ def test_samples_without_labels_are_refused(module, tmp_path, capsys):
         ),
         ("--sampler balanced --sample 3", "--sample is for the sizes, and --sampler shows none"),
         (f"--sampler class-aware --num-samples {'9' * 5000}", "to 999,999,999, but got '9999"),
+        ("--sampler balanced --num-samples=", "or \"undersample\", but got ''"),
         ("--sampler balanced --num-samples 0", '9, or "oversample", or "undersample", but got'),
         ("--sampler effective --beta 1", "beta should be 0 or more and below 1, but got beta=1"),
     ],

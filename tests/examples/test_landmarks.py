@@ -86,6 +86,23 @@ def test_a_mirrored_face_has_its_landmarks_where_those_of_a_face_are(example, da
     assert np.array_equal(order, linear_sum_assignment(distances)[1])
 
 
+def test_a_mirrored_face_looks_to_the_other_side(example):
+    mirror = example["data"].MirrorFace(["frontal", "left", "right"])
+    face = {
+        "image": np.arange(48, dtype=np.uint8).reshape(4, 4, 3),
+        "boxes": np.zeros((4, 4), np.float32),
+        "landmarks": np.zeros((4, 68, 2), np.float32),
+        "pose": np.array([0, 1, 2, -1]),
+    }
+    seen = set()
+    for _ in range(50):
+        result = mirror(face)
+        is_mirrored = np.array_equal(result["image"], face["image"][:, ::-1])
+        assert result["pose"].tolist() == ([0, 2, 1, -1] if is_mirrored else [0, 1, 2, -1])
+        seen.add(is_mirrored)
+    assert seen == {True, False}
+
+
 def test_what_is_around_a_face_has_its_pixels_box_and_landmarks(example):
     rng = np.random.default_rng(0)
     image = rng.integers(0, 256, (60, 80, 3), dtype=np.uint8)

@@ -73,6 +73,19 @@ def test_it_is_drawn_at_most_ten_times_a_second():
     assert 90 <= got.written.count("samples/s") <= 100
 
 
+def test_it_goes_on_when_batches_come_more_slowly_than_before():
+    got = run("""
+        bar = open_progress()
+        bar.begin(0, 10_000)
+        for n in range(3000):  # 3 s in steps of 1 ms, then one each second
+            bar.advance(batch(0)._replace(asked_ns=n * 10**6, given_ns=(n + 1) * 10**6))
+        for n in range(3, 8):
+            bar.advance(batch(0)._replace(asked_ns=n * 10**9, given_ns=(n + 1) * 10**9))
+        os._exit(0)
+    """)
+    assert without_bar(got.lines[-1]).startswith("epoch 0: 3005/10000, ")
+
+
 def test_what_others_print_stands_above_it_as_it_was_printed():
     got = run("""
         import logging
@@ -160,6 +173,57 @@ def test_a_forked_process_draws_nothing_and_prints_as_it_is():
     assert got.lines[-1].startswith("epoch 0:   1%|")
 
 
+def test_an_epoch_that_begins_in_a_forked_process_draws_nothing():
+    got = run("""
+        bar = open_progress()
+        if not os.fork():
+            bar.begin(0, 100)
+            bar.advance(batch(0))
+            print("child")
+            bar.end()
+            sys.exit()
+        os.wait()
+    """)
+    assert got.written == "child\r\n"
+
+
+def test_streams_are_afterwards_as_they_were():
+    got = run("""
+        raw = sys.stdout.write
+        sys.stdout.write = loud = lambda text: raw(text.upper())
+        bar = open_progress()
+        bar.begin(0, 100)
+        bar.advance(batch(0))
+        print("while")
+        bar.end()
+        assert sys.stdout.write is loud
+    """)
+    assert got.returncode == 0, got.written
+    assert got.lines[0] == "WHILE"
+
+
+@pytest.mark.parametrize("stdout", ["closed", "without attributes of its own"])
+def test_stdout_may_be_anything(stdout):
+    got = run(f"""
+        class Slotted:
+            __slots__ = ()
+            isatty = sys.stdout.isatty
+            write = sys.stdout.write
+            flush = sys.stdout.flush
+
+        if {stdout!r} == "closed":
+            sys.stdout.close()
+        else:
+            sys.stdout = Slotted()
+        bar = open_progress()
+        bar.begin(0, 100)
+        bar.advance(batch(0))
+        bar.end()
+    """)
+    assert got.returncode == 0, got.written
+    assert without_bar(got.lines[-1]).startswith("epoch 0: 1/100, ")
+
+
 @pytest.mark.parametrize(
     "environment",
     [{"RANK": "1", "WORLD_SIZE": "2"}, {"TERM": "dumb"}, {"TERM": ""}, {"CI": "true"}],
@@ -188,9 +252,10 @@ def test_what_the_program_prints_can_be_piped_while_the_bar_is_watched(tmp_path)
     assert (tmp_path / "out.txt").read_text() == "the result\n"
 
 
+@pytest.mark.parametrize("total", ["8", "None"])
 @pytest.mark.parametrize("columns", [10, 40, 60, 300])
-def test_the_line_fits_into_the_terminal(columns):
-    (line,) = run(EPOCH, columns=columns).lines
+def test_the_line_fits_into_the_terminal(columns, total):
+    (line,) = run(EPOCH.replace("8)", f"{total})", 1), columns=columns).lines
     assert len(line) <= columns
     assert line.startswith("train ep")
 

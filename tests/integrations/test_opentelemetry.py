@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 
 import pytest
+from tests.support.processes import python
 
 from penstock import Loader
 from penstock.errors import ConfigError
@@ -134,6 +135,31 @@ def test_a_loader_that_is_gone_is_told_of_no_more(reader, meter):
 
 def test_without_a_provider_nothing_happens():
     observe(Counting())  # the global meter measures nothing before a provider is set
+
+
+def test_a_meter_of_before_and_after_the_provider_was_set_is_one():
+    got = python(
+        "-c",
+        """
+        from opentelemetry.metrics import get_meter, set_meter_provider
+        from opentelemetry.sdk.metrics import MeterProvider
+        from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+        from penstock import Loader
+        from penstock.integrations.opentelemetry import observe
+
+        loaders = {name: Loader(range(4)) for name in ("train", "val", "test")}
+        observe(loaders["train"], None, {"loader": "train"})
+        observe(loaders["val"], get_meter("penstock"), {"loader": "val"})
+        reader = InMemoryMetricReader()
+        provider = MeterProvider([reader])
+        set_meter_provider(provider)
+        observe(loaders["test"], attributes={"loader": "test"})
+        (scope,) = reader.get_metrics_data().resource_metrics[0].scope_metrics
+        print(*(point.attributes["loader"] for point in scope.metrics[0].data.data_points))
+        provider.shutdown()
+        """,
+    )
+    assert (got.stdout, got.stderr) == ("train val test\n", "")
 
 
 def test_two_loaders_that_nothing_tells_apart_are_refused(reader, meter):

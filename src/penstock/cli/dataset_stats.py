@@ -211,7 +211,10 @@ class Sizes:
                 self.num_bytes += [self._num_bytes(record.sample) for record in records]
         except StoreUnreachable:
             raise
-        except (StoreError, ValueError, OSError):  # of a file that its annotation does not fit, too
+        except (StoreError, ValueError, OSError) as error:
+            # Also of a file that its annotation does not fit; of the user's code it is an error.
+            if isinstance(store, DatasetStore) and not isinstance(error, StoreError):
+                raise
             if len(positions) == 1:
                 self.num_damaged += 1
                 return

@@ -7,6 +7,7 @@ doctor_trials   libraries, the device, two workers: tried in processes that may 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import platform
@@ -16,6 +17,7 @@ import shutil
 import sys
 import sysconfig
 import textwrap
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
@@ -149,8 +151,11 @@ def _findings(data: Path | None) -> Iterator[Finding]:
         filter(None, found), key=lambda name: (name != "torch", name)
     )  # it takes longest
     open_files, memory = look_at_open_files(), look_at_memory()  # before anything else is started
-    with ThreadPoolExecutor(2) as pool:
-        imports, delivery = pool.submit(import_modules, names), pool.submit(deliver_batches)
+    stop = threading.Event()
+    with ThreadPoolExecutor(2) as pool, contextlib.ExitStack() as stack:
+        stack.callback(stop.set)  # Ctrl-C ends an import that hangs
+        imports = pool.submit(import_modules, names, stop)
+        delivery = pool.submit(deliver_batches, stop=stop)
         yield from look_at_environment()
         yield from (look_at_cores(), memory, look_at_shm(), open_files)
         if data is not None:

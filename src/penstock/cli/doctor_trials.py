@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -32,6 +33,7 @@ _IMPORT_LIMIT_S: Final = 120.0  # a network folder may take a minute to give tor
 # A batch takes milliseconds and the start of two workers below a second; a machine under heavy load
 # may take ten times as long.
 _BATCH_LIMIT_S: Final = 30.0
+_LOOK_S: Final = 0.2
 _NUM_BATCHES: Final = 4
 _BATCH_SIZE: Final = 4
 
@@ -62,13 +64,19 @@ class Imported(NamedTuple):
     device: Device | None
 
 
-def import_modules(modules: Sequence[str]) -> Imported:
-    """Import modules one after the other; where the process ends, the next ones get another."""
+def import_modules(modules: Sequence[str], stop: threading.Event | None = None) -> Imported:
+    """Import modules one after the other; where the process ends, the next ones get another.
+
+    Args:
+        modules: Their names.
+        stop: Ends the process before its time, and no other is started.
+    """
+    stop = stop or threading.Event()
     reasons: dict[str, str] = {}
     device = None
     rest = list(modules)
-    while rest:
-        lines, failure = _run("_import_all", rest, _IMPORT_LIMIT_S)
+    while rest and not stop.is_set():
+        lines, failure = _run("_import_all", rest, _IMPORT_LIMIT_S, stop)
         at = rest[0]  # where not even the process started
         for line in lines:
             at = line.get("module", at)
@@ -82,20 +90,26 @@ def import_modules(modules: Sequence[str]) -> Imported:
     return Imported(reasons, device)
 
 
-def deliver_batches(limit_s: float = _BATCH_LIMIT_S) -> tuple[bool, str]:
+def deliver_batches(
+    limit_s: float = _BATCH_LIMIT_S, stop: threading.Event | None = None
+) -> tuple[bool, str]:
     """Let two workers deliver batches; return whether they did, and in a sentence what happened.
 
     Args:
         limit_s: Seconds that a batch may take.
+        stop: Ends them before their time.
     """
+    stop = stop or threading.Event()
     # The loader's own time limit comes first: its error says where a worker is stuck.
-    lines, failure = _run("_deliver", [limit_s], limit_s + _BATCH_LIMIT_S)
+    lines, failure = _run("_deliver", [limit_s], limit_s + _BATCH_LIMIT_S, stop)
     if lines:
         return lines[-1]["is_delivered"], lines[-1]["found"]
     return False, f"the loader's process {failure or 'ended without a word'}"
 
 
-def _run(task: str, arguments: Sequence[Any], limit_s: float) -> tuple[list[dict[str, Any]], str]:
+def _run(
+    task: str, arguments: Sequence[Any], limit_s: float, stop: threading.Event
+) -> tuple[list[dict[str, Any]], str]:
     """Run a function of this module in a new process.
 
     Returns:
@@ -116,7 +130,7 @@ def _run(task: str, arguments: Sequence[Any], limit_s: float) -> tuple[list[dict
                 stderr=printed,
                 pass_fds=[told.fileno()],
             )
-            failure = _end_of(process, limit_s)
+            failure = _end_of(process, limit_s, stop)
             told.seek(0)
             printed.seek(0)
             lines = told.read().splitlines()
@@ -130,12 +144,16 @@ def _run(task: str, arguments: Sequence[Any], limit_s: float) -> tuple[list[dict
     return facts, failure and f"{failure}. {last}".rstrip(" ")
 
 
-def _end_of(process: subprocess.Popen[bytes], limit_s: float) -> str:
+def _end_of(process: subprocess.Popen[bytes], limit_s: float, stop: threading.Event) -> str:
     """Return "" if a process came to its end, otherwise what happened instead."""
+    until_s = time.monotonic() + limit_s
+    status = None
     try:
-        status = process.wait(limit_s)
-    except subprocess.TimeoutExpired:
-        return f"did not end within {limit_s:g} s"
+        while status is None:
+            if stop.is_set() or time.monotonic() > until_s:
+                return f"did not end within {limit_s:g} s"
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                status = process.wait(_LOOK_S)
     finally:
         process.kill()
         process.wait()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import warnings
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.cli.decoding import Broken, count_pixels
@@ -161,8 +162,8 @@ class FilesToCheck:
         return CheckResult(index, num_images=1)
 
     def describe(self, index: int) -> str:
-        """Return the file's path."""
-        return self._paths[index]
+        """Return the file's path, without a "./" before it."""
+        return str(Path(self._paths[index]))
 
 
 def _silence_worker(worker_id: int) -> None:

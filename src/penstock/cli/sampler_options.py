@@ -98,7 +98,7 @@ class SamplerChoice:
                 "1, from which on a class is not repeated. LVIS has 0.001, where classes "
                 "are many."
             )
-        given = self.num_samples or "1"
+        given = "1" if self.num_samples is None else self.num_samples
         is_number = given.isascii() and given.isdigit() and len(given) <= _MOST_DIGITS
         words = _WORDS if self.kind in (SamplerKind.balanced, SamplerKind.effective) else ()
         if not (is_number and int(given)) and given not in words:

@@ -223,7 +223,8 @@ class TrialWork:
             value = getattr(loader, name, parameter.default)
             is_default = value is parameter.default or value == parameter.default
             if name == "collate_fn" and not is_default:
-                is_default = value.__name__ in ("default_collate", "default_convert")
+                written = getattr(value, "__name__", "")  # a partial or an object has none
+                is_default = written in ("default_collate", "default_convert")
             if name not in _NOT_KEPT and not is_default:
                 arguments[name] = value
         size = arguments.get("batch_size") or getattr(loader.batch_sampler, "batch_size", None)

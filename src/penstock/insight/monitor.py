@@ -77,7 +77,7 @@ class AutoWorkers(int):
 
     def __str__(self) -> str:
         """Say what it means."""
-        return "auto"
+        return "auto" if self.limits == Auto() else repr(self.limits)
 
     def __format__(self, spec: str) -> str:
         """As the text, unless an integer is asked for."""
@@ -471,7 +471,7 @@ def settings_of(loader: object) -> dict[str, Any]:
 
 def _told(value: object) -> Any:  # noqa: ANN401 - what JSON has
     if isinstance(value, AutoWorkers):
-        return "auto"
+        return str(value)
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, FaultPolicy):

@@ -31,7 +31,8 @@ _LOCK: Final = threading.RLock()
 _USUAL_COLUMNS: Final = 80
 _MOST_HELD_BACK: Final = 20  # drawings
 _FORMAT: Final = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
-_FORMAT_OF_UNKNOWN: Final = "{desc}: {n_fmt} [{elapsed}{postfix}]"
+# The bar is blank then. It is there as older versions of tqdm cut no line that has none.
+_FORMAT_OF_UNKNOWN: Final = "{desc}: {n_fmt} [{elapsed}{postfix}]{bar}"
 
 
 def open_progress(name: str = "") -> ProgressBar | None:
@@ -90,6 +91,12 @@ class ProgressBar:
         self._pid = os.getpid()
         self._bar: Any = None
         self._screen: _Screen | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        self._num_new = self._samples = self._wait_ns = self._failed = self._given_ns = 0
+        self._draw_at_ns = 0
+        self._marks: list[tuple[int, int, int]] = []  # moment, samples, wait: of which rates are
 
     def begin(self, epoch: int, total_batches: int | None, done: int = 0) -> None:
         """Draw the bar of an epoch that begins; the one before is ended if need be.
@@ -100,6 +107,9 @@ class ProgressBar:
             done: How many of them were given before, if the epoch is resumed.
         """
         self.end()
+        self._forget()
+        if os.getpid() != self._pid:
+            return
         self._screen = None if self._shell else _Screen.of(sys.stderr)
         # tqdm draws nothing in a terminal that does not say how wide it is.
         has_size = self._screen is None or _columns(sys.stderr) > 0
@@ -109,6 +119,7 @@ class ProgressBar:
             initial=done,
             file=self._screen or sys.stderr,
             mininterval=0,
+            miniters=1,  # else it waits for as many batches as came between the last drawings
             dynamic_ncols=has_size,
             ncols=None if has_size else _USUAL_COLUMNS,
             leave=True,
@@ -116,9 +127,6 @@ class ProgressBar:
         )
         if self._screen is not None:
             self._screen.add(self._bar)
-        self._num_new = self._samples = self._wait_ns = self._failed = self._given_ns = 0
-        self._draw_at_ns = 0
-        self._marks: list[tuple[int, int, int]] = []  # moment, samples, wait: of which rates are
         atexit.register(self.end)
         if self._shell:
             self._shell.events.register("post_run_cell", self._cell_ended)
@@ -196,10 +204,11 @@ class _Screen:
         self._bars: list[Any] = []
         self._is_mid_line = False
         self._num_held_back = 0
-        self._taps: list[tuple[TextIO, Any]] = []
+        self._taps: list[tuple[dict[str, Any], Any, Any]] = []
         for other in dict.fromkeys((sys.stdout, stream)):
-            if other is not None and other.isatty():
-                self._taps.append((other, self._tap(other)))
+            with contextlib.suppress(TypeError, ValueError):  # no attributes of its own; closed
+                if other is not None and other.isatty():
+                    self._tap(other, vars(other))
 
     @classmethod
     def of(cls, stream: TextIO) -> _Screen:
@@ -215,9 +224,13 @@ class _Screen:
         if self._bars:
             return
         _Screen._now = None
-        for stream, tap in self._taps:
-            if vars(stream).get("write") is tap:  # else others have built upon it
-                del vars(stream)["write"]
+        for attributes, tap, own in self._taps:
+            if attributes.get("write") is not tap:
+                continue  # others have built upon it: it stays, and only hands on
+            if own is None:
+                del attributes["write"]
+            else:
+                attributes["write"] = own
 
     def holds_back(self) -> bool:
         """Return whether the bar waits for the end of a line, such as a prompt; 2 s or more."""
@@ -237,7 +250,7 @@ class _Screen:
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
         return getattr(self._stream, name)
 
-    def _tap(self, stream: TextIO) -> Any:  # noqa: ANN401
+    def _tap(self, stream: TextIO, attributes: dict[str, Any]) -> None:
         write = stream.write
 
         def write_above(text: str) -> int:
@@ -257,8 +270,8 @@ class _Screen:
                         bar.refresh(nolock=True)
             return num_written
 
-        vars(stream)["write"] = write_above
-        return write_above
+        self._taps.append((attributes, write_above, attributes.get("write")))
+        attributes["write"] = write_above
 
 
 def _columns(stream: TextIO) -> int:

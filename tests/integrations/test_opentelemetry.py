@@ -12,6 +12,7 @@ from penstock.errors import ConfigError
 from penstock.insight.stats import Span, Stats, Verdict
 
 pytest.importorskip("opentelemetry.sdk")
+from opentelemetry.metrics._internal import _ProxyMeterProvider
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import Gauge, InMemoryMetricReader, Sum
 
@@ -134,6 +135,18 @@ def test_a_loader_that_is_gone_is_told_of_no_more(reader, meter):
 
 def test_without_a_provider_nothing_happens():
     observe(Counting())  # the global meter measures nothing before a provider is set
+
+
+def test_loaders_observed_before_there_is_a_provider_are_told_of_afterwards(reader):
+    stand_in, provider = _ProxyMeterProvider(), MeterProvider([reader])
+    loaders = {name: Counting() for name in ("train", "val", "test")}
+    for name in ("train", "val"):
+        observe(loaders[name], stand_in.get_meter("early"), {"loader": name})
+    stand_in.on_set_meter_provider(provider)
+    observe(loaders["test"], provider.get_meter("early"), {"loader": "test"})
+    told = values(collect(reader)["penstock.batches"])
+    assert sorted(told) == [(("loader", name),) for name in ("test", "train", "val")]
+    provider.shutdown()
 
 
 def test_two_loaders_that_nothing_tells_apart_are_refused(reader, meter):

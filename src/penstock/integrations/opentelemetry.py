@@ -8,6 +8,7 @@ Names are `penstock.` and what it is; units are UCUM's: `penstock.batches`, `pen
 from __future__ import annotations
 
 import functools
+import threading
 import weakref
 from typing import TYPE_CHECKING, Final
 
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["observe"]
 
 _observers: Final[weakref.WeakKeyDictionary[Meter, _Observer]] = weakref.WeakKeyDictionary()
-# Until a provider is set, each call returns another stand-in for the one meter.
-_own_meter: Final = functools.cache(functools.partial(get_meter, "penstock"))
+_stand_ins: Final[dict[str, tuple[Meter, _Observer]]] = {}  # by name, of meters without a provider
+_lock: Final = threading.Lock()
 
 
 def observe(
@@ -72,10 +73,27 @@ def observe(
         OpenTelemetry, "Metrics API": an asynchronous instrument reports the sum itself, not what
         was added to it.
     """
-    meter = _own_meter() if meter is None else meter
-    if meter not in _observers:
-        _observers[meter] = _Observer(meter)
-    _observers[meter].loaders.add(loader, dict(attributes or {}))
+    observer = _observer_of(get_meter("penstock") if meter is None else meter)
+    observer.loaders.add(loader, dict(attributes or {}))
+
+
+def _observer_of(meter: Meter) -> _Observer:
+    """Return the one of a meter.
+
+    Until a provider is set, each call of `get_meter` returns another stand-in for the one meter.
+    """
+    is_stand_in = type(meter).__name__ == "_ProxyMeter"
+    with _lock:
+        stand_in, observer = _stand_ins.get(meter.name, (None, None))
+        if not is_stand_in and getattr(stand_in, "_real_meter", None) is not meter:
+            observer = _observers.get(meter)
+        if observer is None:
+            observer = _Observer(meter)
+            if is_stand_in:
+                _stand_ins[meter.name] = meter, observer
+            else:
+                _observers[meter] = observer
+    return observer
 
 
 class _Observer:

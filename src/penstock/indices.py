@@ -387,10 +387,11 @@ def _check_dealt_once(parts: list[Any], dataset: object) -> None:
         ranks = getattr(part, "num_replicas", None)
         if isinstance(part, (IndexSampler, BatchSampler)) or not isinstance(ranks, int):
             continue
-        if type(part).__name__ == "DistributedSampler" and isinstance(part.dataset, Sampler):
+        dealt = getattr(part, "dataset", None)
+        if type(part).__name__ == "DistributedSampler" and isinstance(dealt, Sampler):
             raise ConfigError(
                 f"torch's DistributedSampler takes a dataset, but got a "
-                f"{type(part.dataset).__name__}: it deals out its positions, not its indices. "
+                f"{type(dealt).__name__}: it deals out its positions, not its indices. "
                 "penstock.sampling.DistributedSampler deals out the order of any sampler."
             )
         for inner in _held_by(part, dataset) if ranks > 1 else ():

@@ -492,9 +492,10 @@ def test_without_a_seed_of_the_loader_it_is_0():
 
 def test_a_report_of_a_loader_counts_with_its_seed():
     loader = Loader(DATA, sampler=ClassBalancedSampler(LABELS), seed=5)
+    Loader(DATA, sampler=loader.sampler, seed=3)  # has it now
     counted = balance_report(ClassBalancedSampler(LABELS, seed=5)).images.after
     assert balance_report(loader).images.after.tolist() == counted.tolist()
-    assert loader.sampler.seed == 0  # counted on a copy
+    assert loader.sampler.seed == 3  # counted on a copy
 
 
 class Reversed(IndexSampler):
@@ -522,6 +523,13 @@ def test_a_seed_that_is_set_later_is_the_sampler_s_own(make):
     sampler = make(None) if type(sampler) is not Reversed else sampler
     sampler.seed = 3
     assert epoch_of(sampler, seed=5) == list(sampler) == list(make(3))
+
+
+@pytest.mark.parametrize("make", [Loader, DataLoader], ids=["numpy", "torch"])
+def test_a_library_that_takes_the_sampler_out_of_a_loader_has_the_order_of_its_seed(make):
+    loader = make(DATA, sampler=DistributedSampler(ClassBalancedSampler(LABELS), 2, 1), seed=5)
+    own = DistributedSampler(ClassBalancedSampler(LABELS, seed=5), 2, 1)
+    assert list(loader.sampler) == list(own)
 
 
 def test_a_loader_without_a_seed_orders_by_0_whatever_loader_had_the_sampler_before():

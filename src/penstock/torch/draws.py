@@ -40,7 +40,14 @@ from torch.utils.data import (
 )
 
 from penstock.errors import StateError
-from penstock.indices import Description, NotifiedEpoch, SeededIndices, tell_epoch, with_inner
+from penstock.indices import (
+    Description,
+    NotifiedEpoch,
+    SeededIndices,
+    tell_epoch,
+    tell_seed,
+    with_inner,
+)
 from penstock.randomness.generators import GlobalStates
 from penstock.randomness.guarded import GuardedIterator
 from penstock.randomness.keys import checked_count, checked_flag
@@ -197,9 +204,7 @@ class UnseededIndices:
 
     def _tell_no_seed(self) -> None:
         """Let samplers without a seed of their own order by 0, whatever loader had them before."""
-        for part in with_inner(self._loader._index_sampler):
-            if isinstance(part, IndexSampler):
-                part.take_seed(0)
+        tell_seed(0, self._loader._index_sampler)
 
     def draws(self) -> dict[str, Any] | None:
         """Return the states of the generators that nobody else will put back, between epochs."""

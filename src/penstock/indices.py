@@ -40,6 +40,7 @@ __all__ = [
     "covers",
     "inner_of",
     "tell_epoch",
+    "tell_seed",
     "with_inner",
 ]
 
@@ -158,9 +159,7 @@ class SeededIndices:
 
     def _tell_seed(self) -> None:
         """Give the loader's seed to the samplers; those with a seed of their own keep it."""
-        for part in self._parts:
-            if isinstance(part, IndexSampler):
-                part.take_seed(self._seed)
+        tell_seed(self._seed, *self._parts)
 
     def foresee(self, epoch: int) -> Iterator[object] | None:
         """Return an epoch's indices without notifying a sampler; None if that is impossible.
@@ -387,10 +386,11 @@ def _check_dealt_once(parts: list[Any], dataset: object) -> None:
         ranks = getattr(part, "num_replicas", None)
         if isinstance(part, (IndexSampler, BatchSampler)) or not isinstance(ranks, int):
             continue
-        if type(part).__name__ == "DistributedSampler" and isinstance(part.dataset, Sampler):
+        dealt = getattr(part, "dataset", None)
+        if type(part).__name__ == "DistributedSampler" and isinstance(dealt, Sampler):
             raise ConfigError(
                 f"torch's DistributedSampler takes a dataset, but got a "
-                f"{type(part.dataset).__name__}: it deals out its positions, not its indices. "
+                f"{type(dealt).__name__}: it deals out its positions, not its indices. "
                 "penstock.sampling.DistributedSampler deals out the order of any sampler."
             )
         for inner in _held_by(part, dataset) if ranks > 1 else ():
@@ -448,6 +448,16 @@ def tell_epoch(epoch: int, *samplers: Any) -> None:  # noqa: ANN401
     for part in with_inner(*samplers):
         if callable(set_epoch := getattr(part, "set_epoch", None)):
             set_epoch(epoch)
+
+
+def tell_seed(seed: int, *samplers: Any) -> None:  # noqa: ANN401
+    """Give a loader's seed to samplers, and those that they are made of, without one of their own.
+
+    When a loader is made, too: some libraries take its samplers and never ask it for an epoch.
+    """
+    for part in with_inner(*samplers):
+        if isinstance(part, IndexSampler):
+            part.take_seed(seed)
 
 
 def _kinds(sampler: Any, depth: int = 1) -> dict[str, Any]:  # noqa: ANN401

@@ -12,7 +12,7 @@ from penstock.deprecation import removed_arguments
 from penstock.distributed import Rank, current_rank
 from penstock.engine.fault_log import FaultLog
 from penstock.errors import ConfigError
-from penstock.indices import SeededIndices, StreamSource, check_samplers
+from penstock.indices import SeededIndices, StreamSource, check_samplers, tell_seed
 from penstock.insight.monitor import Monitor, Observed
 from penstock.options import LOADERS_REMOVED, LoaderOptions, plan_of
 from penstock.randomness.kept import warn_of_kept_generators
@@ -170,6 +170,7 @@ class Loader(Observed, Generic[SampleT]):
         self._faults = FaultLog(options.faults, dataset)
         _check_orders(orders, batch_size, is_iterable=self._is_iterable, drop_last=drop_last)
         check_samplers(dataset, sampler, batch_sampler, batch_size)
+        tell_seed(self._seed, sampler, batch_sampler)
         if sampler is None and batch_sampler is None:
             sampler = self._default_sampler(shuffle=shuffle)
         if batch_sampler is None and batch_size is not None:

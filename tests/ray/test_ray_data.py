@@ -576,14 +576,21 @@ def test_as_many_tasks_read_as_asked_for_and_the_dataset_travels_once():
 class Big:
     BYTES = 8 << 20
 
-    def __init__(self):
-        self.array = np.zeros(self.BYTES, np.uint8)
+    def __init__(self, num_bytes=BYTES):
+        self.array = np.zeros(num_bytes, np.uint8)
 
     def __len__(self):
         return 8
 
     def __getitem__(self, index):
         return {"value": self.array[index]}
+
+
+def test_the_arrays_of_a_dataset_are_freed_once_it_is_read(cluster):
+    before = InCluster.now(cluster).store_bytes
+    rows = to_ray_data(Big(32 << 20), override_num_blocks=4).materialize()
+    assert rows.count() == 8
+    assert becomes(lambda: InCluster.now(cluster).store_bytes < before + (16 << 20))
 
 
 def test_a_subset_is_an_order():

@@ -19,6 +19,7 @@ from penstock.sampling import (
     BucketBatchSampler,
     ClassBalancedSampler,
     DistributedSampler,
+    IndexSampler,
     MixtureSampler,
     RandomSampler,
     RepeatFactorSampler,
@@ -392,6 +393,24 @@ def test_torch_s_distributed_sampler_refuses_a_sampler():
             make(DATA, sampler=dealt)
 
 
+class Shares:
+    """A sampler that is called as torch's is, and has no dataset."""
+
+    rank, num_replicas = 0, 2
+
+    def __iter__(self):
+        return iter(range(0, NUM_SAMPLES, 2))
+
+
+Shares.__name__ = "DistributedSampler"
+
+
+@pytest.mark.parametrize("make", [Loader, DataLoader], ids=["numpy", "torch"])
+def test_another_sampler_of_the_name_of_torch_s_is_taken(make):
+    batches = make(DATA, batch_size=9, sampler=Shares())
+    assert [index for batch in batches for index in batch[0].tolist()] == list(Shares())
+
+
 @every_sampler
 def test_a_repr_is_short_and_names_the_kind(kind):
     sampler = MAKERS[kind](3)
@@ -473,6 +492,68 @@ def test_without_a_seed_of_the_loader_it_is_0():
 
 def test_a_report_of_a_loader_counts_with_its_seed():
     loader = Loader(DATA, sampler=ClassBalancedSampler(LABELS), seed=5)
+    Loader(DATA, sampler=loader.sampler, seed=3)  # has it now
     counted = balance_report(ClassBalancedSampler(LABELS, seed=5)).images.after
     assert balance_report(loader).images.after.tolist() == counted.tolist()
-    assert loader.sampler.seed == 0  # counted on a copy
+    assert loader.sampler.seed == 3  # counted on a copy
+
+
+class Reversed(IndexSampler):
+    """A user's, whose constructor sets the seed itself."""
+
+    def __init__(self, seed):
+        super().__init__()
+        self.seed = seed
+
+    def __len__(self):
+        return NUM_SAMPLES
+
+    def indices(self):
+        return self.rng().permutation(NUM_SAMPLES)[::-1]
+
+
+def epoch_of(sampler, **options):
+    batches = DataLoader(DATA, batch_size=8, sampler=sampler, **options)
+    return [index for batch in batches for index in batch[0].tolist()]
+
+
+@pytest.mark.parametrize("make", [Reversed, ORDERS["balanced"]], ids=["subclass", "attribute"])
+def test_a_seed_that_is_set_later_is_the_sampler_s_own(make):
+    sampler = make(0)
+    sampler = make(None) if type(sampler) is not Reversed else sampler
+    sampler.seed = 3
+    assert epoch_of(sampler, seed=5) == list(sampler) == list(make(3))
+
+
+@pytest.mark.parametrize("make", [Loader, DataLoader], ids=["numpy", "torch"])
+def test_a_library_that_takes_the_sampler_out_of_a_loader_has_the_order_of_its_seed(make):
+    loader = make(DATA, sampler=DistributedSampler(ClassBalancedSampler(LABELS), 2, 1), seed=5)
+    own = DistributedSampler(ClassBalancedSampler(LABELS, seed=5), 2, 1)
+    assert list(loader.sampler) == list(own)
+
+
+def test_a_loader_without_a_seed_orders_by_0_whatever_loader_had_the_sampler_before():
+    sampler = RandomSampler(range(NUM_SAMPLES))
+    fresh = list(sampler)
+    assert epoch_of(sampler, seed=5) == list(RandomSampler(range(NUM_SAMPLES), seed=5))
+    sampler.set_epoch(0)
+    assert epoch_of(sampler) == fresh
+    epoch_of(sampler, seed=5)
+    loader = DataLoader(DATA, batch_size=8, sampler=sampler)
+    loader.set_epoch(0)
+    batches = iter(loader)
+    given = [next(batches)[0].tolist()]
+    state = loader.state_dict()
+    again = DataLoader(DATA, batch_size=8, sampler=RandomSampler(range(NUM_SAMPLES)))
+    again.load_state_dict(state)
+    rest = [batch[0].tolist() for batch in batches]
+    assert [batch[0].tolist() for batch in again] == rest
+    assert [index for batch in given + rest for index in batch] == fresh
+
+
+def test_the_seed_of_a_loader_is_no_setting_of_shares_that_it_does_not_decide():
+    def state_of(seed):
+        shares = DistributedSampler(ClassBalancedSampler(LABELS, seed=3), 2, 0)
+        return Loader(DATA, sampler=shares, seed=seed).state_dict()["fingerprint"]
+
+    assert state_of(5) == state_of(0)  # of releases whose samplers took no seed

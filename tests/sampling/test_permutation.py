@@ -437,3 +437,12 @@ def test_a_step_longer_than_any_integer_of_numpy_is_a_step():
         Permutation(LARGEST)[-1],
     ]
     assert len(Permutation(LARGEST)[:: -LARGEST // 3]) == 3
+
+
+@pytest.mark.parametrize("n", [5, LARGEST])
+def test_what_is_in_an_order_is_not_searched_for(n):
+    order = Permutation(n)
+    assert 0 in order
+    assert np.int64(n - 1) in order
+    for other in (n, -1, 2.5, "a"):
+        assert other not in order

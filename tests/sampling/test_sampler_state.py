@@ -187,6 +187,23 @@ def test_a_state_of_another_sampler_is_refused(other, message):
         other.load_state_dict(state)
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda length, seed: RandomSampler(range(length), seed=seed),
+        lambda length, seed: DistributedSampler(RandomSampler(range(length), seed=seed), 2, 1),
+        lambda length, seed: BatchSampler(RandomSampler(range(length), seed=seed), 4, False),
+    ],
+    ids=["sampler", "share", "batches"],
+)
+def test_a_state_that_is_refused_changes_nothing(make):
+    sampler = make(41, None)
+    before = list(sampler)
+    with pytest.raises(StateError):
+        sampler.load_state_dict(saved(make(40, 9)))
+    assert list(sampler) == before
+
+
 def test_of_a_sampler_of_another_kind_that_alone_is_told():
     with pytest.raises(StateError) as caught:
         SequentialSampler(Numbers()).load_state_dict(saved(RandomSampler(Numbers(), seed=3)))

@@ -211,6 +211,27 @@ def test_a_subclass_that_changes_nothing_is_read_by_the_batch():
     assert batch_reader(Named(torch.arange(3))) is not None
 
 
+def test_a_subclass_may_say_how_a_batch_is_read_or_that_it_is_not():
+    class Own(stock.TensorDataset):
+        def get_batch(self, indices, alloc):
+            return ["own", indices.tolist()]
+
+    class Single(stock.TensorDataset):
+        get_batch = None
+
+    assert batch_reader(Own(torch.arange(3)))(np.array([2]), np.empty) == ["own", [2]]
+    assert batch_reader(Single(torch.arange(3))) is None
+
+
+def test_a_subclass_with_a_length_of_its_own_has_the_samples_that_it_had():
+    class Half(stock.TensorDataset):
+        def __len__(self):
+            return 2
+
+    dataset = Half(torch.arange(4))
+    assert_same(batch_reader(dataset)(np.array([-1, 3]), np.empty), by_sample(dataset, [-1, 3]))
+
+
 def test_a_list_of_indices_may_change_between_batches():
     part = stock.Subset(tensors(5), [0, 1])
     reader = batch_reader(part)

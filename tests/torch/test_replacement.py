@@ -8,11 +8,12 @@ import sys
 import types
 import warnings
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from penstock import FaultPolicy  # noqa: E402
+from penstock import Auto, FaultPolicy  # noqa: E402
 from penstock.errors import ConfigError  # noqa: E402
 from penstock.torch import DataLoader, install, uninstall  # noqa: E402
 
@@ -75,6 +76,8 @@ def test_settings_are_for_loaders_that_do_not_say_otherwise():
         ({"backend": "thread"}, {"multiprocessing_context": "fork", "num_workers": 1}, {}),
         ({"num_workers": "auto"}, {"dataset": Stream()}, {}),
         ({"num_workers": 2}, {"dataset": Stream()}, {"num_workers": 2}),
+        ({"num_workers": np.int64(2)}, {"dataset": Stream()}, {"num_workers": 2}),
+        ({"num_workers": Auto(cpu=1)}, {"dataset": Stream()}, {}),
         ({"num_workers": "auto", "backend": "thread"}, {"backend": "ray"}, {}),
     ],
 )

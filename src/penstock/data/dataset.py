@@ -128,7 +128,8 @@ _registered_by: Final = {"datasets.arrow_dataset.Dataset": "penstock.integration
 def register_batch_reader(cls: type, make_reader: Callable[[Any], BatchReader | None]) -> None:
     """Say how datasets of type `cls` are read by the batch, for classes that are not ours.
 
-    Subclasses that define `__getitem__` or `__getitems__` are not affected: their samples differ.
+    Subclasses that define `__getitem__`, `__getitems__` or `get_batch` are not affected: their
+    samples differ, or they say themselves how a batch is read.
 
     Args:
         cls: The class.
@@ -150,13 +151,14 @@ def batch_reader(dataset: object) -> BatchReader | None:
     if module is not None:
         importlib.import_module(module)
     slow = {"__getitem__", "__getitems__"}
-    owner = next((base for base in cls.__mro__ if not slow.isdisjoint(vars(base))), cls)
+    ways = {"get_batch", *slow}
+    owner = next((base for base in cls.__mro__ if not ways.isdisjoint(vars(base))), cls)
     make_reader = _registered.get(cls) or _registered.get(owner)
     if make_reader is not None:
         return make_reader(dataset)
     if not is_current(cls, "get_batch", tuple(slow)):
         return None
-    if not {"get_batch", *slow}.isdisjoint(getattr(dataset, "__dict__", ())):
+    if not ways.isdisjoint(getattr(dataset, "__dict__", ())):
         return None
     if not getattr(dataset, "can_get_batch", True):
         return None

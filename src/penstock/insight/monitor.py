@@ -380,7 +380,10 @@ class Observed(Summarized):
 
     def _settings(self) -> dict[str, Any]:
         """Return what the loader was made with, by name."""
-        return settings_of(self)
+        found = settings_of(self)
+        if found.get("backend") == "Ray":  # with options: of those, no recording tells
+            found["backend"] = "ray"
+        return found
 
     def stats(self) -> Stats:
         """Return who waits for whom: sums over the last batches, the epoch and the run.

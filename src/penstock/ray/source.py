@@ -25,6 +25,7 @@ __all__ = ["read_in_tasks"]
 _TABLE_BYTES: Final = 16 << 20  # of rows that are made to a table together; Ray Data joins them
 _MOST_ROWS: Final = 4096  # together
 _TASK_BYTES: Final = 64 << 20
+_SMALL_BYTES: Final = 1 << 20  # of a dataset's arrays that a process may keep in the object store
 _PLAIN: Final = (
     *(np.generic, bool, int, float, str, bytes, type(None)),
     *(datetime.date, datetime.time, datetime.timedelta, decimal.Decimal),
@@ -49,7 +50,10 @@ def read_in_tasks(
     if count:
         table = BlockAccessor.batch_to_arrow_block(_columns(dataset, [0], names))
         row_bytes = max(1, BlockAccessor.for_block(table).size_bytes())
+    buffers: list[Any] = []
     try:
+        dumps: Any = ray.cloudpickle.dumps
+        dumps(dataset, protocol=5, buffer_callback=buffers.append)
         ref = ray.put(dataset)
     except Exception as error:  # whatever its pickling raises
         raise ConfigError(
@@ -59,25 +63,44 @@ def read_in_tasks(
     num_tasks = num_tasks or max(2 * cpus, count * row_bytes // _TASK_BYTES)
     at_once = min(max(1, _TABLE_BYTES // row_bytes), _MOST_ROWS)
     indices = ray.data.range(count, override_num_blocks=max(1, min(num_tasks, count)))
-    read = functools.partial(_tables, ref, at_once, names)
+    is_kept = sum(buffer.raw().nbytes for buffer in buffers) <= _SMALL_BYTES
+    read = functools.partial(_tables, ref, is_kept, at_once, names)
     return indices.map_batches(read, batch_size=None, batch_format="numpy", **options)
 
 
-@functools.lru_cache(maxsize=1)  # a store is opened once by each process, and not in each task
-def _opened(ref: Any) -> Any:  # noqa: ANN401
-    return ray.get(ref)
+_open: dict[str, Any] = {}  # in a worker: the dataset read last, which has its files open
+
+
+def _opened(ref: Any, is_kept: bool) -> Any:  # noqa: ANN401
+    """Return the dataset, in a worker; the one of the task before, if it is the same.
+
+    So a store is opened once by each process. Large arrays lie in Ray's object store: they cost
+    nothing to read again, and what is kept of them could not be freed there. Nor is the reference
+    kept, for the same reason.
+    """
+    if not is_kept:
+        return ray.get(ref)
+    key = ref.hex()
+    dataset = _open.get(key)
+    if dataset is None:
+        dataset = ray.get(ref)
+        _open.clear()
+        _open[key] = dataset
+    return dataset
 
 
 def _tables(
     ref: Any,  # noqa: ANN401 - of the dataset in the object store
+    is_kept: bool,
     at_once: int,
     names: Sequence[str] | None,
     batch: dict[str, Any],
 ) -> Iterator[dict[str, Any]]:
     """Read samples as tables of at most `at_once` rows."""
     indices = batch["id"].tolist()
+    dataset = _opened(ref, is_kept)
     for begin in range(0, len(indices), at_once):
-        yield _columns(_opened(ref), indices[begin : begin + at_once], names)
+        yield _columns(dataset, indices[begin : begin + at_once], names)
 
 
 def _columns(dataset: Any, indices: list[int], names: Sequence[str] | None) -> dict[str, list[Any]]:  # noqa: ANN401

@@ -239,7 +239,9 @@ class DistributedSampler(IndexSampler):
     def settings(self) -> dict[str, Any]:
         """Return what the global order depends on: not the number of ranks."""
         if isinstance(self.sampler, IndexSampler):
-            inner = self.sampler.settings()
+            # The loader's seed, if it decides anything, is among the settings inside.
+            inner, seed = self.sampler.settings(), self._own_seed or 0
         else:
             inner = {"kind": type(self.sampler).__name__, "length": len(self.sampler)}
-        return {"kind": "DistributedSampler", "seed": self.seed, "pad": self.pad, "of": inner}
+            seed = self.seed
+        return {"kind": "DistributedSampler", "seed": seed, "pad": self.pad, "of": inner}

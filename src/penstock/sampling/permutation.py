@@ -180,6 +180,10 @@ class Permutation:
     def __reduce__(self) -> tuple[type[Permutation], tuple[int, int | tuple[int, ...]]]:
         return type(self), (self.n, self.seed)
 
+    def __contains__(self, value: object) -> bool:
+        """Return whether `value` is an integer of range(n), which takes no search."""
+        return isinstance(value, (int, np.integer)) and 0 <= int(value) < self.n
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.n}, seed={self.seed})"
 

@@ -108,14 +108,20 @@ class Resumable:
             counter.load_state_dict(state)
             return
         epoch, position, saved = _parsed(state)
-        _take_seeds(self, saved)
-        if found := differences(saved, self.settings()):
-            raise StateError(
-                f"this state was saved by a sampler with another order than this "
-                f"{type(self).__name__}: " + "; ".join(found) + ". Make the sampler as it was, or "
-                "begin a new epoch without the state"
-            )
-        given = self._given_of(position)
+        seeds = _seeds_of(self)
+        try:
+            _take_seeds(self, saved)
+            if found := differences(saved, self.settings()):
+                raise StateError(
+                    f"this state was saved by a sampler with another order than this "
+                    f"{type(self).__name__}: " + "; ".join(found) + ". Make the sampler as it was, "
+                    "or begin a new epoch without the state"
+                )
+            given = self._given_of(position)
+        except BaseException:
+            for sampler, seed in seeds:  # the inner ones last: the outer ones hand theirs on
+                sampler.take_seed(seed)
+            raise
         if epoch is not None:
             self.set_epoch(epoch)
         self._place = SamplerPosition(epoch, given)
@@ -195,10 +201,18 @@ class Resumable:
             return False
 
 
+def _seeds_of(sampler: Any) -> list[tuple[Any, int]]:  # noqa: ANN401
+    """Return the samplers that may take a seed, from the outside in, each with the one it has."""
+    own = [(sampler, sampler.seed)] if hasattr(sampler, "seed") else []
+    inner = getattr(sampler, "sampler", None)
+    return own + (_seeds_of(inner) if isinstance(inner, Resumable) else [])
+
+
 def _take_seeds(sampler: Any, saved: dict[str, Any]) -> None:  # noqa: ANN401
     """Let samplers without a seed of their own order by that of the loader that the state is of."""
-    if hasattr(sampler, "take_seed") and type(saved.get("seed")) is int:
-        sampler.take_seed(saved["seed"])
+    seed = saved.get("seed")
+    if hasattr(sampler, "take_seed") and type(seed) is int and seed >= 0:
+        sampler.take_seed(seed)
     inner = saved.get("of", saved.get("sampler"))
     if isinstance(inner, dict):
         _take_seeds(getattr(sampler, "sampler", None), inner)

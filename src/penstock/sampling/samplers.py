@@ -100,6 +100,7 @@ class IndexSampler(Resumable, Sampler[int]):
     #: How often `set_epoch` was called: a loader sees by it that somebody else has.
     times_told: int = 0
     _own_seed: int | None = None
+    _taken_seed: int = 0  # set by itself, so that a `seed` that a subclass or a user sets shows
 
     @property
     def world_size(self) -> int:
@@ -136,8 +137,8 @@ class IndexSampler(Resumable, Sampler[int]):
 
     def take_seed(self, seed: int) -> None:
         """Order by the seed of a loader, unless the sampler was given one of its own."""
-        if self._own_seed is None:
-            self.seed = seed
+        if self._own_seed is None and getattr(self, "seed", 0) in (0, self._taken_seed):
+            self.seed = self._taken_seed = seed
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch whose order comes next. It does not advance by itself.

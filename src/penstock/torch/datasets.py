@@ -91,7 +91,8 @@ def _read_tensors(
 ) -> Any:  # noqa: ANN401
     if len(indices) == 0:
         return _collated(dataset, indices)
-    chosen = _counted_from_start(indices, len(dataset))
+    # Not by `len(dataset)`, which a subclass may have made another: samples are `tensor[index]`.
+    chosen = _counted_from_start(indices, len(dataset.tensors[0]))
     return [_gather(tensor, chosen, alloc) for tensor in dataset.tensors]
 
 

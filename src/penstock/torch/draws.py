@@ -40,7 +40,14 @@ from torch.utils.data import (
 )
 
 from penstock.errors import StateError
-from penstock.indices import Description, NotifiedEpoch, SeededIndices, tell_epoch, with_inner
+from penstock.indices import (
+    Description,
+    NotifiedEpoch,
+    SeededIndices,
+    tell_epoch,
+    tell_seed,
+    with_inner,
+)
 from penstock.randomness.generators import GlobalStates
 from penstock.randomness.guarded import GuardedIterator
 from penstock.randomness.keys import checked_count, checked_flag
@@ -190,9 +197,14 @@ class UnseededIndices:
             progress.draws = found if isinstance(found, Draws) else Draws.from_json(found)
             return self._redraw(progress.draws, progress.given.num_steps)
         if self._ordered is not None:
+            self._tell_no_seed()
             tell_epoch(epoch, self._loader._index_sampler)
         progress.draws = self._draws_now()
         return self._draw(progress.draws)
+
+    def _tell_no_seed(self) -> None:
+        """Let samplers without a seed of their own order by 0, whatever loader had them before."""
+        tell_seed(0, self._loader._index_sampler)
 
     def draws(self) -> dict[str, Any] | None:
         """Return the states of the generators that nobody else will put back, between epochs."""
@@ -263,6 +275,7 @@ class UnseededIndices:
 
     def _redraw(self, draws: Draws, num_steps: int) -> Iterator[object]:
         """Draw the epoch again, up to where it was; the global generators are left alone."""
+        self._tell_no_seed()
         if draws.sampler_epoch is not None:
             tell_epoch(draws.sampler_epoch, self._loader._index_sampler)
         if isinstance(self._inner, Resumable):  # the loader knows how much was given

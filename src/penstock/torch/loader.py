@@ -24,6 +24,7 @@ from penstock.indices import (
     check_samplers,
     inner_of,
     tell_epoch,
+    tell_seed,
 )
 from penstock.insight.monitor import AutoWorkers, Monitor, Observed
 from penstock.options import LOADERS_REMOVED, LoaderOptions, plan_of
@@ -239,6 +240,7 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
             # in a DistributedSampler, and puts that into a new batch sampler.
             vars(self)["sampler"] = inner
         if seed is not None:
+            tell_seed(seed, sampler, batch_sampler)
             warn_of_kept_generators(dataset, seed)
 
     def __init_subclass__(cls, **options: object) -> None:

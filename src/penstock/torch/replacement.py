@@ -76,7 +76,7 @@ class Defaults:
             found.pop("backend", None)
         is_local = traits_of(backend_name((found | given).get("backend", "process"))).is_local
         is_stream = isinstance(dataset, IterableDataset)
-        is_auto = not isinstance(found.get("num_workers", 0), int)
+        is_auto = not hasattr(found.get("num_workers", 0), "__index__")  # numpy's are numbers
         if is_auto and (is_stream or not is_local):
             del found["num_workers"]  # "auto" needs workers on this machine, and no stream
         return found

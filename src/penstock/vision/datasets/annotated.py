@@ -379,7 +379,7 @@ class PackedAnnotations(StoreDataset):
     """What `pack` made of `AnnotatedImages`, with all that is known without an image being read.
 
     Samples are those of `StoreDataset`; there are also the names of landmarks and attributes, and
-    the sizes of images, for `AspectRatioBatchSampler` and the like.
+    the sizes of images, for a `BucketBatchSampler` by aspect ratio.
 
     Example:
         >>> import tempfile

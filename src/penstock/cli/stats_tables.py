@@ -119,7 +119,8 @@ def _object_lines(objects: dict[str, Any]) -> list[str]:
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in objects["boxes_by_size"].items())
     text = f"Boxes: {kinds} (below 32 x 32 pixels, to 96 x 96, from there on)."
     bad = ", ".join(f"{count:,} {kind}" for kind, count in objects["bad_boxes"].items() if count)
-    text += f" Bad boxes: {bad}; `bad_boxes=` says what they become." if bad else ""
+    if bad:
+        text += f" Bad boxes: {bad}; `rules=AnnotationRules(bad_boxes=...)` says what they become."
     return [*lines, *_wrapped(text)]
 
 

@@ -229,6 +229,28 @@ def test_a_second_size_in_a_file_is_refused_before_its_memory_is_taken():
         check_image(data)
 
 
+@pytest.mark.parametrize("is_long", [False, True], ids=["32 bits", "64 bits"])
+def test_the_size_of_a_jpeg_2000_is_that_of_its_codestream_whatever_a_box_before_it_holds(is_long):
+    """Its first bytes in a box of no meaning: 226 bytes were decoded to 12,000 x 12,000 px."""
+    size = struct.pack(">IIII", 10, 10, 0, 0)
+    box = struct.pack(">I4s", 32, b"free") + b"\xff\x4f\xff\x51\0\x29\0\0" + size
+    for height, width in ((12_000, 12_000), (24, 36)):
+        data = saved(np.full((24, 36), 128, np.uint8), "JPEG2000")
+        at = data.find(b"jp2c") - 4
+        code = bytearray(data[at + 8 :])
+        struct.pack_into(">II", code, 8, width, height)
+        head = struct.pack(">I4s", 8 + len(code), b"jp2c")
+        if is_long:
+            head = struct.pack(">I4sQ", 1, b"jp2c", 16 + len(code))
+        whole = data[:at] + box + head + bytes(code)
+        header = read_header(whole, max_pixels=None)
+        assert (header.height_px, header.width_px) == (height, width)
+    with pytest.raises(ValueError, match="no image data"):
+        read_header(data[:at] + box + struct.pack(">I4s", 0, b"jp2c"))
+    with pytest.raises(ValueError, match="ends within its header"):
+        read_header(data[:at] + box)
+
+
 def test_a_large_jpeg_2000_of_hardly_a_byte_is_refused_and_a_small_one_of_one_colour_is_not():
     with pytest.raises(ValueError, match=r"a JPEG2000 file of \d+ bytes for 9999 x 9999 px"):
         decode_image(jpeg2000_of_few_bytes(9999, 9999))

@@ -272,6 +272,37 @@ def test_an_unfinished_file_whose_free_pages_are_damaged_is_not_gone_on_with(tmp
         LMDBWriter(path, resume=True)
 
 
+def test_an_unfinished_file_whose_records_lie_on_pages_called_free_is_not_gone_on_with(tmp_path):
+    """LMDB would write over them, after they were verified."""
+    path = tmp_path / "a.lmdb"
+    writer = LMDBWriter(path, transaction_bytes=1)
+    for number in range(30):
+        writer.put_many([encode_record(f"{number}", np.full(3000, number))])
+    writer.close()
+    partial = tmp_path / "a.lmdb.partial"
+    whole = partial.read_bytes()
+    page_bytes = 4096
+    transactions = [int.from_bytes(whole[at + 144 : at + 152], "little") for at in (0, page_bytes)]
+    at = page_bytes * transactions.index(max(transactions))
+    root = int.from_bytes(whole[at + 80 : at + 88], "little")
+    check_unfinished(partial)
+    place = (root + 1) * page_bytes - 8  # a free page; it becomes the second one of a record
+    record = whole.index(np.full(500, 7).tobytes()) // page_bytes
+    partial.write_bytes(whole[:place] + record.to_bytes(8, "little") + whole[place + 8 :])
+    with pytest.raises(StoreError, match=rf"a\.lmdb\.partial is damaged: page {record},"):
+        LMDBWriter(path, resume=True)
+
+
+def test_what_an_unfinished_file_says_of_itself_may_be_damaged(tmp_path):
+    path = tmp_path / "a.lmdb"
+    writer = LMDBWriter(path, what="photos of cats")
+    writer.close()
+    partial = tmp_path / "a.lmdb.partial"
+    partial.write_bytes(partial.read_bytes().replace(b"photos of cats", b"photos \xff\xfe cats"))
+    with pytest.raises(StoreError, match="another source"):
+        LMDBWriter(path, what="photos of cats", resume=True)
+
+
 def test_an_unfinished_file_that_was_cut_is_an_error_and_no_bus_error(tmp_path):
     script = (
         "import sys\n"
@@ -432,6 +463,35 @@ def in_a_small_disk(tmp_path, megabytes, script):
     mount = f'mount -t tmpfs -o size={megabytes}m penstock-test "$1" && exec "$0" -c "$2" "$1"'
     command = ["unshare", "-m", "sh", "-c", mount, sys.executable, str(disk), script]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+
+
+FILL = """
+import sys, os, numpy as np
+from penstock.errors import StoreError
+from penstock.stores import pack, open_store
+disk = sys.argv[1]
+data = [(np.full(200_000, i, np.uint8), i) for i in range(100)]
+pack(data[:3], f"lmdb:{disk}/a.lmdb")
+try:
+    pack(data, f"lmdb:{disk}/a.lmdb", overwrite=True)
+except StoreError as error:
+    print(error)
+with open_store(f"lmdb:{disk}/a.lmdb") as store:
+    print(len(store), [int(r.sample[0][0]) for r in store.scan()])
+os.remove(f"{disk}/a.lmdb.partial")
+print(sorted(os.listdir(disk)))
+"""
+
+
+def test_a_full_disk_is_a_clear_error_and_the_old_file_survives(tmp_path):
+    done = in_a_small_disk(tmp_path, 8, FILL)
+    assert done.stderr == ""
+    error, old, left = done.stdout.splitlines()
+    assert error.startswith("no space left on the disk of ")
+    assert "What was there is untouched" in error
+    assert "--resume" in error
+    assert old == "3 [0, 1, 2]"
+    assert left == "['a.lmdb']"
 
 
 def test_a_limit_on_file_sizes_is_an_error_too(tmp_path):

@@ -256,6 +256,20 @@ def test_what_comes_there_while_sources_are_read_is_not_replaced_either(source, 
     assert sorted(os.listdir(tmp_path)) == ["new", "voc"]
 
 
+def test_what_comes_there_in_the_very_last_moment_is_not_replaced(source, tmp_path, monkeypatch):
+    target = tmp_path / "new.xml"
+    link = os.link
+
+    def late(*paths):
+        target.write_text("somebody else's")
+        link(*paths)
+
+    monkeypatch.setattr(os, "link", late)
+    with pytest.raises(StoreError, match="File exists"):
+        convert(source, target, target_format="imglab")
+    assert target.read_text() == "somebody else's"
+
+
 def test_what_fails_on_the_way_leaves_nothing(source, tmp_path):
     (source / "JPEGImages/c.jpg").unlink()
     before = sorted(os.listdir(tmp_path))

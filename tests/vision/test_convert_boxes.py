@@ -60,9 +60,7 @@ def test_a_bad_box_is_an_error_if_that_is_said_and_nothing_is_written(source, tm
     with pytest.raises(StoreError, match=r"4 bad box\(es\).*'cat' in .*a.xml, is zero_area\."):
         convert(source, tmp_path / "to", target_format="yolo", bad_boxes="raise")
     assert not (tmp_path / "to").exists()
-    with pytest.raises(
-        ConfigError, match="bad_boxes is 'fix' or 'drop' or 'keep' or 'raise', not 'mend'"
-    ):
+    with pytest.raises(ConfigError, match=r"bad_boxes is 'fix' or .*, not 'mend'"):
         convert(source, tmp_path / "to", target_format="yolo", bad_boxes="mend")
 
 

@@ -3,12 +3,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from tests.vision.test_convert import one, picture, voc
 
 from penstock.errors import StoreError
+from penstock.vision.annotations.model import AnnotatedImage, AnnotatedObject
 from penstock.vision.annotations.voc import read_voc_folder
 from penstock.vision.convert import Source, convert
+from penstock.vision.convert.merging import merge
+from penstock.vision.convert.reading import Collection
 
 LABEL = "0 .5 .5 .2 .2\n"
 
@@ -137,3 +142,14 @@ def test_an_object_of_one_source_is_one_object_of_the_other_at_most(tmp_path):
     assert (report.num_objects, report.num_joined) == (3, 1)
     (image,) = read_voc_folder(tmp_path / "one")
     assert [found.landmarks_xy_px for found in image.objects] == [((4, 5),), (), ((6, 7),)]
+
+
+def test_repeats_of_an_image_with_two_annotations_add_no_objects():
+    """A split that names both of them twice: its objects are those of both, each once."""
+    objects = [AnnotatedObject(name, (1.0, 2.0, 8.0, 9.0)) for name in ("cat", "dog")]
+    one, other = (
+        AnnotatedImage(Path("x/a.jpg"), key, 40, 30, (found,), f"{key}.xml")
+        for key, found in zip("ab", objects, strict=True)
+    )
+    merged = merge([Collection((one, other, one, other))], "object")
+    assert [image.objects for image in merged.collection.images] == [tuple(objects)]

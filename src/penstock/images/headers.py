@@ -229,10 +229,32 @@ def _read_by_pillow(data: bytes | memoryview) -> ImageHeader:
     if form == "tiff" and orientation >= 5:  # Pillow gives the size of what it will have turned
         height, width = width, height
     if form == "jpeg2000":  # Pillow gives the box's size, and OpenCV decodes the codestream's
-        place = bytes(data).find(_JPEG2000_SIZE)
+        place = _codestream_of(data)
         right, bottom, left, top = struct.unpack_from(">IIII", data, place + 8)
         height, width = bottom - top, right - left
     return ImageHeader(form, height, width, orientation)
+
+
+def _codestream_of(data: bytes | memoryview) -> int:
+    """Return where a JPEG 2000 file's codestream begins: in a box, as decoders look for it.
+
+    Its first bytes may lie in another box too, before it, with another size behind them.
+    """
+    place = head = 0
+    if data[:4] != _JPEG2000_SIZE:
+        size_bytes, name = 0, b""
+        while name != b"jp2c":
+            place += size_bytes
+            size_bytes, name = struct.unpack_from(">I4s", data, place)
+            head = 8
+            if size_bytes == 1:
+                (size_bytes,) = struct.unpack_from(">Q", data, place + 8)
+                head = 16
+            if name != b"jp2c" and size_bytes < head:  # 0: it is the last
+                break
+    if data[place + head : place + head + 4] != _JPEG2000_SIZE:
+        raise ValueError("the JPEG 2000 file has no image data: damaged")
+    return place + head
 
 
 @contextlib.contextmanager

@@ -262,10 +262,11 @@ def _draw_landmarks(
     for n, row in enumerate(points):
         for k, (x, y) in enumerate(row.tolist()):
             if math.isfinite(x + y) and max(abs(x), abs(y)) < _FAR:
-                centre = round(x), round(y)
                 is_hidden = seen is not None and seen[n][k] == _HIDDEN
-                draw.circle(centre, radius + 1, None if is_hidden else _DARK, _DARK)
-                draw.circle(centre, radius, None if is_hidden else "white", "white")
+                for size, colour in ((radius + 1, _DARK), (radius, "white")):
+                    left, top = round(x) - size, round(y) - size
+                    place = left, top, left + 2 * size, top + 2 * size
+                    draw.ellipse(place, None if is_hidden else colour, colour)
 
 
 def _draw_tag(

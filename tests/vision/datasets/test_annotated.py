@@ -149,7 +149,7 @@ def test_an_object_with_neither_box_nor_landmarks_is_bad(photo):
         dataset_of(image, rules={"bad_boxes": "raise"})
     assert str(caught.value) == (
         "1 bad box(es), in 0-based half-open pixels: object 1 (dog) of 1.xml: it has neither a box "
-        "nor landmarks. Correct the files, or choose bad_boxes='fix' or 'drop'."
+        "nor landmarks. Correct the files, or choose AnnotationRules(bad_boxes='fix') or 'drop'."
     )
     kept = dataset_of(image, rules={"bad_boxes": "keep"})
     assert kept[0]["boxes"].tolist()[1] == [0, 0, WIDTH, HEIGHT]
@@ -247,7 +247,9 @@ def test_raising_names_the_first_bad_boxes_and_their_number(tmp_path):
         "5 bad box(es), in 0-based half-open pixels: object 1 (cat) of 0.xml: (4.5, 6, 4.5, 12) in "
         "an image of 30 x 40 px (height x width) is zero_area; object 1 (cat) of 1.xml"
     )
-    assert "; and 2 more. Correct the files, or choose bad_boxes='fix'" in str(caught.value)
+    assert "; and 2 more. Correct the files, or choose AnnotationRules(bad_boxes=" in str(
+        caught.value
+    )
 
 
 def test_difficult_objects_may_be_left_out(photo):

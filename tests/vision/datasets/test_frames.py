@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -13,8 +15,9 @@ from tests.vision.annotation_files import is_red, one_image, painted, thing, wri
 
 from penstock.data import Subset
 from penstock.images import decode_image
+from penstock.vision.datasets import annotated
 from penstock.vision.datasets.annotated import AnnotatedImages
-from penstock.vision.datasets.frames import in_frame, size_of_file
+from penstock.vision.datasets.frames import FrameCounts, in_frame, size_of_file
 from penstock.vision.datasets.rules import AnnotationRules
 
 UPRIGHT_HW = (64, 96)
@@ -111,7 +114,7 @@ def test_a_size_that_is_neither_is_an_error_with_both(tmp_path):
         "the annotation is of an image of 48 x 64 px (height x width), and the file has 96 x 64 "
         "px, or 64 x 96 px when turned as its Exif says. It was replaced or resized since, or the "
         "annotation's size is wrong: correct one of them, or, if the boxes fit all the same, "
-        "choose orientation='upright' or 'stored'"
+        "choose AnnotationRules(orientation='upright') or 'stored'"
     )
     assert f"while reading {photo}, annotated in 1.xml" in caught.value.__notes__
 
@@ -231,3 +234,26 @@ def test_a_file_that_cannot_be_read_has_no_size(tmp_path, name):
     (tmp_path / "empty.jpg").touch()
     (tmp_path / "folder").mkdir()
     assert size_of_file(str(tmp_path / name), "upright") is None
+
+
+def test_one_data_set_does_not_wait_for_the_headers_of_another(tmp_path, monkeypatch):
+    """Nor does a child wait that is forked meanwhile: there is no lock."""
+    photo = write_photo(tmp_path / "1.png", painted(64, 64, BOX))
+    slow, other = (AnnotatedImages([one_image(photo, thing(BOX), size=(64, 64))]) for _ in range(2))
+    is_reading, may_end = threading.Event(), threading.Event()
+
+    def counted(table):
+        if table is slow.store.table:
+            is_reading.set()
+            may_end.wait(60)
+        return FrameCounts()
+
+    monkeypatch.setattr(annotated, "count_frames", counted)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(lambda: slow.frame_counts)
+        is_reading.wait(60)
+        try:
+            assert pool.submit(lambda: other.frame_counts).result(10) == FrameCounts()
+        finally:
+            may_end.set()
+        assert first.result(60) == FrameCounts()

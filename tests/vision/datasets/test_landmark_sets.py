@@ -157,6 +157,15 @@ def test_a_bad_line_or_argument_is_named(folder, tmp_path):
         missing[0]
 
 
+def test_columns_that_are_none_of_their_kind_are_named(folder):
+    path = write_list(folder, "1.jpg 1 2 3 4\n")
+    for wrong in (2, str(folder)):  # once the folder of the images came second
+        with pytest.raises(ConfigError, match=r"columns is LandmarkColumns\(.*images is root="):
+            LandmarkList(path, wrong)
+    with pytest.raises(ConfigError, match=r"rules is AnnotationRules\(.*not 'fix'"):
+        LandmarkList(path, rules="fix")
+
+
 def imglab(*boxes, size="width='40' height='30'"):
     return (
         f"<dataset><images><image file='faces/1.png' {size}>{''.join(boxes)}</image>"

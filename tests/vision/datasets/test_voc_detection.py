@@ -36,6 +36,14 @@ def root(tmp_path):
     return tmp_path
 
 
+def test_without_any_landmark_wanted_there_are_none(tmp_path):
+    named = "<landmarks><nose_x>11</nose_x><nose_y>8</nose_y></landmarks>"
+    write_voc_image(tmp_path, "a", voc_object("cat", None, named))
+    dataset = VOCDetection(tmp_path, landmark_names=[])
+    assert "landmarks" not in dataset[0]
+    assert dataset.num_landmarks == 0
+
+
 def test_boxes_and_landmarks_are_0_based_and_lie_on_their_pixels(root):
     dataset = VOCDetection(root)
     assert [dataset[i]["image_id"] for i in range(3)] == ["a", "b", "c"]

@@ -58,4 +58,6 @@ def test_names_that_other_libraries_have_are_told_in_ours():
         HorizontalFlip(p=0.5)
     with pytest.raises(ConfigError, match=r"or is False; got True"):
         HorizontalFlip(1, landmark_order=True)
+    with pytest.raises(ConfigError, match="landmark_order has 0 numbers, but the sample has 3"):
+        HorizontalFlip(1, landmark_order=())(scene(1))
     assert repr(HorizontalFlip(0.5, landmark_order=False)) == "HorizontalFlip(0.5, False)"

@@ -154,7 +154,8 @@ def check_pages(path: Path) -> None:
 def check_unfinished(path: Path) -> None:
     """Raise StoreError if LMDB cannot go on writing a file: its pages are damaged or gone.
 
-    LMDB writes to the pages that the tree of free pages names.
+    LMDB writes to the pages that the tree of free pages names. A page is in one place alone: in
+    that tree, in the tree of records, in a long value, or free.
 
     Args:
         path: The file. Free pages at its end may not be there yet.
@@ -166,18 +167,28 @@ def check_unfinished(path: Path) -> None:
         free = records._replace(root=int(meta.free["root"]), depth=int(meta.free["depth"]))
         if not _is_root(free) or meta.free["flags"] & 0xFF != _INTEGER_KEYS:
             raise _damaged(path, meta.transaction % 2, meta.page_bytes)
-        in_use = np.concatenate([_tree_pages(records), _tree_pages(free)])
+        ends = np.zeros(last_page + 2, np.int64)  # +1 where a run of pages begins, -1 behind it
+        for tree in (records, free):
+            pages, first, last = _pages_of(tree)
+            np.add.at(ends, np.concatenate([pages, first]), 1)
+            np.add.at(ends, np.concatenate([pages, last]) + 1, -1)
         for page, numbers in _free_pages(free):
-            is_outside = (numbers < 2) | (numbers > meta.last_page)
-            if is_outside.any() or np.isin(numbers, in_use).any():
+            if (numbers < 2).any() or (numbers > meta.last_page).any():
                 raise _damaged(path, page, meta.page_bytes)
+            numbers = numbers[numbers <= last_page]
+            np.add.at(ends, numbers, 1)
+            np.add.at(ends, numbers + 1, -1)
+        (twice,) = np.nonzero(np.cumsum(ends) > 1)
+        if len(twice):
+            raise _damaged(path, int(twice[0]), meta.page_bytes)
 
 
 def _free_pages(meta: _Meta) -> Iterator[tuple[int, NDArray[np.int64]]]:
     """Yield each list of free pages, with the page of the tree that holds it."""
     for part, pages in _parts(meta, _levels(meta)[-1]):
         nodes = _nodes(meta, part, pages, _LEAF)
-        starts = iter(_long_values(meta, part, pages, nodes).tolist())
+        first, _ = _long_values(meta, part, pages, nodes)
+        starts = iter(first.tolist())
         for place, row in enumerate(nodes.row.tolist()):
             if nodes.is_long[place]:
                 size_bytes = int(nodes.size[place])
@@ -334,10 +345,18 @@ def _parts(
 
 def _tree_pages(meta: _Meta) -> NDArray[np.int64]:
     """Return the numbers of the tree's pages, level by level, all numbers in them verified."""
+    return _pages_of(meta)[0]
+
+
+def _pages_of(meta: _Meta) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Return the tree's pages, and the first and last page of each long value; all verified."""
     levels = _levels(meta)
+    first, last = [levels[-1][:0]], [levels[-1][:0]]
     for part, pages in _parts(meta, levels[-1]):
-        _long_values(meta, part, pages, _nodes(meta, part, pages, _LEAF))
-    return np.concatenate(levels)
+        runs = _long_values(meta, part, pages, _nodes(meta, part, pages, _LEAF))
+        first.append(runs[0])
+        last.append(runs[1])
+    return np.concatenate(levels), np.concatenate(first), np.concatenate(last)
 
 
 def _levels(meta: _Meta) -> list[NDArray[np.int64]]:
@@ -360,15 +379,15 @@ def _levels(meta: _Meta) -> list[NDArray[np.int64]]:
 
 def _long_values(
     meta: _Meta, numbers: NDArray[np.int64], pages: NDArray[np.uint8], nodes: _Nodes
-) -> NDArray[np.int64]:
-    """Return on which pages the long values of leaves begin; they end within the file."""
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return on which pages the long values of leaves begin and end."""
     row, size = nodes.row[nodes.is_long], nodes.size[nodes.is_long]
     places = row * meta.page_bytes + nodes.key_stop[nodes.is_long]
     text = pages.reshape(-1)[places[:, None] + np.arange(8)]
-    first: NDArray[np.int64] = text.view(np.int64)[:, 0]
+    first = text.view(np.int64)[:, 0]
     last = first + (_HEADER_BYTES + size - 1) // meta.page_bytes
     _refuse_outside(meta, numbers, row, first, last)
-    return first
+    return first, last
 
 
 def _refuse_outside(

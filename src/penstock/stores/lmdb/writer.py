@@ -427,7 +427,7 @@ def _what_is_packed(transaction: Any) -> str | None:  # noqa: ANN401
     """Return what an unfinished file, or one that is finished and has not got its name, holds."""
     what = transaction.get(PACK_KEY)
     if what is not None:
-        return bytes(what).decode()
+        return bytes(what).decode(errors="replace")  # it may be damaged
     summary = transaction.get(SUMMARY_KEY)
     said = None if summary is None else decode_record(summary, "the summary").sample.get("what")
     return said if isinstance(said, str) else None

@@ -246,9 +246,7 @@ def _write(collection: Collection, target: Target) -> tuple[str, ...]:
     try:
         made = work / "made"
         notes = write_target(collection, target, made)
-        if os.path.lexists(place) and target.is_file:
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(place))
-        os.rename(made, place)  # an empty folder gives way, one with anything in it does not
+        _put(made, place)
     except ValueError as error:
         raise StoreError(f"cannot write {place}: {error}.") from error
     except OSError as error:
@@ -256,3 +254,18 @@ def _write(collection: Collection, target: Target) -> tuple[str, ...]:
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return notes
+
+
+def _put(made: Path, place: Path) -> None:
+    """Give what was made its name, unless something has come there in the meantime."""
+    if made.is_dir():
+        os.rename(made, place)  # an empty folder gives way, one with anything in it does not
+        return
+    try:
+        os.link(made, place)  # unlike a rename it replaces nothing
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without links
+        if os.path.lexists(place):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(place)) from None
+        os.rename(made, place)

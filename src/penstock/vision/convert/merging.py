@@ -56,6 +56,7 @@ class _Listed:
         file: The file behind all links.
         keys: What its source calls it.
         said: The objects of its first entry.
+        sources: The annotations that were read for it.
     """
 
     image: AnnotatedImage
@@ -63,6 +64,7 @@ class _Listed:
     file: str
     keys: list[str]
     said: str
+    sources: set[str]
 
 
 def merge(collections: Sequence[Collection], default_class: str) -> Merged:
@@ -168,13 +170,14 @@ def _listed_once(images: Iterable[AnnotatedImage]) -> tuple[list[_Listed], list[
             one.keys.append(image.key)
             if said == one.said:
                 samples.append(one)
-            else:
+            elif not image.source or image.source not in one.sources:
+                one.sources.add(image.source)
                 one.image = replace(one.image, objects=one.image.objects + image.objects)
         elif linked is not None and said == repr(linked.image.objects):
             by_path[path] = linked
         else:
             one = by_path[path] = by_key[file, image.key] = _Listed(
-                image, path, file, [image.key], said
+                image, path, file, [image.key], said, {image.source}
             )
             samples.append(one)
     return list({id(one): one for one in by_path.values()}.values()), samples

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -30,7 +29,12 @@ from penstock.stores.label_columns import (
 from penstock.stores.records import EncodedImage, Record
 from penstock.stores.store import Store
 from penstock.vision.datasets.frames import Orientation, count_frames, in_frame, size_of_file
-from penstock.vision.datasets.rules import AnnotationRules, settled, warn_of_absent
+from penstock.vision.datasets.rules import (
+    AnnotationRules,
+    checked_rules,
+    settled,
+    warn_of_absent,
+)
 from penstock.vision.datasets.table import FLAGS, TableBuilder
 
 if TYPE_CHECKING:
@@ -79,6 +83,7 @@ class AnnotationStore(Store):
         self._name = name
         self._unreadable = dict(unreadable or {})
         self._root = root
+        self._frame_counts: FrameCounts | None = None
         if self.index.first_repeated() is None:
             return
         first: dict[str, int] = {}
@@ -90,10 +95,19 @@ class AnnotationStore(Store):
                     "names."
                 )
 
-    @functools.cached_property
+    @property
     def frame_counts(self) -> FrameCounts:
         """What the sizes in annotations say of their frame; asked first, it reads headers."""
-        return count_frames(self.table)
+        # Without a lock, as that of `cached_property` before Python 3.12: a child that is forked
+        # while another thread reads headers would wait for it for ever.
+        if self._frame_counts is None:
+            self._frame_counts = count_frames(self.table)
+        return self._frame_counts
+
+    @property
+    def known_frame_counts(self) -> FrameCounts | None:
+        """The same, if it was asked for before."""
+        return self._frame_counts
 
     @property
     def address(self) -> str:
@@ -271,7 +285,7 @@ class AnnotatedImages(StoreDataset):
             builder.add(image)
         self._take(
             builder.table(class_names),
-            rules or AnnotationRules(),
+            checked_rules(rules),
             name,
             transform=transform,
             decode=decode,
@@ -368,8 +382,9 @@ class AnnotatedImages(StoreDataset):
         if self.num_landmarks:
             yield "landmarks", self._landmarks()
         yield "boxes", str(self._box_counts)
-        if "frame_counts" in self.store.__dict__:  # asked for before
-            yield "frames", str(self.store.frame_counts)
+        frames = self.store.known_frame_counts
+        if frames is not None:
+            yield "frames", str(frames)
 
     def _landmarks(self) -> str:
         return f"{self.num_landmarks} each"

@@ -22,8 +22,9 @@ from penstock.vision.annotations.reading import folder_of
 from penstock.vision.annotations.voc import read_voc_folder
 from penstock.vision.annotations.voc_files import stems_of_split
 from penstock.vision.annotations.yolo import SLACK, read_yolo
+from penstock.vision.arguments import shown
 from penstock.vision.datasets.annotated import AnnotatedImages
-from penstock.vision.datasets.rules import AnnotationRules
+from penstock.vision.datasets.rules import AnnotationRules, checked_rules
 from penstock.vision.datasets.table import TableBuilder
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ class VOCDetection(AnnotatedImages):
             builder.add_texts(read)
         self._take(
             builder.table(names, landmark_names=landmark_names),
-            replace(rules or AnnotationRules(), added_px=origin),
+            checked_rules(rules, origin),
             f"VOC {root}" if split is None else f"VOC {root}, split {split}",
             transform=transform,
             decode=decode,
@@ -231,7 +232,7 @@ class YOLODetection(AnnotatedImages):
         self._take(
             # The sizes are those of the files, and say nothing of the frame.
             replace(table, is_size_said=None),
-            rules or AnnotationRules(),
+            checked_rules(rules),
             f"YOLO {yaml_or_folder}, split {split}",
             transform=transform,
             decode=decode,
@@ -325,7 +326,12 @@ class LandmarkList(AnnotatedImages):
             ConfigError: an argument is none of those.
         """
         check_transform("transform", transform)
-        columns = columns or LandmarkColumns()
+        columns = LandmarkColumns() if columns is None else columns
+        if not isinstance(columns, LandmarkColumns):
+            raise ConfigError(
+                f"columns is LandmarkColumns(num_landmarks=…, …), not {shown(columns)}. The folder "
+                "of the images is root=…"
+            )
         self._is_counted = columns.num_landmarks is None
         images = read_landmark_list(path, root=root, **asdict(columns))
         others = [name for name in columns.classes if name != CLASS_COLUMN]
@@ -340,7 +346,7 @@ class LandmarkList(AnnotatedImages):
         has_last_px = columns.origin == 1 and columns.box_format == "xyxy"
         self._take(
             replace(table, is_bare=None),  # a line without box and landmarks is of the whole image
-            replace(rules or AnnotationRules(), added_px=1 if has_last_px else 0),
+            checked_rules(rules, int(has_last_px)),
             f"landmark list {path}",
             transform=transform,
             decode=decode,
@@ -423,7 +429,7 @@ class ImglabDetection(AnnotatedImages):
             builder.add(replace(image, objects=tuple(map(_with_ignored, image.objects))))
         self._take(
             builder.table(class_names, landmark_names=landmark_names),
-            rules or AnnotationRules(),
+            checked_rules(rules),
             f"imglab {path}",
             transform=transform,
             decode=decode,

@@ -84,8 +84,8 @@ def frame_of(header: ImageHeader, annotated_hw_px: tuple[int, int]) -> Frame | N
     raise ValueError(
         f"the annotation is of an image of {height} x {width} px (height x width), and the file "
         f"has {sizes}. It was replaced or resized since, or the annotation's size is wrong: "
-        "correct one of them, or, if the boxes fit all the same, choose orientation='upright' or "
-        "'stored'"
+        "correct one of them, or, if the boxes fit all the same, choose "
+        "AnnotationRules(orientation='upright') or 'stored'"
     )
 
 
@@ -150,7 +150,7 @@ def count_frames(table: AnnotationTable) -> FrameCounts:
         warnings.warn(
             f"some annotations are in the frame of the stored pixels and some in the upright one "
             f"({counts}). For images that are mirrored, upside down or square it cannot be told; "
-            "if you know, choose orientation='stored' or 'upright'.",
+            "if you know, choose AnnotationRules(orientation='stored') or 'upright'.",
             UserWarning,
             stacklevel=users_level(),
         )

@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 
-from penstock.errors import StoreError
-from penstock.vision.arguments import checked_choice
+from penstock.errors import ConfigError, StoreError
+from penstock.vision.arguments import checked_choice, shown
 from penstock.vision.datasets.frames import Orientation, size_of_file
 from penstock.warn import users_level
 
@@ -211,6 +211,14 @@ def judged(
     )
 
 
+def checked_rules(rules: AnnotationRules | None, added_px: int | None = None) -> AnnotationRules:
+    """Return rules, the usual ones for None, with `added_px` if it is given; else ConfigError."""
+    if rules is not None and not isinstance(rules, AnnotationRules):
+        raise ConfigError(f"rules is AnnotationRules(bad_boxes=…, …), not {shown(rules)}.")
+    found = rules or AnnotationRules()
+    return found if added_px is None else replace(found, added_px=added_px)
+
+
 def settled(table: AnnotationTable, rules: AnnotationRules) -> tuple[AnnotationTable, BoxCounts]:
     """Return the table that a data set has, its boxes float32, and what was done for it."""
     is_known = table.labels >= 0
@@ -323,7 +331,7 @@ def _bad_boxes(
     more = f"; and {len(numbers) - _BOXES_SHOWN} more" if len(numbers) > _BOXES_SHOWN else ""
     return StoreError(
         f"{len(numbers)} bad box(es), in 0-based half-open pixels: {'; '.join(shown)}{more}. "
-        "Correct the files, or choose bad_boxes='fix' or 'drop'."
+        "Correct the files, or choose AnnotationRules(bad_boxes='fix') or 'drop'."
     )
 
 

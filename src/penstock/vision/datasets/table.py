@@ -415,6 +415,8 @@ class _Landmarks:
         names = tuple(wanted) if wanted is not None else self._all_names()
         place_of = {name: place for place, name in enumerate(names)}
         num_points = len(names) if self._names else len(next(iter(self._orders)))
+        if not num_points:  # none is wanted
+            return (), {}
         shape = self._num_objects, num_points
         places = {
             order: np.array([place_of.get(name, -1) for name in order])

@@ -190,9 +190,10 @@ class Flip:
                 f"landmarks for each object: say which change sides by {name}(landmark_order=…), "
                 "(1, 0, 2) for (left eye, right eye, nose); or landmark_order=False if none does"
             )
-        if self.landmark_order and len(landmarks) and num_landmarks != len(self.landmark_order):
+        order = self.landmark_order
+        if isinstance(order, tuple) and len(landmarks) and num_landmarks != len(order):
             raise ConfigError(
-                f"landmark_order has {len(self.landmark_order)} numbers, but the sample has "
+                f"landmark_order has {len(order)} numbers, but the sample has "
                 f"{num_landmarks} landmarks for each object"
             )
 

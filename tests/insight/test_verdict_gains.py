@@ -20,7 +20,7 @@ from tests.insight.training import Regime, Training
 
 from penstock.engine.timing import WorkerSettings
 from penstock.insight.rows import Sums, mean_ready, rows_of, without_pauses
-from penstock.insight.verdict import Inputs, judge
+from penstock.insight.verdict import RULES, Inputs, judge
 
 MS = 1e-3
 HANDED = {"send_s": 0.15 * MS, "take_s": 0.25 * MS, "serial_s": 0.03 * MS}
@@ -71,12 +71,35 @@ class Step(NamedTuple):
     text: str
 
 
+NO_GAIN = "it promises none"
+NOT_FOLLOWED = {  # what rules say that `advised` cannot do, each with the reason
+    "_start": "the loads here are one long epoch",
+    "_too_few": NO_GAIN,
+    "_unmeasured": NO_GAIN,
+    "_maybe_locked": NO_GAIN,
+    "_nothing_to_do": NO_GAIN,
+    "_contention": "no load here leaves the main process enough to gain by fewer workers",
+    "_slow_source": "the batches of the loads here cost all the same",
+    "_bursts": "the batches of the loads here cost all the same",
+    "_collate": "a bound: how much a simpler collate saves is the dataset's matter",
+    "_transport": "a bound: how much less is sent is the dataset's matter",
+    "_cpu": "half the CPU is an example: how much less it can be is the dataset's matter",
+    "_cpu_of_cluster": "the loads here are of one machine",
+    "_no_setting": NO_GAIN,
+    "_no_more_cores": NO_GAIN,
+    "_handing_over": NO_GAIN,
+    "_none_of_these": NO_GAIN,
+}
 SETTINGS = [Setting(n) for n in (0, 1, 2, 3, 6)] + [Setting(n, 2, "thread") for n in (1, 2)]
 
 
 @functools.cache
 def run(load, setting):
-    """Train with a load under a setting; return the verdict, and the batches per second."""
+    """Train with a load under a setting.
+
+    Returns:
+        The verdict, the batches per second, and the name of the function that said the verdict.
+    """
     lookahead, backend = setting.num_workers * setting.prefetch_factor, setting.backend
     if backend == "thread":  # nothing is packed, and Python's lock is one
         load = replace(load, send_s=0.01 * MS, take_s=0.06 * MS, lock_share=1.0)
@@ -84,20 +107,21 @@ def run(load, setting):
     training.run(120 + 2 * lookahead)
     rate = training.rate(64)
     rows = without_pauses(rows_of(training.records)[-64:])
-    verdict = judge(
-        Inputs(
-            Sums.of(rows).span(),
-            num_workers=setting.num_workers,
-            cores=load.cores,
-            num_ready=mean_ready(rows),
-            lookahead=lookahead,
-            backend=backend,
-            lock_share=min((load.compute_s + load.collate_s) * rate, 1.0)
-            if backend == "thread"
-            else None,
-        )
+    inputs = Inputs(
+        Sums.of(rows).span(),
+        num_workers=setting.num_workers,
+        cores=load.cores,
+        num_ready=mean_ready(rows),
+        lookahead=lookahead,
+        backend=backend,
+        lock_share=min((load.compute_s + load.collate_s) * rate, 1.0)
+        if backend == "thread"
+        else None,
     )
-    return verdict, rate
+    verdict = judge(inputs)
+    held = (rule.says for rule in RULES if rule.holds(inputs))
+    says = next(says for says in held if says(inputs).text == verdict.text)
+    return verdict, rate, says.__name__
 
 
 def advised(load, setting, verdict):
@@ -119,7 +143,7 @@ def follow(load, setting, most=8):
     """Do what verdicts say until they say nothing more; return each load, setting and rate."""
     path = []
     for _ in range(most):
-        verdict, rate = run(load, setting)
+        verdict, rate, _ = run(load, setting)
         path.append(Step(load, setting, rate, str(verdict)))
         load, setting = advised(load, setting, verdict)
         if (load, setting) == path[-1][:2]:
@@ -131,16 +155,26 @@ def follow(load, setting, most=8):
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda s: f"{s.num_workers} {s.backend}")
 def test_an_advised_setting_brings_what_the_verdict_promises(name, setting):
     load = LOADS[name]
-    verdict, rate = run(load, setting)
+    verdict, rate, says = run(load, setting)
     other = advised(load, setting, verdict)
+    promised = verdict.expected_gain
     if other == (load, setting):
+        assert promised is None or NOT_FOLLOWED[says] != NO_GAIN, verdict
         return
     gain = run(*other)[1] / rate
-    promised = verdict.expected_gain
     assert promised is None or promised >= 1.15, verdict
     assert gain >= 1.1, (str(verdict), gain)
     if promised is not None and "up to" not in verdict.remedy:
         assert 0.75 <= gain / promised <= 1.6, (str(verdict), gain)
+
+
+def test_what_every_rule_says_is_followed_or_listed_with_the_reason_why_not():
+    followed = set()
+    for load, setting in itertools.product(LOADS.values(), SETTINGS):
+        verdict, _, says = run(load, setting)
+        if advised(load, setting, verdict) != (load, setting):
+            followed.add(says)
+    assert sorted([*followed, *NOT_FOLLOWED]) == sorted({rule.says.__name__ for rule in RULES})
 
 
 @pytest.mark.parametrize("name", LOADS)

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What docs/guide/why-does-my-gpu-wait.md shows runs, and it leaves no verdict out."""
+"""What docs/guide/why-does-my-gpu-wait.md shows runs.
+
+Neither it nor the design page leaves a verdict out.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +33,13 @@ def test_every_verdict_has_its_remedy_on_the_page():
     remedies = PAGE.read_text().split("## The verdicts and their remedies")[1]
     listed = re.findall(r"^\| `([a-z ]+)` \|", remedies, re.MULTILINE)
     assert sorted(listed) == sorted(BOTTLENECKS)
+
+
+def test_the_table_of_the_design_page_has_every_verdict_and_no_other():
+    text = (DOCS / "design" / "insight.md").read_text()
+    table = text.split("| question | yes, if | verdict |\n")[1].split("\n\n")[0]
+    verdicts = [row.split("|")[-2] for row in table.splitlines()]
+    assert set(re.findall(r"`([a-z ]+)`", "".join(verdicts))) == set(BOTTLENECKS)
 
 
 @pytest.mark.parametrize("page", ["guide/why-does-my-gpu-wait.md", "design/insight.md"])

@@ -149,7 +149,7 @@ def test_what_was_foreseen_and_does_not_come_is_dropped(backend, before):
 def test_an_epoch_that_is_resumed_is_not_the_whole_one_that_was_foreseen():
     loader = loader_of(Numbers(), prefetch_factor=LENGTH)
     iter(loader)  # all of epoch 0 is drawn, and nothing of epoch 1
-    foreseen = loader._stream._ahead.schedule
+    foreseen = loader._stream._ahead.scheduler
     resumes(loader, 2)
     batches = iter(loader)
     assert loader._stream._scheduler is not foreseen

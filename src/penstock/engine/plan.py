@@ -2,6 +2,10 @@
 """The plan of a stream, decided once, and its epochs, each with its progress.
 
 The modules that use it never see a loader's twenty arguments.
+
+Counted: the batches that the loop has for certain. Handed out: these, and the one that is on its
+way to the loop, or was last. Given: whichever of the two holds at the moment of the question.
+`Epoch.tasks()` yields pairs (step, indices); a `Task` is the message that brings one to a worker.
 """
 
 from __future__ import annotations

@@ -260,15 +260,15 @@ class BatchMaker:
         # Threads have a watch of their own, with and without a seed.
         self._finds_drawings = spec.seed is not None and not (spec.global_rng or in_thread)
         position = begun.position or ShardPosition()
-        self._stream = self._in_scope(self._begin, identity, begun, position)
+        self._reader = self._in_scope(self._begin, identity, begun, position)
         self._assembler = Assembler(spec, output, self._random, status)
         seed = identity.base_seed if spec.seed is None else spec.seed
         replacements = Replacements(spec, seed, begun.epoch)
-        reader = self._stream or self._map
+        reader = self._reader or self._map
         assert reader is not None
         self._recovery = Recovery(reader, self._assembler, spec, status, replacements)
-        if self._stream is not None:
-            self._in_scope(self._stream.replay, self._replay, position.num_batches)
+        if self._reader is not None:
+            self._in_scope(self._reader.replay, self._replay, position.num_batches)
             self._recovery.take_bad()  # they were reported when the batches were given
 
     def _begin(
@@ -311,7 +311,7 @@ class BatchMaker:
             Exception: whatever the dataset or the collate function raises, with a note naming the
                 sample.
         """
-        if self._random is None and self._stream is None:
+        if self._random is None and self._reader is None:
             return self._make(indices, step, hints)
         is_watched = self._finds_drawings and not was_watched(self._spec.dataset)
         make = self._make_watched if is_watched else self._make
@@ -334,12 +334,12 @@ class BatchMaker:
 
     def position(self) -> ShardPosition | None:
         """Return the position in the shard of an iterable dataset; None for a map-style one."""
-        return None if self._stream is None else self._stream.position()
+        return None if self._reader is None else self._reader.position()
 
     @property
     def shard_position(self) -> Callable[[], ShardPosition] | None:
         """Function that returns a stream's position, without its state; None if map-style."""
-        return None if self._stream is None else self._stream.shard_position
+        return None if self._reader is None else self._reader.shard_position
 
     def take_bad(self) -> list[BadSample]:
         """Return the bad samples of the batch that was made last."""
@@ -358,10 +358,10 @@ class BatchMaker:
             return None
         if self._map is not None:
             return map_maker(self._spec, self._map, self._assembler)
-        assert self._stream is not None
+        assert self._reader is not None
         if can_resume(self._spec.dataset):
             return None
-        return shard_maker(self._spec, self._stream, self._shard, self._assembler)
+        return shard_maker(self._spec, self._reader, self._shard, self._assembler)
 
     def try_sample(self, indices: Any, number: int, hints: RetryHints | None) -> None:  # noqa: ANN401
         """Read, collate and pack one sample of a batch of a map-style dataset, and drop it.
@@ -427,7 +427,7 @@ class BatchMaker:
         return assembler.finish(batch, keys)
 
     def _make_of_stream(self, count: int) -> Any:  # noqa: ANN401
-        reader = self._stream
+        reader = self._reader
         assert reader is not None
         place = reader.place()
         if self._spec.faults.tolerates:
@@ -443,16 +443,16 @@ class BatchMaker:
         return self._assembler.finish(self._assembler.collate(samples, place))
 
     def _fill(self, item: BatchItem) -> None:
-        assert self._stream is not None
+        assert self._reader is not None
         self._status.sample(item.number)
-        item.sample = self._stream.read(item)
+        item.sample = self._reader.read(item)
 
     def _replay(self) -> None:
         """Take the samples of a batch that was given before."""
-        assert self._stream is not None
+        assert self._reader is not None
         count = self._spec.batch_size or 1
         if not self._spec.faults.tolerates:
-            self._stream.take(self._fill, count)
+            self._reader.take(self._fill, count)
             return
         # Collated as well: the next sample took the place of one that did not fit.
         self._make_of_stream(count)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from penstock.engine.plan import Epoch, Plan
+    from penstock.engine.scheduler import Decision, Scheduler
     from penstock.engine.stream import DeliveryHook
     from penstock.engine.task import TaskResult
     from penstock.engine.timing import Observer
@@ -48,7 +49,7 @@ class _EpochAhead:
     Attributes:
         generation: Generation of its tasks and results.
         epoch: Epoch as it is foreseen.
-        schedule: Scheduler of that epoch.
+        scheduler: Scheduler of that epoch.
         tasks: First steps, one for each worker, that are not drawn yet.
         draws: Decisions to draw steps that are still to be carried out.
         drawn: Steps that workers have.
@@ -56,9 +57,9 @@ class _EpochAhead:
 
     generation: int
     epoch: Epoch
-    schedule: scheduler.Scheduler
+    scheduler: Scheduler
     tasks: Iterator[tuple[int, Any]]
-    draws: list[scheduler.Decision]
+    draws: list[Decision]
     drawn: list[tuple[int, Any]] = dataclasses.field(default_factory=list)
 
     def is_like(self, epoch: Epoch, drawn: list[tuple[int, Any]]) -> bool:
@@ -140,7 +141,7 @@ class WorkerStream(BatchStream):
             self._may_begin_ahead = False  # a loop that chose an epoch does so again
             return False
         self.backend.adopt_ahead(ahead.generation, epoch)
-        self._scheduler = ahead.schedule
+        self._scheduler = ahead.scheduler
         self._carry_out(ahead.draws)
         return True
 
@@ -182,9 +183,11 @@ class WorkerStream(BatchStream):
         with contextlib.suppress(Exception):  # it is raised when that epoch begins
             epoch = following()
         if epoch is not None:
-            schedule, generation = self._scheduler_of(epoch), self.backend.begin_ahead(epoch)
+            its_scheduler, generation = self._scheduler_of(epoch), self.backend.begin_ahead(epoch)
             first = itertools.islice(epoch.tasks(), self._wanted.num_workers)
-            self._ahead = _EpochAhead(generation, epoch, schedule, first, schedule.refill())
+            self._ahead = _EpochAhead(
+                generation, epoch, its_scheduler, first, its_scheduler.refill()
+            )
 
     def _draw_ahead(self, ahead: _EpochAhead) -> None:
         """Give a worker a step of the next epoch, in the place of the batch that was taken."""
@@ -192,7 +195,7 @@ class WorkerStream(BatchStream):
         if task is not None:
             ahead.draws.pop()
             ahead.drawn.append(task)
-            (submission,) = ahead.schedule.drawn(*task)
+            (submission,) = ahead.scheduler.drawn(*task)
             assert isinstance(submission, scheduler.Submit)
             self._submit(submission, generation=ahead.generation)
 
@@ -305,7 +308,7 @@ class WorkerStream(BatchStream):
         ahead = self._ahead
         if ahead is not None and isinstance(event, scheduler.TaskDone):
             if event.outcome.generation == ahead.generation:
-                ahead.schedule.handle(event)
+                ahead.scheduler.handle(event)
                 return None
         elif ahead is not None and isinstance(event, scheduler.WorkerLost):
             self._ahead = None  # its replacement has to begin this epoch first

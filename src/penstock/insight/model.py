@@ -190,7 +190,9 @@ class WorkerLimits:
 class Means:
     """Means per batch, in seconds, without what the first batch of an iterator waited for.
 
-    Shares are from 0 to 1.
+    `wait_share`, `pause_s` and figures named after the trainer or consumer are of the main process;
+    the other times are of a worker, or with `num_workers=0` of the main process as it makes the
+    batch, which counts as waiting. Shares are from 0 to 1.
     """
 
     batches: int  # that followed another one in their iterator
@@ -326,6 +328,10 @@ class Means:
         self, num_workers: int, *, saved_s: float = 0.0, saved_cpu_s: float | None = None
     ) -> float:
         """Return by what factor throughput would grow, at least 1.
+
+        It covers two remedies: another number of workers, and batches that cost a worker less.
+        `gain_to` takes other changes of these figures, `shortfall` is for work further ahead. For a
+        remedy whose effect on them is not known (a larger batch, say), an `Advice` has gain None.
 
         Args:
             num_workers: So many workers.

@@ -38,8 +38,8 @@ class BucketBatchSampler(BatchSampler):
     By `boundaries`, samples go into buckets, and a batch is of one bucket. With `max_tokens` the
     batches of a bucket have as many samples as its longest one allows, so that no padded batch is
     larger. The last batch of each bucket may be shorter. With ranks, step k is of the same bucket
-    and of the same size on all of them; a bucket that does not divide evenly has up to
-    `num_replicas` - 1 of its samples a second time.
+    and of the same size on all of them; a bucket that does not divide evenly has fewer than
+    `num_replicas` of its samples a second time.
 
     By a `window`, a random order is cut into windows of so many batches, each window is sorted and
     cut into batches, and all batches are put in random order. Batches are of one size, and at most

@@ -283,7 +283,10 @@ def test_a_check_that_is_interrupted_reports_what_it_has_found(folder, capsys, m
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("{tmp}/nowhere", r"nowhere does not exist\. Name a folder, a file or a store"),
+        (
+            "{tmp}/nowhere",
+            r"nowhere does not exist\. Name a folder, a file or a store; pack a dataset first",
+        ),
         ("{tmp}/empty", r"no image in .*empty or below it\. Looked for files ending in \.bmp"),
         ("{tmp}/gifs", r"\.webp\. 1 file was not looked at: 1 \.gif \(a\.gif\)\."),
     ],

@@ -224,6 +224,7 @@ def test_an_error_of_the_users_own_code_keeps_its_type_and_traceback(module, tmp
     ("source", "message"),
     [
         ("nothing_here:dataset", r"there is no module nothing_here in .*module:name of a d.*\n"),
+        ("jsonl:a", r"there is no module jsonl .* kind of your own is named as module:dataset.*\n"),
         ("my_data:nothing", r"my_data:nothing: my_data has no nothing\.\n"),
         ("my_data:number", r"my_data:number is of type int and cannot be called\. Name a data.*\n"),
         ("my_data:stream", r"cannot pack a tuple_iterator: give a store's address, .*\n"),

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 import os
@@ -14,6 +15,7 @@ import sys
 import tarfile
 import textwrap
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -74,7 +76,10 @@ class TestParquet(StoreReaderContract):
             "label": [label for _, label in samples],
             "key": [record.key for record in records],
         }
-        write(Path(address.removeprefix("arrow:")), pa.table(columns))
+        features = {**FEATURES, "label": {"names": class_names, "_type": "ClassLabel"}}
+        text = json.dumps({"info": {"features": features}})
+        table = pa.table(columns).replace_schema_metadata({"huggingface": text})
+        write(Path(address.removeprefix("arrow:")), table)
 
     def open(self, address):
         return open_store(address, key_column="key")
@@ -86,6 +91,23 @@ class TestArrowFile(TestParquet):
 
 class TestArrowStream(TestParquet):
     name = FORMS[2]
+
+
+def test_one_thread_at_a_time_reads_a_parquet_file(tmp_path):
+    opened = Tables([write(tmp_path / "a.parquet", pair_table())], 1 << 30)
+    busy = threading.Lock()
+
+    def alone(load, columns):
+        assert busy.acquire(blocking=False)
+        time.sleep(0.01)
+        busy.release()
+        return load(columns)
+
+    opened._loaders[:] = [functools.partial(alone, load) for load in opened._loaders]
+    with ThreadPoolExecutor(3) as pool:
+        columns = pool.map(opened.column, ["image", "label", "image"])
+        assert [len(column) for column in columns] == [COUNT] * 3
+    opened.close()
 
 
 @pytest.mark.parametrize("name", FORMS)

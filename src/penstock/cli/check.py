@@ -138,7 +138,9 @@ def _found_in(
         packed = PackedList(sorted(images))
         return packed, check_annotations(place, packed, xml), passed_over
     if not place.exists():
-        raise ConfigError(f"{place} does not exist. Name a folder, a file or a store.")
+        raise ConfigError(
+            f"{place} does not exist. Name a folder, a file or a store; pack a dataset first."
+        )
     if place.suffix.lower() not in _ANNOTATIONS:
         return [str(place)], AnnotationFindings(), []
     found = check_annotated_file(place, columns)

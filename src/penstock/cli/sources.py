@@ -223,7 +223,8 @@ def _import(name: str, here: str) -> Any:  # noqa: ANN401
             raise
         raise ConfigError(
             f"there is no module {error.name} in {here}, and none is installed. SRC is the path of "
-            "a folder, a store's address, or module:name of a dataset."
+            "a folder, a store's address, or module:name of a dataset. A store of a kind of your "
+            "own is named as module:dataset, too: its module registers it."
         ) from error
 
 

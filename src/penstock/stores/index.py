@@ -63,6 +63,8 @@ class Index:
         labels = self.labels
         parts = (labels.values, labels.offsets) if isinstance(labels, RaggedArray) else (labels,)
         for part in parts:
+            if not isinstance(part, (np.ndarray, type(None))):
+                raise TypeError(f"labels of Index are an int64 array, not a {type(part).__name__}.")
             if part is not None:
                 part.flags.writeable = False
 

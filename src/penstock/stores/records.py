@@ -108,7 +108,7 @@ class Record:
     """A sample in a store.
 
     Attributes:
-        key: Its name, unique in the store.
+        key: Its name. Unique in a packed store; others may repeat it, see `Index.keys`.
         label: Its class; the classes of its objects; or None where there are none.
         sample: A tree of dicts, lists, tuples, strings, bytes, numbers, None, numpy arrays and
             `EncodedImage`.

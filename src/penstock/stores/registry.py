@@ -127,7 +127,9 @@ class Address(NamedTuple):
             others = ", ".join(f"{kind}:PATH" for kind in _kinds if kind not in ("mongodb", "voc"))
             raise ConfigError(
                 f"addresses that begin with {found[0]} are not known. Known are {others} and "
-                "mongodb://HOST/DB.COLLECTION; a path with a colon is named as ./PATH."
+                "mongodb://HOST/DB.COLLECTION; a path with a colon is named as ./PATH. For a kind "
+                "of your own, import the module that registers it, or name module:dataset on the "
+                "command line."
             )
         if not text:
             raise ConfigError("the address of a store is empty.")

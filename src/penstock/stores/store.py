@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a store is, to read and to write.
 
-A store is a sequence of records in a fixed order, each with a key of its own, and an index that is
-there without reading any. To make one, a writer writes beside its final place and puts it there at
+A store is a sequence of records in a fixed order, each with a key, and an index that is there
+without reading any. To make one, a writer writes beside its final place and puts it there at
 the end: a store is complete or absent.
 
     SRC ── scan ──▶ encode_record ──▶ StoreWriter.put_many … .finish(index facts) ──▶ DST
 
-Guarantees, held by `penstock.testing.StoreContract`:
+Guarantees, held by `penstock.testing.stores.StoreReaderContract`:
     The same positions give the same records, in the order asked for, in any process.
     A store may be pickled at any time, and be used in a forked or spawned process, and by several
     threads: connections stay behind and are made anew, once per process.
@@ -64,7 +64,13 @@ class Store(abc.ABC):
     def _read(
         self, positions: NDArray[np.int64], *, copy: bool
     ) -> contextlib.AbstractContextManager[list[Record]]:
-        """Return the records at `positions`, in that order."""
+        """Return the records at `positions`, in that order.
+
+        Args:
+            positions: As `checked` returns them: in range, not negative, some perhaps repeated.
+            copy: Whether the records must be the caller's own. Otherwise their images, bytes and
+                arrays may be read-only views that are valid inside the `with` block only.
+        """
 
     def close(self) -> None:  # noqa: B027 - a store may hold nothing
         """Give back what this process holds. May be called again, and the store used again."""

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Contract suites: what every implementation of a seam has to pass, as pytest classes.
 
-`StoreContract` is in `penstock.testing.stores`, which needs what stores need.
+`penstock.testing.stores` needs what stores need: `StoreReaderContract` is for a store that is only
+read, `StoreContract` for a store with a writer.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ import numpy as np
 
 from penstock.data.ragged import RaggedArray
 from penstock.errors import StoreError
+from penstock.stores.index import labels_from
 from penstock.stores.records import EncodedImage, decode_record, encode_record
 from penstock.stores.registry import create_store, open_store
 
@@ -80,14 +81,10 @@ def _same(one: Any, other: Any) -> bool:  # noqa: ANN401
 
 def _read_in_child(store: Store, positions: list[int], sender: Connection) -> None:
     try:
-        sender.send([_plain(record.sample) for record in store.get_many(positions)])
+        sender.send([record.sample for record in store.get_many(positions)])
     except Exception as error:
         sender.send(repr(error))
     store.close()
-
-
-def _plain(sample: Any) -> Any:  # noqa: ANN401
-    return [bytes(sample[0].data), sample[1]]
 
 
 class StoreReaderContract:
@@ -95,10 +92,20 @@ class StoreReaderContract:
 
     pytest runs it. A store that is only read needs no more than this.
 
+    The samples are pairs (`EncodedImage`, int) with keys "CLASS/NUMBER.jpg". A kind of store that
+    cannot hold those defines `records`, and `expected` if a sample changes on its way.
+
     Attributes:
         suffix: What the keys of the images end with, in this kind of store.
+        has_class_names: Whether this kind of store holds the names of classes.
 
     Example:
+        import zipfile
+
+        from penstock.stores.records import decode_record
+        from penstock.testing.stores import StoreReaderContract
+
+
         class TestZip(StoreReaderContract):
             def place(self, tmp_path):
                 return f"zip:{tmp_path}/images.zip"
@@ -111,6 +118,15 @@ class StoreReaderContract:
     """
 
     suffix = ".jpg"
+    has_class_names = True
+
+    def records(self, count: int = 30) -> list[EncodedRecord]:
+        """Return what `fill` gets: `count` different records with keys in order, classes 0 to 2."""
+        return _images(count, self.suffix)
+
+    def expected(self, record: EncodedRecord) -> Any:  # noqa: ANN401
+        """Return the sample that the store gives for a record."""
+        return decode_record(record.data).sample
 
     def place(self, tmp_path: Path) -> str:
         """Return the address of a store that is not there yet; the same one within a test."""
@@ -123,7 +139,10 @@ class StoreReaderContract:
         class_names: Sequence[str] = (),
         metadata: Mapping[str, Any] | None = None,
     ) -> None:
-        """Put these records where a store at `address` finds them, in their order."""
+        """Put these records where a store at `address` finds them, in their order.
+
+        A second call has the same keys and changed contents: replace the first ones.
+        """
         raise NotImplementedError
 
     def open(self, address: str) -> Store:
@@ -143,34 +162,58 @@ class StoreReaderContract:
 
     def test_what_was_put_is_what_is_got(self, tmp_path: Path) -> None:
         """Records come back with keys and labels, in order."""
-        records = _images(suffix=self.suffix)
+        records = self.records()
         with self.made(self.place(tmp_path), records, _CLASSES) as store:
             found = store.get_many(range(len(records)))
             assert [record.key for record in found] == [record.key for record in records]
             assert [record.label for record in found] == [record.label for record in records]
-            assert [record.sample for record in found] == [
-                (_image(number), record.label) for number, record in enumerate(records)
-            ]
+            assert _same([record.sample for record in found], list(map(self.expected, records)))
+
+    def test_labels_and_class_names_are_those_that_were_put(self, tmp_path: Path) -> None:
+        """Labels of the index, as samplers take them: int64, or a `RaggedArray`."""
+        records = self.records()
+        with self.made(self.place(tmp_path), records, _CLASSES) as store:
+            found: Any = store.labels
+            expected: Any = labels_from([record.label for record in records])
+            if isinstance(found, RaggedArray) and isinstance(expected, RaggedArray):
+                found, expected = ([row.tolist() for row in rows] for rows in (found, expected))
+            assert _same(found, expected)
+            assert store.class_names == (_CLASSES if self.has_class_names else ())
+
+    def test_the_fingerprint_is_another_for_other_contents(self, tmp_path: Path) -> None:
+        """It is not empty, and the same each time that the same store is opened."""
+        address, records = self.place(tmp_path), self.records()
+        other = self.records(150)[-1]
+        other = encode_record(records[4].key, decode_record(other.data).sample, other.label)
+        with self.made(address, records, _CLASSES) as store:
+            prints = [store.fingerprint]
+        with self.open(address) as store:
+            prints.append(store.fingerprint)
+        with self.made(address, [*records[:4], other, *records[5:]], _CLASSES) as store:
+            prints.append(store.fingerprint)
+        assert all(prints), prints
+        assert prints[0] == prints[1] != prints[2], prints
 
     def test_positions_may_come_in_any_order_repeatedly_and_from_the_end(
         self, tmp_path: Path
     ) -> None:
         """`get_many` and `borrow` agree."""
-        records = _images(suffix=self.suffix)
+        records = self.records()
         with self.made(self.place(tmp_path), records, _CLASSES) as store:
             positions = [17, 3, 3, -1, 0, 29, 17]
             keys = [records[position].key for position in positions]
             assert [record.key for record in store.get_many(positions)] == keys
             with store.borrow(np.array(positions)) as borrowed:
                 assert [record.key for record in borrowed] == keys
-                assert [bytes(record.sample[0].data) for record in borrowed] == [
-                    _image(position % 30).data for position in positions
-                ]
+                # Encoded, so that views of the store's memory are compared with bytes.
+                for record, position in zip(borrowed, positions, strict=True):
+                    expected = encode_record(record.key, self.expected(records[position]))
+                    assert encode_record(record.key, record.sample).data == expected.data
             assert store.get_many([]) == []
 
     def test_a_position_out_of_range_is_an_index_error(self, tmp_path: Path) -> None:
         """On both sides."""
-        with self.made(self.place(tmp_path), _images(suffix=self.suffix), _CLASSES) as store:
+        with self.made(self.place(tmp_path), self.records(), _CLASSES) as store:
             for position in (30, -31):
                 error = _raised_by(lambda p=position: store.get_many([0, p]))  # type: ignore[misc]
                 assert isinstance(error, IndexError)
@@ -178,7 +221,7 @@ class StoreReaderContract:
 
     def test_records_are_found_by_key(self, tmp_path: Path) -> None:
         """A key that is not there is named."""
-        records = _images(suffix=self.suffix)
+        records = self.records()
         with self.made(self.place(tmp_path), records, _CLASSES) as store:
             wanted = [records[9].key, records[2].key]
             assert [record.key for record in store.get(wanted)] == wanted
@@ -188,7 +231,7 @@ class StoreReaderContract:
 
     def test_a_scan_gives_a_range_in_order(self, tmp_path: Path) -> None:
         """Half-open, as slices are."""
-        records = _images(150, self.suffix)
+        records = self.records(150)
         with self.made(self.place(tmp_path), records, _CLASSES) as store:
             keys = [record.key for record in records]
             assert [record.key for record in store.scan()] == keys
@@ -197,17 +240,17 @@ class StoreReaderContract:
 
     def test_a_copy_by_pickle_reads_the_same(self, tmp_path: Path) -> None:
         """Whether the index had been read before or not."""
-        address, records = self.place(tmp_path), _images(suffix=self.suffix)
+        address, records = self.place(tmp_path), self.records()
         store = self.made(address, records, _CLASSES)
         for _ in range(2):
             with pickle.loads(pickle.dumps(store)) as copy:
-                assert copy.get_many([5])[0].sample == (_image(5), records[5].label)
+                assert _same(copy.get_many([5])[0].sample, self.expected(records[5]))
             store.get_many([1])
         store.close()
 
     def test_a_store_in_use_goes_on_in_forked_and_spawned_processes(self, tmp_path: Path) -> None:
         """Each makes its own connection; this process's stays as it was."""
-        records = _images(suffix=self.suffix)
+        records = self.records()
         with self.made(self.place(tmp_path), records, _CLASSES) as store:
             store.get_many([0])
             for method in ("fork", "spawn"):
@@ -218,8 +261,8 @@ class StoreReaderContract:
                 )
                 child.start()
                 sender.close()
-                expected = [[_image(p).data, records[p].label] for p in (7, 2)]
-                assert receiver.recv() == expected, method
+                expected = [self.expected(records[p]) for p in (7, 2)]
+                assert _same(receiver.recv(), expected), method
                 child.join()
                 receiver.close()
                 assert child.exitcode == 0
@@ -227,22 +270,24 @@ class StoreReaderContract:
 
     def test_threads_read_one_store_at_the_same_time(self, tmp_path: Path) -> None:
         """Each gets what it asked for."""
-        records = _images(suffix=self.suffix)
+        records = self.records()
+        samples = list(map(self.expected, records))
         with self.made(self.place(tmp_path), records, _CLASSES) as store:
 
             def read(number: int) -> bool:
                 positions = [(number * 7 + k) % 30 for k in range(16)]
                 found = store.get_many(positions)
-                return [r.sample[0] for r in found] == [_image(p) for p in positions]
+                return _same([r.sample for r in found], [samples[p] for p in positions])
 
             with ThreadPoolExecutor(4) as pool:
                 assert all(pool.map(read, range(100)))
 
     def test_a_closed_store_opens_again(self, tmp_path: Path) -> None:
         """And may be closed twice."""
-        store = self.made(self.place(tmp_path), _images(suffix=self.suffix), _CLASSES)
+        records = self.records()
+        store = self.made(self.place(tmp_path), records, _CLASSES)
         for _ in range(2):
-            assert store.get_many([2])[0].sample[0] == _image(2)
+            assert _same(store.get_many([2])[0].sample, self.expected(records[2]))
             store.close()
             store.close()
 

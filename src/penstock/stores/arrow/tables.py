@@ -304,7 +304,7 @@ class Tables:
         """
         chunks: list[pa.Array] = []
         for number, load in enumerate(self._loaders):
-            with self._damage_named(number):
+            with self._lock, self._damage_named(number):  # a ParquetFile is not thread-safe
                 chunks += load([name])[name].chunks
         schema: Any = self.schema
         return pa.chunked_array(chunks, schema.field(name).type)

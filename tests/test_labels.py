@@ -158,3 +158,11 @@ def test_a_bad_sample_of_several_classes_is_replaced_by_any():
     assert batch[[0, 2, 3]].tolist() == [0, 2, 3]
     assert batch[1] in (0, 2, 3)
     assert len(loader.failures) == 1
+
+
+def test_only_stacks_and_concatenations_are_asked_for_the_labels_of_their_parts():
+    class Mixed(Samples):
+        datasets = {"image": [1, 2], "label": [3, 4]}  # noqa: RUF012 - one for the class
+
+    with pytest.raises(ConfigError, match="labels"):
+        labels_of(Mixed([("x", 1), ("y", 2)]))

@@ -139,3 +139,21 @@ def test_an_item_that_cannot_be_pickled_is_refused():
 def test_its_repr_is_short():
     assert repr(PackedList(["ab"] * 100_000)) == "<PackedList of 100000 str, 200000 bytes>"
     assert len(repr(PackedList([object] * 1000))) < 80
+
+
+@pytest.mark.parametrize(
+    ("text", "offsets", "said"),
+    [
+        (b"cat\xff", [0, 3, 4], "invalid start byte|cut a character"),
+        ("é".encode(), [0, 1, 2], "cut a character in two"),
+        (b"cat", [0, 2], "do not rise from 0 to 3"),
+        (b"cat", [1, 3], "do not rise from 0 to 3"),
+        (b"cat", [0, 3, 2, 3], "do not rise from 0 to 3"),
+    ],
+)
+def test_strings_of_a_file_have_to_be_utf8_between_rising_offsets(text, offsets, said):
+    with pytest.raises(ValueError, match=said):
+        PackedList.from_utf8(np.frombuffer(text, np.uint8), np.array(offsets))
+    surrogate = "\udc80".encode("utf-8", "surrogatepass")  # as paths of other encodings have
+    kept = PackedList.from_utf8(np.frombuffer(surrogate, np.uint8), np.array([0, 3]))
+    assert list(kept) == ["\udc80"]

@@ -4,13 +4,10 @@
 from __future__ import annotations
 
 import os
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 
-from penstock.cli.reasons import reason_of
 from penstock.errors import ConfigError
-from penstock.images import decode_image
 from penstock.images.decode import check_image
 from penstock.lines import say
 from penstock.opening import open_file, read_file
@@ -22,21 +19,16 @@ from penstock.stores.folder.listing import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
-    import numpy as np
-    import numpy.typing as npt
 
 __all__ = [
     "Broken",
     "count_pixels",
-    "find_images",
     "is_passed_over",
     "iter_files",
     "no_image_in",
     "passed_over_text",
-    "read_image",
-    "sort_out_broken",
     "tell_passed_over",
 ]
 
@@ -95,19 +87,6 @@ def _cannot_list(error: OSError) -> NoReturn:
     ) from error
 
 
-def find_images(folder: Path) -> list[Path]:
-    """Return the image files below a folder, known by their extension, in order of their paths.
-
-    Raises:
-        ConfigError: there is no such folder, one in it cannot be listed, or no image is in it.
-    """
-    files = iter_files(folder)
-    paths = sorted(Path(path) for path in files if path.lower().endswith(IMAGE_SUFFIXES))
-    if not paths:
-        raise no_image_in(folder)
-    return paths
-
-
 def no_image_in(folder: Path, passed_over: str = "") -> ConfigError:
     """Return the error that says so, and what else is there, for the caller to raise."""
     known = ", ".join(IMAGE_SUFFIXES)
@@ -115,25 +94,6 @@ def no_image_in(folder: Path, passed_over: str = "") -> ConfigError:
     return ConfigError(
         f"no image in {folder} or below it. Looked for files ending in {known}.{also}"
     )
-
-
-def sort_out_broken(paths: Sequence[Path], num_threads: int) -> tuple[list[Path], list[Broken]]:
-    """Decode every file once; return those that can be decoded, and the others with the reasons.
-
-    Besides, it brings the files into the page cache, so that no loader pays for being the first.
-    """
-
-    def reason_not_to_read(path: Path) -> str | None:
-        try:
-            count_pixels(path)
-        except Exception as error:  # over damaged data Pillow raises nearly anything
-            return reason_of(error)
-        return None
-
-    with ThreadPoolExecutor(num_threads) as pool:
-        pairs = list(zip(paths, pool.map(reason_not_to_read, paths), strict=True))
-    good = [path for path, reason in pairs if reason is None]
-    return good, [Broken(str(path), reason) for path, reason in pairs if reason is not None]
 
 
 def count_pixels(path: Path | str) -> int:
@@ -145,16 +105,6 @@ def count_pixels(path: Path | str) -> int:
         Exception: nearly any, from Pillow: damaged data lead it astray.
     """
     return check_image(read_file(path))
-
-
-def read_image(path: Path | str) -> npt.NDArray[np.uint8]:
-    """Return an image file's pixels, shape (height, width, 3), RGB.
-
-    Raises:
-        ValueError: the file is damaged, or in no form that the decoders know.
-        OSError: it cannot be read.
-    """
-    return decode_image(read_file(path))
 
 
 def is_passed_over(path: str) -> bool:

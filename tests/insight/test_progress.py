@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The progress bar, in real pseudo-terminals and in IPython's shell."""
+"""The progress bar, in real pseudo-terminals."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ else:
 LAST_LINE = "train epoch 3: 8/8, 137 samples/s, 53 % waiting, 7 bad"
 
 
-def test_the_last_line_says_what_the_epoch_was():
-    got = run(EPOCH)
+@pytest.mark.parametrize("environment", [{}, {"RANK": "0", "WORLD_SIZE": "2", "CI": "false"}])
+def test_the_last_line_says_what_the_epoch_was(environment):
+    got = run(EPOCH, **environment)
     assert [without_bar(line) for line in got.lines] == [LAST_LINE]
     assert got.returncode == 0
     assert "\x1b[?" not in got.written  # neither the cursor nor any mode is touched
@@ -41,12 +42,11 @@ def test_while_it_goes_the_line_is_of_the_last_seconds_of_a_resumed_epoch():
         bar.begin(0, 4000, done=1000)
         for n in range(1000):
             bar.advance(batch(n))
-        print("here")
         os._exit(0)
     """)
     # 4 batches of 32 samples per second, half of the time waiting.
     line = "epoch 0: 2000/4000, 128 samples/s, 50 % waiting"
-    assert [without_bar(line) for line in got.lines] == ["here", line]
+    assert [without_bar(line) for line in got.lines] == [line]
     assert re.search(r"\[[\d:]+<[\d:]+, ", got.lines[-1])  # elapsed and left
 
 
@@ -86,49 +86,6 @@ def test_it_goes_on_when_batches_come_more_slowly_than_before():
     assert without_bar(got.lines[-1]).startswith("epoch 0: 3005/10000, ")
 
 
-def test_what_others_print_stands_above_it_as_it_was_printed():
-    got = run("""
-        import logging
-        logging.basicConfig(format="%(message)s")  # takes hold of stderr before the bar does
-        bar = open_progress("train")
-        bar.begin(0, 8)
-        for n in range(8):
-            bar.advance(batch(n))
-            print("loss", n, "[/bold] [red]")
-            print("half", end="")
-            print(" a line", "x" * 150, sep="")
-            logging.warning("careful")
-            sys.stderr.writelines(["one\\n", "two\\n"])
-        bar.end()
-        print("after")
-        assert "write" not in vars(sys.stdout) and "write" not in vars(sys.stderr)
-    """)
-    assert got.returncode == 0, got.written
-    *lines, bar, after = got.lines
-    assert without_bar(bar).startswith("train epoch 0: 8/8, ")
-    assert after == "after"
-    for n in range(8):
-        printed = [f"loss {n} [/bold] [red]", "half a line" + "x" * 150, "careful", "one", "two"]
-        assert lines[n * 5 : n * 5 + 5] == printed
-
-
-def test_half_a_line_keeps_it_away_for_two_seconds():
-    got = run("""
-        bar = open_progress()
-        bar.begin(0, None)
-        print("Continue? ", end="", flush=True)
-        for n in range(20):
-            bar.advance(batch(n))
-        print("# 20 shown", end="", flush=True)
-        for n in range(20, 41):
-            bar.advance(batch(n))
-        os._exit(0)
-    """)
-    question, bar = got.lines
-    assert question == "Continue? # 20 shown"
-    assert bar.startswith("epoch 0: 41 ")
-
-
 @pytest.mark.parametrize("what", ["is killed", "presses Ctrl-C", "forgets it"])
 def test_a_program_that_ends_leaves_the_line_where_it_was(what):
     then = {
@@ -142,13 +99,11 @@ def test_a_program_that_ends_leaves_the_line_where_it_was(what):
         bar.begin(0, 100)
         for n in range(4):
             bar.advance(batch(n))
-        print("begun")
         {then}
         """,
         press_ctrl_c=what == "presses Ctrl-C",
     )
     assert got.returncode == {"is killed": -9, "presses Ctrl-C": -2, "forgets it": 0}[what]
-    assert got.lines[0] == "begun"
     assert without_bar(got.lines[-1]).startswith("train epoch 0: 4/100, ")
     if what != "is killed":
         assert got.written.endswith("\n")
@@ -168,60 +123,9 @@ def test_a_forked_process_draws_nothing_and_prints_as_it_is():
         os.wait()
         bar.end()
     """)
-    assert "child\r\n" in got.written
-    assert sum("epoch 0" in line for line in got.lines) <= 2
+    assert "child" in got.written
+    assert " 2/100" not in got.written
     assert got.lines[-1].startswith("epoch 0:   1%|")
-
-
-def test_an_epoch_that_begins_in_a_forked_process_draws_nothing():
-    got = run("""
-        bar = open_progress()
-        if not os.fork():
-            bar.begin(0, 100)
-            bar.advance(batch(0))
-            print("child")
-            bar.end()
-            sys.exit()
-        os.wait()
-    """)
-    assert got.written == "child\r\n"
-
-
-def test_streams_are_afterwards_as_they_were():
-    got = run("""
-        raw = sys.stdout.write
-        sys.stdout.write = loud = lambda text: raw(text.upper())
-        bar = open_progress()
-        bar.begin(0, 100)
-        bar.advance(batch(0))
-        print("while")
-        bar.end()
-        assert sys.stdout.write is loud
-    """)
-    assert got.returncode == 0, got.written
-    assert got.lines[0] == "WHILE"
-
-
-@pytest.mark.parametrize("stdout", ["closed", "without attributes of its own"])
-def test_stdout_may_be_anything(stdout):
-    got = run(f"""
-        class Slotted:
-            __slots__ = ()
-            isatty = sys.stdout.isatty
-            write = sys.stdout.write
-            flush = sys.stdout.flush
-
-        if {stdout!r} == "closed":
-            sys.stdout.close()
-        else:
-            sys.stdout = Slotted()
-        bar = open_progress()
-        bar.begin(0, 100)
-        bar.advance(batch(0))
-        bar.end()
-    """)
-    assert got.returncode == 0, got.written
-    assert without_bar(got.lines[-1]).startswith("epoch 0: 1/100, ")
 
 
 @pytest.mark.parametrize(
@@ -233,23 +137,11 @@ def test_it_is_quiet_where_it_would_not_be_seen(environment):
     assert run(EPOCH, **environment).lines == ["no bar"]
 
 
-def test_rank_0_shows_it():
-    got = run(EPOCH, RANK="0", WORLD_SIZE="2", CI="false")
-    assert [without_bar(line) for line in got.lines] == [LAST_LINE]
-
-
 def test_nothing_is_written_where_stderr_is_piped():
     command = [sys.executable, "-c", PRELUDE + EPOCH]
     environment = {**os.environ, "TERM": "xterm", "PYTHONPATH": IMPORTS_FROM}
     done = subprocess.run(command, env=environment, capture_output=True, check=True)
     assert (done.stdout, done.stderr) == (b"no bar\n", b"")
-
-
-def test_what_the_program_prints_can_be_piped_while_the_bar_is_watched(tmp_path):
-    with (tmp_path / "out.txt").open("w") as out:
-        got = run(EPOCH + "print('the result')\n", stdout=out)
-    assert [without_bar(line) for line in got.lines] == [LAST_LINE]
-    assert (tmp_path / "out.txt").read_text() == "the result\n"
 
 
 @pytest.mark.parametrize("total", ["8", "None"])
@@ -297,35 +189,6 @@ def test_without_tqdm_the_error_names_the_extra():
     message = "".join(got.lines)
     assert message.startswith("progress=True needs tqdm, which is not installed.")
     assert install_command("progress") in message
-
-
-NOTEBOOK = """
-from IPython.core.interactiveshell import InteractiveShell
-
-class Kernel(InteractiveShell):  # as ipykernel's is one with an attribute `kernel`
-    kernel = "here"
-
-shell = Kernel.instance()
-shell.showtraceback = lambda *_, **__: None
-shell.run_cell('''
-from penstock import Loader
-kept = iter(Loader(range(40), 4, progress=True))
-for n, batch in enumerate(kept):
-    if n == 6: 1 / 0
-''')
-print("the cell has ended", file=sys.stderr)
-"""
-
-
-def test_in_a_notebook_the_bar_ends_with_its_cell():
-    pytest.importorskip("IPython")
-    command = [sys.executable, "-c", PRELUDE + NOTEBOOK]
-    environment = {**os.environ, "PYTHONPATH": IMPORTS_FROM}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    *bar, last = done.stderr.replace("\r", "\n").splitlines()
-    assert last == "the cell has ended"
-    assert without_bar(bar[-1]).startswith("epoch 0: 7/10, ")
 
 
 def test_a_bar_leaves_the_start_method_of_multiprocessing_open():

@@ -16,13 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock import FaultPolicy, Loader
-from penstock.data import IterableDataset, shard
 from penstock.insight.report import write_report
 from penstock.insight.report.charts import over_time, series_of, spread
 from penstock.insight.report.markup import element, to_html
 from penstock.insight.report.page import page
 from penstock.insight.segments import columns_of
-from penstock.insight.stats import SourceTiming, Verdict
+from penstock.insight.stats import SourceTiming
 from penstock.sampling import ClassBalancedSampler
 
 from .recordings import Photos, Run, change, failure, recording_of
@@ -76,11 +75,6 @@ def test_a_night_between_two_epochs_takes_no_time_of_the_charts():
     assert series.edges_s[-1] == pytest.approx(hours.stats.run.seconds, rel=1e-6)
     rates = series.samples / series.edges_s[1]
     assert max(rates) < 2 * hours.stats.run.samples_per_s
-
-
-def test_epochs_and_changes_are_marked_where_their_batch_is_kept(recording):
-    marks = titles(charts_of(recording)["chart-throughput"], "line")
-    assert marks == ["epoch 1", "epoch 2", "2 workers: busy"]
 
 
 @pytest.mark.parametrize("batches", [1, 2, 11, 13, 959, 10_000])
@@ -161,23 +155,11 @@ def test_of_many_failures_the_last_are_listed():
     assert '<td class="text">49</td>' not in text
 
 
-def test_a_partner_that_failed_is_listed_with_the_sample_that_it_was_drawn_for():
-    text = page(recording_of(failures=[failure(7, "b.jpg", partner_of=3)]))
-    assert ">b.jpg (a partner of sample 3)<" in text
-
-
 def test_parts_of_a_dataset_are_listed_with_their_costs(recording):
     stats = replace(recording.stats, sources=(SourceTiming("datasets[1] (Tar)", 90, 0.004),))
     text = page(replace(recording, stats=stats))
     assert ">datasets[1] (Tar)</td><td" in text
     assert ">4.0 ms<" in text
-
-
-def test_what_is_judged_by_first_batches_says_so(recording):
-    verdict = Verdict("start", "It waits for the first batches of epochs.")
-    run = replace(recording.stats.run, starts=3)
-    shown = page(replace(recording, stats=replace(recording.stats, verdict=verdict, run=run)))
-    assert "Judged by the 3 first batches of epochs." in shown
 
 
 class Numbers:
@@ -190,11 +172,6 @@ class Numbers:
         if index in (3, 17):
             raise ValueError(f"number {index}")
         return np.full(2000, index, np.float32)
-
-
-class Stream(IterableDataset):
-    def __iter__(self):
-        return iter(shard(range(40)))
 
 
 def content_of(loader, epochs=1):
@@ -247,8 +224,3 @@ def test_the_page_says_who_made_the_batches_and_what_was_bad(arguments, text):
     assert text in texts
     assert texts[texts.index("Bad samples") + 1] == "2"
     assert any(told.startswith("38 samples, ") for told in texts)
-
-
-def test_a_stream_has_a_page():
-    texts, _ = content_of(Loader(Stream(), 4, num_workers=1))
-    assert texts[texts.index("Batches") + 1] == "10"

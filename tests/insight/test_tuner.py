@@ -198,20 +198,17 @@ def test_a_memory_budget_bounds_batches_under_way():
 
 
 @pytest.mark.parametrize(
-    ("options", "growth_bytes", "least", "most"),
+    ("options", "least", "most"),
     [
-        ({"is_forked": False}, 0, 4, 4),  # each is 229 MB
-        ({}, 0, 10, 18),  # all of it may be the main process's
-        ({}, 1_000_000, 2, 6),
-        ({"shares_lock": True}, 0, 20, 32),
+        ({"is_forked": False}, 4, 4),  # each is 229 MB
+        ({}, 10, 18),  # all of it may be the main process's
+        ({"shares_lock": True}, 20, 32),
     ],
-    ids=["spawn", "fork", "fork, and grows", "threads"],
+    ids=["spawn", "fork", "threads"],
 )
-def test_memory_that_workers_take_counts(options, growth_bytes, least, most):
+def test_memory_that_workers_take_counts(options, least, most):
     rss = {} if "shares_lock" in options else {"rss_bytes": 229_000_000}
-    regime = replace(
-        READS, trainer_s=0.0005, batch_bytes=1000, rss_growth_bytes=growth_bytes, **rss
-    )
+    regime = replace(READS, trainer_s=0.0005, batch_bytes=1000, **rss)
     training = tuned((regime, 1200), limits=Auto(memory=950_000_000), **options)
     assert least <= training.workers.num_workers <= most
 

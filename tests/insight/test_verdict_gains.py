@@ -76,7 +76,6 @@ NOT_FOLLOWED = {  # what rules say that `advised` cannot do, each with the reaso
     "_start": "the loads here are one long epoch",
     "_too_few": NO_GAIN,
     "_unmeasured": NO_GAIN,
-    "_maybe_locked": NO_GAIN,
     "_nothing_to_do": NO_GAIN,
     "_contention": "no load here leaves the main process enough to gain by fewer workers",
     "_slow_source": "the batches of the loads here cost all the same",
@@ -84,10 +83,7 @@ NOT_FOLLOWED = {  # what rules say that `advised` cannot do, each with the reaso
     "_collate": "a bound: how much a simpler collate saves is the dataset's matter",
     "_transport": "a bound: how much less is sent is the dataset's matter",
     "_cpu": "half the CPU is an example: how much less it can be is the dataset's matter",
-    "_cpu_of_cluster": "the loads here are of one machine",
     "_no_setting": NO_GAIN,
-    "_no_more_cores": NO_GAIN,
-    "_handing_over": NO_GAIN,
     "_none_of_these": NO_GAIN,
 }
 SETTINGS = [Setting(n) for n in (0, 1, 2, 3, 6)] + [Setting(n, 2, "thread") for n in (1, 2)]
@@ -114,9 +110,6 @@ def run(load, setting):
         num_ready=mean_ready(rows),
         lookahead=lookahead,
         backend=backend,
-        lock_share=min((load.compute_s + load.collate_s) * rate, 1.0)
-        if backend == "thread"
-        else None,
     )
     verdict = judge(inputs)
     held = (rule.says for rule in RULES if rule.holds(inputs))

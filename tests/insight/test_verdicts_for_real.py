@@ -10,7 +10,6 @@ import pytest
 
 from penstock import Loader
 from penstock.data import ConcatDataset
-from penstock.insight.lock import LockProbe
 
 
 class Samples:
@@ -142,19 +141,3 @@ def test_seeding_for_each_sample_is_measured(num_workers):
     if not num_workers:
         assert each.verdict.bottleneck == "seeding"
     assert once.verdict.bottleneck != "seeding"
-
-
-def test_one_who_looks_finds_a_lock_that_nobody_holds_free():
-    probe = LockProbe()
-    assert probe.share(0) is None
-    for now in range(9):
-        probe.look(now * 10**10)
-    assert probe.share(0) < 0.5
-    assert probe.share(8 * 10**10) is None
-
-
-def test_looks_are_rare():
-    probe = LockProbe()
-    for now in range(1000):
-        probe.look(now)
-    assert probe.share(0) is None

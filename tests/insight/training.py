@@ -53,7 +53,6 @@ class Regime:
     lock_share: float = 0.0  # of all CPU work that holds a lock: threads do not tell who waits
     threads: float = 1.0  # cores that a worker's own threads keep busy
     rss_bytes: int = 0
-    rss_growth_bytes: int = 0  # per batch
 
 
 class _Job:
@@ -70,7 +69,6 @@ class _Worker:
         self.step: int | None = None
         self.jobs: list[_Job] = [_Job("sleep", start_s)]
         self.is_new = True
-        self.num_made = 0
         self.leaves = False
         self.begun_s = self.cpu_s = self.starved_s = self.idle_s = 0.0
         self.factor = 1.0
@@ -281,9 +279,8 @@ class Training:
             worker.begun_s, worker.cpu_s, worker.starved_s, worker.factor, send_s=regime.send_s
         )._replace(
             idle_ns=_ns(worker.idle_s),
-            rss_bytes=regime.rss_bytes + worker.num_made * regime.rss_growth_bytes,
+            rss_bytes=regime.rss_bytes,
         )
-        worker.num_made += 1
         self._done[worker.step] = (worker, times)
         worker.step = None
         if worker.leaves and not worker.queue:

@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.errors import ConfigError
 from penstock.system_limits import group_folders, read_text
@@ -124,19 +124,13 @@ class Auto:
 
     def __post_init__(self) -> None:
         """Check them."""
-        _check("cpu", self.cpu, "cores", "what the process is allowed")
-        _check("memory", self.memory, "bytes", "half of the memory that is left")
+        for name, unit in (("cpu", "cores"), ("memory", "bytes")):
+            value: Any = getattr(self, name)
+            is_number = isinstance(value, Real) and not isinstance(value, bool)
+            if value is not None and not (is_number and 0 < value < math.inf):
+                raise ConfigError(
+                    f"Auto({name}=) must be a number of {unit} above 0, got {value!r}; None leaves "
+                    "it to the loader"
+                )
         if self.memory is not None:
             object.__setattr__(self, "memory", int(self.memory))
-
-
-def _check(name: str, value: object, unit: str, default: str) -> None:
-    if value is None:
-        return
-    is_number = isinstance(value, Real) and not isinstance(value, bool)
-    if is_number and math.isfinite(value) and value > 0:  # type: ignore[arg-type, operator]
-        return
-    raise ConfigError(
-        f"Auto({name}=) must be a number of {unit} above 0, got {value!r}; leave it None for "
-        f"{default}"
-    )

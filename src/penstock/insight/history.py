@@ -9,13 +9,6 @@
 The *window* that verdicts are made by: the last 64 batches, or those of the last 10 seconds if
 these are more; 4,096 at most. After a change of workers it begins when all workers of the new one
 are at work.
-
-Guarantees
-    `add` takes no lock that anyone else holds, and raises nothing that a dataset does. It folds
-    every 128 batches or 8,192 samples, which costs some microseconds a batch.
-    Anything else may be called from any thread.
-Assumptions
-    `add` is called from one thread at a time. `deque.append` and `popleft` are atomic.
 """
 
 from __future__ import annotations
@@ -29,8 +22,6 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from penstock.data.names import describe_sample
-from penstock.engine.backends import traits_of
-from penstock.insight.lock import LockProbe
 from penstock.insight.plain import plain_text
 from penstock.insight.rows import Ring, Sums, mean_ready, rows_of, window_of, without_pauses
 from penstock.insight.samples import SampleAccounts
@@ -58,7 +49,8 @@ class History:
     """What is known of the batches of a loader.
 
     Concurrency:
-        `add` from the main process's thread; everything else from any.
+        `add` from the main process's thread, which it makes wait for no other: `deque.append` and
+        `popleft` are atomic. Everything else from any thread.
 
     Example:
         >>> from penstock.engine.timing import TimingRow
@@ -77,7 +69,7 @@ class History:
         *,
         backend: str = "process",
         keep: int = 10_000,
-        persistent_workers: bool | None = None,
+        persistent_workers: bool = False,
         judge: Callable[[Inputs], Verdict] | None = None,
     ) -> None:
         """Know nothing yet.
@@ -87,14 +79,13 @@ class History:
                 None if nothing of that is wanted.
             backend: "serial", "process", "thread" or "ray"; 0 workers are always "serial".
             keep: How many batches are kept one by one; 320 bytes each.
-            persistent_workers: Whether workers are kept from epoch to epoch; None if not known.
+            persistent_workers: Whether workers are kept from epoch to epoch.
             judge: Returns the verdict; None is `penstock.insight.verdict.judge`.
         """
         self._dataset = dataset
         self._backend = backend
         self._keeps_workers = persistent_workers
         self._judge = judge
-        self._probe = LockProbe() if traits_of(backend).shares_interpreter else None
         self._pending_samples = 0
         self._pending: deque[tuple[TimingRow, object, bytes]] = deque()
         self.light: deque[tuple[int, ...]] = deque()
@@ -112,18 +103,11 @@ class History:
         self._peak_pool_bytes = 0
         self._rss_bytes: dict[int, int] = {}
         self._since_ns: tuple[int, ...] = ()  # of the iterator that goes on, once there is one
-        self._names: dict[object, str | None] = {}
 
     def add(self, row: TimingRow, indices: object = None, sample_us: bytes = b"") -> None:
-        """Take note of a batch (see `Observer.batch_given`); below 3 us, but for calls that fold.
-
-        With threads a call may take 2 ms, or 5 ms where they hold the interpreter's lock, to find
-        out about it; 1 % of the time, and somewhat more at the beginning.
-        """
+        """Take note of a batch (see `Observer.batch_given`); 3 us, but for calls that fold."""
         self._pending.append((row, indices, sample_us))
         self._pending_samples += row.num_samples
-        if self._probe is not None and row.num_workers:
-            self._probe.look(row.given_ns)
         if len(self._pending) >= _FOLD_AT or self._pending_samples >= _FOLD_AT_SAMPLES:
             self.fold()
 
@@ -164,10 +148,10 @@ class History:
             self._keep(rows_of([light.popleft() for _ in range(len(light))], *self._since_ns))
         if not pending:
             return
-        told, indices, sample_us = zip(
+        noted, indices, sample_us = zip(
             *(pending.popleft() for _ in range(len(pending))), strict=True
         )
-        rows = rows_of(told, *self._since_ns)
+        rows = rows_of(noted, *self._since_ns)
         self._samples.fold(rows, indices, sample_us)
         self._keep(rows)
         self._note_memory(rows)
@@ -199,12 +183,10 @@ class History:
         self._epoch, self._is_over = epoch, False
 
     def _note_memory(self, rows: Rows) -> None:
-        total = sum(self._pool_bytes.values())
-        told = rows[["worker_id", "pool_bytes", "rss_bytes"]].tolist()
-        for worker_id, pool_bytes, rss_bytes in told:
-            total += pool_bytes - self._pool_bytes.get(worker_id, 0)
+        noted = rows[["worker_id", "pool_bytes", "rss_bytes"]].tolist()
+        for worker_id, pool_bytes, rss_bytes in noted:
             self._pool_bytes[worker_id] = pool_bytes
-            self._peak_pool_bytes = max(self._peak_pool_bytes, total)
+            self._peak_pool_bytes = max(self._peak_pool_bytes, sum(self._pool_bytes.values()))
             if rss_bytes > self._rss_bytes.get(worker_id, 0):
                 self._rss_bytes[worker_id] = rss_bytes
 
@@ -215,7 +197,6 @@ class History:
         prefetch_factor: int,
         cores: float,
         is_auto: bool = False,
-        is_measured_now: bool = True,
     ) -> Stats:
         """Return sums, and a verdict on the window.
 
@@ -224,11 +205,10 @@ class History:
         with self._lock:
             self._fold()
             rows = window_of(self._rows.last(_MOST_IN_WINDOW))
-            num_recent = len(rows)
-            is_measured = bool(rows["is_measured"].any()) or not num_recent
+            is_measured = bool(rows["is_measured"].any()) or not len(rows)
             if is_measured:
                 rows = rows.take(np.flatnonzero(rows["is_measured"]))
-            sources = self._samples.sources(len(rows))
+            sources = self._samples.sources()
             slowest = self._samples.slowest()
             epoch, run = self._epochs.get(self._epoch, Sums()).span(), self._run.span()
             window, num_ready = Sums.of(rows).span(), mean_ready(rows)
@@ -268,34 +248,16 @@ class History:
                 backend=stats.backend,
                 run=run,
                 pause_s=max(window.seconds - steady.seconds, 0.0),
-                lock_share=self._lock_share(rows),
                 keeps_workers=self._keeps_workers,
                 is_auto=is_auto,
                 is_measured=is_measured,
-                is_measured_now=is_measured_now,
             )
         )
-        if verdict.bottleneck == "nothing yet" and is_measured and num_recent > len(rows):
-            text = f"Too few batches were measured to tell: {len(rows)} of the last {num_recent}."
-            verdict = replace(verdict, text=text)
         return replace(stats, verdict=verdict, slowest=slowest)
-
-    def _lock_share(self, rows: Rows) -> float | None:
-        if self._probe is None or not len(rows):
-            return None
-        return self._probe.share(int(rows["given_ns"][0]))
 
     def _name(self, index: object) -> str | None:
         if index is None or self._dataset is None:
             return None
-        try:
-            if index not in self._names:
-                self._names[index] = self._describe(index)
-            return self._names[index]
-        except TypeError:  # a key that cannot be one of a dict
-            return self._describe(index)
-
-    def _describe(self, index: object) -> str | None:
         name = describe_sample(self._dataset, index)
         return None if name is None else plain_text(name)  # an address may hold a password
 

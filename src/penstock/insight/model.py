@@ -10,17 +10,14 @@ With n workers, batches come no faster than
 So the least n that is enough is b times the least of the other two. A worker that waits for
 storage takes no core: with b far above c, many workers to a core are right; with b = c, one.
 
-The tuner (`num_workers="auto"`) and the verdict use it alike, by `WorkerLimits`. `Means` are the
-figures of a verdict. A remedy changes some of them, or the number of workers, and its gain is the
-model's rate then by the present rate, measured or of the model, whichever is higher: what the model
-leaves out slows the other setting as well.
+`Means` are the figures of some batches. The tuner and the verdict use them, and `WorkerLimits`.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from penstock.insight.units import duration
 from penstock.plural import counted
@@ -28,9 +25,8 @@ from penstock.plural import counted
 if TYPE_CHECKING:
     from penstock.insight.budgets import Auto
     from penstock.insight.stats import Span
-    from penstock.insight.trials import Costs
 
-__all__ = ["DELIVERY_S", "WORKER_BYTES", "Means", "WorkerLimits", "WorkerTarget"]
+__all__ = ["DELIVERY_S", "WORKER_BYTES", "Means", "WorkerLimits"]
 
 # What receiving a batch takes the main process, and packing it a worker, however small it is. Each
 # was measured at 0.1 to 0.35 ms; the upper end, so that no gain is promised that it eats up.
@@ -51,7 +47,6 @@ _OVERLAP: Final = 1.5
 _FASTEST_TRAINER_S: Final = 0.0002
 _MOST_WORKERS: Final = 32  # memory, servers, file handles
 _WORKERS_PER_CORE: Final = 4
-_IDLE: Final = 0.8
 _CLOCKS_DIFFER: Final = 0.1  # fraction of a worker's time within which two clocks may differ
 # What the loader itself takes for a batch without workers (measured: 0.02 to 0.04 ms), and what
 # keeping the user's generators takes besides where samples are seeded (0.1 ms).
@@ -60,13 +55,6 @@ _KEPT_S: Final = 0.15e-3
 _CHEAP: Final = 0.25  # share of the time from one batch to the next
 _FULL: Final = 0.87  # share of all cores: the system wants some, too
 _MANY_CORES: Final = 1e6
-
-
-class WorkerTarget(NamedTuple):
-    """The number of workers that is enough, at least 1, and why no more of them, in words."""
-
-    num_workers: int
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +107,7 @@ class WorkerLimits:
             return 1 << 16
         return max(1, self.memory_bytes // max(per_worker_bytes, 1))
 
-    def by_cpu(self, costs: Costs | Means) -> int:
+    def by_cpu(self, costs: Means) -> int:
         """Return how many workers the cores can keep at work."""
         worker_s, cpu_s = costs.worker_s, costs.worker_cpu_s
         all_s = max(cpu_s + costs.trainer_cpu_s, 1e-9)
@@ -133,7 +121,7 @@ class WorkerLimits:
             most = min(most, math.floor(self.cpu_budget * worker_s / max(cpu_s, 1e-9) + 0.05))
         return max(1, most)
 
-    def rate(self, costs: Costs | Means, num_workers: int) -> float:
+    def rate(self, costs: Means, num_workers: int) -> float:
         """Return the batches per second that so many workers and the main process come to at least.
 
         What workers wait for a core counts: other processes take it. So does what they take of the
@@ -149,41 +137,36 @@ class WorkerLimits:
             self.best_rate(costs),
         )
 
-    def best_rate(self, costs: Costs | Means) -> float:
+    def best_rate(self, costs: Means) -> float:
         """Return the batches per second that no number of workers exceeds."""
         by_cores = self.cores / (costs.worker_cpu_s + costs.trainer_cpu_s + DELIVERY_S)
         return min(by_cores, 1 / (costs.trainer_s + DELIVERY_S))
 
-    def enough(self, costs: Costs | Means, rate: float) -> int:
-        """Return how many workers give so many batches per second, and no more than cores can."""
-        needed = math.ceil(_HEADROOM * costs.worker_s * rate - _TOLERANCE)
+    def enough(self, costs: Means, rate: float, spare: float = 0.0) -> int:
+        """Return how many workers give so many batches per second, and no more than cores can.
+
+        Args:
+            costs: Of batches.
+            rate: Batches per second.
+            spare: Workers more than are busy on average, as a share of these, for uneven batches.
+        """
+        needed = math.ceil((_HEADROOM + spare) * costs.worker_s * rate - _TOLERANCE)
         return max(1, min(needed, self.by_cpu(costs)))
 
-    def has_idle_cores(self, costs: Costs) -> bool:
-        """Return whether workers and main process leave a fifth of the cores, and of the budget."""
-        workers, trainer = costs.rate * costs.worker_cpu_s, costs.rate * costs.trainer_cpu_s
-        budget = self.cores if self.cpu_budget is None else self.cpu_budget
-        return workers + trainer < _IDLE * self.cores and workers < _IDLE * budget
-
-    def target(self, costs: Costs, per_worker_bytes: int) -> WorkerTarget:
-        """Return how many workers are enough."""
+    def target(self, costs: Means, per_worker_bytes: int, spare: float) -> tuple[int, str]:
+        """Return how many workers are enough, at least 1, and why no more of them."""
         trainer_s = max(costs.trainer_s, min(costs.trainer_cpu_s, _FASTEST_TRAINER_S), 5e-5)
-        cpu = f"{duration(costs.worker_cpu_s)} of CPU time: {{}} on {self.cores:g} cores"
-        if self.cpu_budget is not None:
-            cpu = f"{{}} within Auto(cpu={self.cpu_budget:g})"
-        num_workers, reason = min(
-            (self.enough(costs, 1 / trainer_s), "{} can keep up"),
-            (self.by_cpu(costs), cpu),
-            (self.by_memory(per_worker_bytes), "memory is enough for {}"),
-            (self.max_workers, "{} at most"),
+        num_workers, why = min(
+            (self.enough(costs, 1 / trainer_s, spare), "can keep up"),
+            (self.by_cpu(costs), f"keep {self.cores:g} cores busy, or those of Auto(cpu=)"),
+            (self.by_memory(per_worker_bytes), "are what memory is enough for"),
+            (self.max_workers, "at most"),
             key=lambda target: target[0],
         )
-        both = (
+        return num_workers, (
             f"a batch takes {duration(costs.worker_s)} in a worker and {duration(costs.trainer_s)} "
-            "in the main process"
+            f"in the main process: {counted(num_workers, 'worker')} {why}"
         )
-        told = reason.format(counted(num_workers, "worker"))
-        return WorkerTarget(num_workers, f"{both}: {told}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,17 +195,15 @@ class Means:
     seed_s: float  # part of the others
     num_bytes: float
     num_samples: float
-    num_workers: int  # 0 if the main process's thread makes the batches
-    cores: float
+    num_workers: int = 0  # 0 if the main process's thread makes the batches
+    cores: float = 1.0
     # What the main process's rare long steps (validation, logging) take beyond the others; no part
     # of `consumer_s` and `rate`.
-    pause_s: float
-    lock_share: float  # of the time that threads hold the interpreter's lock, as far as known
+    pause_s: float = 0.0
+    lock_share: float = 0.0  # of the time that threads may hold the interpreter's lock
 
     @classmethod
-    def of(
-        cls, span: Span, num_workers: int, cores: float, *, pause_s: float, lock_share: float
-    ) -> Means:
+    def of(cls, span: Span, num_workers: int, cores: float, pause_s: float = 0.0) -> Means:
         """Return the means of some batches; `pause_s` is what all pauses took."""
         batches = max(span.batches - span.starts, 0)
         steady_wait_s = max(span.wait_s - span.first_wait_s, 0.0)
@@ -254,7 +235,6 @@ class Means:
             num_workers=num_workers,
             cores=max(cores, 0.1),
             pause_s=pause_s / given,
-            lock_share=lock_share,
         )
 
     @property
@@ -278,14 +258,6 @@ class Means:
         return self.cpu_s * self.rate
 
     @property
-    def trainer_blocked_s(self) -> float:
-        """Main process without CPU while threads had some, and may have held the lock.
-
-        It may as well be waiting for its device.
-        """
-        return min(max(self.trainer_s - self.trainer_cpu_s, 0.0), self.worker_cpu_s)
-
-    @property
     def fills_cores(self) -> bool:
         """Whether workers and main process keep all cores busy, so that no other programs can."""
         all_s = self.cpu_s + (DELIVERY_S if self.num_workers else 0.0)
@@ -303,11 +275,7 @@ class Means:
     def without_lock(self) -> Means:
         """Return what could be expected of processes, if all blocked time is the lock's."""
         cpu_s = self.worker_cpu_s + DELIVERY_S
-        consumer_s = self.consumer_s - self.trainer_blocked_s
-        return replace(
-            self, consumer_s=consumer_s, worker_s=cpu_s, worker_cpu_s=cpu_s, read_s=0.0,
-            lock_share=0.0,
-        )  # fmt: skip
+        return replace(self, worker_s=cpu_s, worker_cpu_s=cpu_s, read_s=0.0, lock_share=0.0)
 
     @property
     def enough_workers(self) -> int:
@@ -329,10 +297,6 @@ class Means:
     ) -> float:
         """Return by what factor throughput would grow, at least 1.
 
-        It covers two remedies: another number of workers, and batches that cost a worker less.
-        `gain_to` takes other changes of these figures, `shortfall` is for work further ahead. For a
-        remedy whose effect on them is not known (a larger batch, say), an `Advice` has gain None.
-
         Args:
             num_workers: So many workers.
             saved_s: What a batch would cost less of a worker's time.
@@ -351,7 +315,11 @@ class Means:
         return self.gain_to(changed, num_workers)
 
     def gain_to(self, changed: Means, num_workers: int) -> float:
-        """Return the factor by which throughput would grow with other costs, at least 1."""
+        """Return the factor by which throughput would grow with other costs, at least 1.
+
+        What the model leaves out slows the other setting as well: so the model's rate then is
+        compared with the present rate, measured or of the model, whichever is higher.
+        """
         rate = changed._rate_with(num_workers) if num_workers else changed._serial_rate
         now = self.rate * (self.shortfall if self.num_workers else 1.0)
         return max((1 / now + self.pause_s) / (1 / rate + self.pause_s), 1.0)

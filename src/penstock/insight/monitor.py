@@ -27,7 +27,7 @@ from penstock.system_limits import memory_now
 from penstock.warn import users_level, users_place
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
     from typing import Self
 
@@ -265,21 +265,20 @@ class Monitor:
             # Training is not to end because a chart cannot be drawn.
             self._drop(subscriber)
             _log.exception("a subscriber of the loader's stats failed")
-            callback = subscriber.callback
-            name = getattr(callback, "__qualname__", type(callback).__qualname__)
             warnings.warn(
-                f"{callback.__module__}.{name}, a subscriber of the loader's stats, raised "
+                f"{subscriber.callback!r}, a subscriber of the loader's stats, raised "
                 f"{type(error).__name__}: {error}. It is not called again; training goes on.",
                 RuntimeWarning,
                 stacklevel=users_level(),
             )
 
-    def subscribe(self, callback: Callable[[Stats], object], every_s: Any) -> Callable[[], None]:  # noqa: ANN401
+    def subscribe(self, callback: Any, every_s: float) -> Callable[[], None]:  # noqa: ANN401
         """See `Observed.subscribe`."""
-        if not callable(callback):
-            raise TypeError(f"a subscriber is called with Stats, got {callback!r}")
-        if not (isinstance(every_s, int | float) and every_s >= 0):
-            raise ConfigError(f"every_s must be a number of seconds from 0 on, got {every_s!r}")
+        if not callable(callback) or not every_s >= 0:
+            raise ConfigError(
+                "subscribe takes a function of Stats and every_s, a number of seconds from 0 on, "
+                f"got {callback!r} and {every_s!r}"
+            )
         self.measures = True
         subscriber = _Subscriber(callback, every_s * 1e9)
         self._subscribers = [*self._subscribers, subscriber]
@@ -291,11 +290,7 @@ class Monitor:
     def stats(self) -> Stats:
         """Return sums and a verdict; any thread."""
         self.measure()
-        return _stats(self._history, self._tuner, self._workers, self._cores, self.measures)
-
-    def recording(self, settings: Mapping[str, Any], failures: Sequence[Failure]) -> Recording:
-        """Return all that a report and a trace show; any thread."""
-        return self._history.recording(settings, failures, self.stats(), started=self._started)
+        return _stats(self._history, self._tuner, self._workers, self._cores)
 
     def accounts(self, loader: Observed) -> Accounts:
         """Return settings and figures of the loader, which hold no reference to it or to this.
@@ -313,20 +308,13 @@ class Monitor:
         )
 
 
-def _stats(
-    history: History,
-    tuner: Tuner | None,
-    workers: tuple[int, int],
-    cores: float,
-    is_measured_now: bool = True,
-) -> Stats:
+def _stats(history: History, tuner: Tuner | None, workers: tuple[int, int], cores: float) -> Stats:
     num_workers, prefetch_factor = workers if tuner is None else tuner.workers
     return history.stats(
         num_workers=num_workers,
         prefetch_factor=prefetch_factor,
         cores=cores,
         is_auto=tuner is not None,
-        is_measured_now=is_measured_now,
     )
 
 
@@ -345,7 +333,7 @@ class _Subscriber:
 
 
 class Observed(Summarized):
-    """The methods by which a loader tells how it is doing; a base of both loaders."""
+    """The methods `stats`, `report`, `trace` and `subscribe` of both loaders."""
 
     _monitor: Monitor
     _faults: FaultLog
@@ -408,7 +396,6 @@ class Observed(Summarized):
             The path.
 
         Raises:
-            MissingExtraError: the charts' library is not installed.
             OSError: the file cannot be written.
         """
         from penstock.insight.report import write_report
@@ -434,7 +421,8 @@ class Observed(Summarized):
         return write_trace(self._recording(), path)
 
     def _recording(self) -> Recording:
-        return self._monitor.recording(self._settings(), self.failures)
+        self._monitor.measure()
+        return self._monitor.accounts(self).recording()
 
     def subscribe(
         self, callback: Callable[[Stats], object], *, every_s: float = 10.0
@@ -452,8 +440,7 @@ class Observed(Summarized):
             Ends the subscription when called.
 
         Raises:
-            ConfigError: a negative `every_s`.
-            TypeError: what is not callable.
+            ConfigError: a negative `every_s`; what is not callable.
         """
         return self._monitor.subscribe(callback, every_s)
 
@@ -469,10 +456,10 @@ _SETTINGS: Final = (
 def settings_of(loader: object) -> dict[str, Any]:
     """Return what a loader was made with: numbers and texts, and of anything else its name."""
     found = {name: getattr(loader, name) for name in _SETTINGS if hasattr(loader, name)}
-    return {name: _told(value) for name, value in found.items()}
+    return {name: _described(value) for name, value in found.items()}
 
 
-def _told(value: object) -> Any:  # noqa: ANN401 - what JSON has
+def _described(value: object) -> Any:  # noqa: ANN401 - what JSON has
     if isinstance(value, AutoWorkers):
         return str(value)
     if value is None or isinstance(value, bool | int | float | str):

@@ -3,16 +3,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 import numbers
 import os
-import re
-import sys
 import typing
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -20,10 +17,14 @@ import numpy as np
 from penstock.errors import ConfigError
 from penstock.redact import is_secret_name, without_password, without_queries
 
-__all__ = ["JSON", "key_of_sample", "plain", "plain_text", "read_as", "read_versioned"]
+__all__ = ["JSON", "key_of_sample", "plain", "plain_text", "read_versioned"]
 
 JSON = None | bool | int | float | str | list["JSON"] | dict[str, "JSON"]
 
+_NAMES: Final[dict[type, str]] = {
+    Mapping: "an object", dict: "an object", list: "a list", int: "an integer", float: "a number",
+    str: "a text",
+}  # fmt: skip
 _LONGEST: Final = 2000  # characters of a text
 _DEEPEST: Final = 8
 _MOST_ITEMS: Final = 1000
@@ -39,10 +40,8 @@ def plain(value: object, depth: int = 0) -> JSON:
     Example:
         >>> plain({"batch_size": np.int64(8), "sampler": object(), 3: float("nan")})
         {'batch_size': 8, 'sampler': 'object', '3': None}
-        >>> plain("mongodb://me:secret@host/db")
-        'mongodb://me:***@host/db'
-        >>> plain({"access_token": "abc"})
-        {'access_token': '***'}
+        >>> plain({"path": "mongodb://me:secret@host/db", "access_token": "abc"})
+        {'path': 'mongodb://me:***@host/db', 'access_token': '***'}
     """
     if value is None or isinstance(value, (bool, np.bool_)):
         return None if value is None else bool(value)
@@ -83,65 +82,22 @@ def plain_text(text: str | bytes) -> str:
 
 def key_of_sample(index: object) -> int | str | None:
     """Return the key of a sample as a number or a text."""
-    if index is None or isinstance(index, str):
-        return None if index is None else plain_text(index)
-    if isinstance(index, numbers.Integral):
-        return int(index)
+    if index is None or isinstance(index, numbers.Integral):
+        return None if index is None else int(index)
     try:
         return plain_text(str(index))
     except Exception:  # a key may be anything
         return type(index).__name__
 
 
-def read_as(kind: Any, value: Any, where: str) -> Any:  # noqa: ANN401 - a type, and what is to be one
-    """Return `value` as the type `kind` has it.
-
-    Args:
-        kind: A dataclass, a list, tuple or dict of something, a union, or a scalar.
-        value: What `json.loads` returned.
-        where: What it is called in messages, as "recording".
-
-    Raises:
-        ConfigError: a part is missing, unknown, or of another type. A field that was added to a
-            dataclass after others had been written says so by `metadata={"older_lack_it": True}`.
-    """
-    origin, args = typing.get_origin(kind), typing.get_args(kind)
-    if is_dataclass(kind):
-        return _read_dataclass(kind, value, where)
-    if kind is object or bool in args:  # the only union with it is JSON
-        return value
-    if origin in (tuple, list):
-        _expect(isinstance(value, list), "a list", value, where)
-        return origin(read_as(args[0], item, f"{where}[{n}]") for n, item in enumerate(value))
-    if origin is dict:
-        _expect(isinstance(value, dict), "an object", value, where)
-        are_numbers = all(re.fullmatch("-?[0-9]{1,18}", str(key)) for key in value)
-        _expect(args[0] is str or are_numbers, "an object with numbers for keys", value, where)
-        return {args[0](key): read_as(args[1], v, f"{where}.{key}") for key, v in value.items()}
-    if args:  # a union: the first kind that fits
-        *kinds, last = [kind for kind in args if kind is not type(None)]
-        if value is None and type(None) in args:
-            return None
-        for kind in kinds:
-            with contextlib.suppress(ConfigError):
-                return read_as(kind, value, where)
-        return read_as(last, value, where)
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if kind is float:  # an integer may have 400 digits
-        is_too_large = isinstance(value, int) and abs(value) > sys.float_info.max
-        _expect(is_number and not is_too_large, "a number", value, where)
-        return float(value)
-    if kind is int:
-        _expect(is_number and isinstance(value, int), "an integer", value, where)
-    _expect(isinstance(value, kind), f"of type {kind.__name__}", value, where)
-    return value
-
-
 def read_versioned(kind: Any, data: Mapping[str, Any], version: int, where: str) -> Any:  # noqa: ANN401
-    """Return `data` as `read_as` does, without the "format" and "version" that stand in it.
+    """Return `data`, which `json.loads` returned, as the dataclass `kind`.
+
+    "format" and "version" stand in it besides. A field with a default may be missing, as files of
+    older versions lack it.
 
     Raises:
-        ConfigError: it is of another version, or as with `read_as`.
+        ConfigError: it is of another version, or a part is missing, unknown or of another type.
     """
     if data.get("version") != version:
         raise ConfigError(
@@ -149,27 +105,38 @@ def read_versioned(kind: Any, data: Mapping[str, Any], version: int, where: str)
             "Use the version of Penstock that wrote it, or a later one."
         )
     content = {key: data[key] for key in data if key not in ("format", "version")}
-    return read_as(kind, content, where)
+    try:
+        return _read_as(kind, content, where)
+    except (ValueError, OverflowError) as error:  # a number of 400 digits; keys that are none
+        raise ConfigError(f"The {where} is damaged: {error}.") from error
 
 
-def _read_dataclass(kind: Any, value: Any, where: str) -> Any:  # noqa: ANN401
-    _expect(isinstance(value, Mapping), "an object", value, where)
-    hints = typing.get_type_hints(kind)
-    names = [f.name for f in fields(kind)]
-    needed = [f.name for f in fields(kind) if not f.metadata.get("older_lack_it")]
-    missing = [name for name in needed if name not in value]
-    unknown = [name for name in value if name not in names]
-    if missing or unknown:
-        raise ConfigError(
-            f"{_is_damaged(where)}: {where} lacks {missing} and has {unknown}, which is not known."
-        )
-    return kind(**{name: read_as(hints[name], v, f"{where}.{name}") for name, v in value.items()})
+def _read_as(kind: Any, value: Any, where: str) -> Any:  # noqa: ANN401 - a type, and what is to be one
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if kind is object or bool in args:  # the only union with it is JSON
+        return value
+    if isinstance(kind, type) and is_dataclass(kind):
+        _check(value, (Mapping,), where)
+        hints = typing.get_type_hints(kind)
+        needed = [f.name for f in fields(kind) if f.default is f.default_factory is MISSING]
+        missing = [name for name in needed if name not in value]
+        unknown = [name for name in value if name not in hints]
+        if missing or unknown:
+            raise ValueError(f"{where} lacks {missing} and has {unknown}, which is not known")
+        parts = {k: _read_as(hints[k], v, f"{where}.{k}") for k, v in value.items()}
+        return kind(**parts)
+    if origin in (tuple, list):
+        _check(value, (list,), where)
+        return origin(_read_as(args[0], item, f"{where}[{n}]") for n, item in enumerate(value))
+    if origin is dict:
+        _check(value, (dict,), where)
+        return {args[0](key): _read_as(args[1], v, f"{where}.{key}") for key, v in value.items()}
+    kinds = args or (kind,)
+    _check(value, (*kinds, int) if float in kinds else kinds, where)
+    return float(value) if float in kinds and value is not None else value
 
 
-def _expect(is_right: bool, what: str, value: object, where: str) -> None:
-    if not is_right:
-        raise ConfigError(f"{_is_damaged(where)}: {where} is to be {what}, got {value!r:.80}.")
-
-
-def _is_damaged(where: str) -> str:
-    return f"The {where.partition('.')[0]} is damaged"
+def _check(value: object, kinds: tuple[type, ...], where: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, kinds):
+        names = " or ".join(_NAMES[kind] for kind in kinds if kind in _NAMES)
+        raise ValueError(f"{where} is to be {names}, got {value!r:.80}")

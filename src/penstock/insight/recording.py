@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import platform
 import sys
-import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
@@ -102,7 +101,7 @@ class Machine:
     numpy: str = ""
     penstock: str = ""
     started: str = ""
-    torch: str = field(default="", metadata={"older_lack_it": True})
+    torch: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,18 +157,20 @@ class Recording:
                 "`loader.report` and `loader.trace` write them."
             )
         known = {key: value for key, value in data.items() if key != "classes"}  # of older ones
-        found = read_versioned(cls, known, _VERSION, "recording")
+        found: Self = read_versioned(cls, known, _VERSION, "recording")
         _check_columns(found.batches)
-        return typing.cast("Self", found)
+        return found
 
 
 def _check_columns(batches: dict[str, list[int | None]]) -> None:
+    num = len(batches.get("step", ()))
+    wrong = [name for name in _COLUMNS.values() if len(batches.get(name, ())) != num]
     missing = [name for name in _COLUMNS.values() if name not in batches]
-    if missing:
-        raise ConfigError(f"The recording is damaged: batches lack the columns {missing}.")
-    lengths = {name: len(column) for name, column in batches.items()}
-    if len(set(lengths.values())) > 1:
-        raise ConfigError(f"The recording is damaged: columns of batches differ: {lengths}.")
+    if wrong or missing:
+        raise ConfigError(
+            f"The recording is damaged: batches lack the columns {missing}, and {wrong} are not of "
+            f"{num} batches."
+        )
 
 
 def _as_json(value: Any) -> Any:  # noqa: ANN401
@@ -216,7 +217,7 @@ def _batches(rows: Rows) -> dict[str, list[int | None]]:
         columns[name] = [max(moment - start, 0) for moment in columns[name]]
     for name in _MAY_BE_UNKNOWN:
         columns[name] = [None if took < 0 else took for took in columns[name]]
-    return {told: columns[name] for name, told in _COLUMNS.items()}
+    return {column: columns[name] for name, column in _COLUMNS.items()}
 
 
 def _failed(failure: Failure) -> FailedSample:

@@ -134,30 +134,25 @@ class Ring:
 
     def last(self, most: int | None = None) -> Rows:
         """Return the last rows, oldest first; a copy."""
-        most = min(self._keep, self._keep if most is None else most)
-        found, left = [np.zeros(0, ROW)], most
-        for part in reversed(self._parts):
-            if left <= 0:
-                break
-            found.append(part)
-            left -= len(part)
-        numbers = np.concatenate([_numbers(part) for part in reversed(found)])[-most:]
-        return np.ascontiguousarray(numbers).view(ROW).reshape(len(numbers))
+        most = self._keep if most is None else min(most, self._keep)
+        numbers = np.concatenate([_numbers(part) for part in (np.zeros(0, ROW), *self._parts)])
+        numbers = np.ascontiguousarray(numbers[-most:])
+        return numbers.view(ROW).reshape(len(numbers))
 
 
-def rows_of(told: Sequence[tuple[int, ...]], since_ns: int = _LONG_AGO) -> Rows:
-    """Return batches as rows, and what follows from what they tell; fields of samples are 0.
+def rows_of(noted: Sequence[tuple[int, ...]], since_ns: int = _LONG_AGO) -> Rows:
+    """Return batches as rows, and what follows from that; fields of samples are 0.
 
     Args:
-        told: A `TimingRow` of each, or of each the fields of `LIGHT`.
+        noted: A `TimingRow` of each, or of each the fields of `LIGHT`.
         since_ns: When the iterator that goes on asked for its first batch.
     """
-    rows = np.zeros(len(told), ROW)
+    rows = np.zeros(len(noted), ROW)
     fields = _numbers(rows)[:, : len(TimingRow._fields)]
-    if told and len(told[0]) < len(TimingRow._fields):
+    if noted and len(noted[0]) < len(TimingRow._fields):
         fields[:] = TimingRow(pid=os.getpid())
         fields = fields[:, LIGHT]
-    fields[:] = np.fromiter(chain.from_iterable(told), np.int64).reshape(fields.shape)
+    fields[:] = np.fromiter(chain.from_iterable(noted), np.int64).reshape(fields.shape)
     rows["wait_ns"] = rows["given_ns"] - rows["asked_ns"]
     rows["is_first"] = rows["consumer_ns"] == 0
     begins = np.where(rows["is_first"], rows["asked_ns"], since_ns)
@@ -200,31 +195,14 @@ def _settled(rows: Rows) -> Rows:
 
 
 def without_pauses(rows: Rows) -> Rows:
-    """Return rows in which rare long steps (logging, validation) take what others do.
-
-    What workers had nothing to do meanwhile is taken out as well. A copy, or the rows themselves.
-    """
+    """Return rows but those before which the main process took a rare long step (validation)."""
     consumer_ns = rows["consumer_ns"]
     steps = consumer_ns[consumer_ns > 0]
     if not len(steps):
         return rows
-    usual_ns = int(np.median(steps))
-    pauses = np.flatnonzero(consumer_ns > max(_PAUSE * usual_ns, _SHORTEST_PAUSE_NS))
-    if not 0 < len(pauses) <= _RARE * len(steps):
-        return rows
-    rows = rows.take(np.arange(len(rows)))
-    spare_ns = rows["spare_ns"]
-    until = rows["begun_ns"]
-    begun = until - spare_ns
-    for pause in pauses:
-        end = rows["asked_ns"][pause]
-        overlap = np.minimum(until, end) - np.maximum(begun, end - consumer_ns[pause])
-        spare_ns -= np.maximum(overlap, 0)
-    np.maximum(spare_ns, 0, out=spare_ns)
-    share = usual_ns / consumer_ns[pauses]
-    for name in ("trainer_cpu_ns", "trainer_starved_ns", "consumer_ns"):
-        rows[name][pauses] = (rows[name][pauses] * share).astype(np.int64)
-    return rows
+    is_pause = consumer_ns > max(_PAUSE * np.median(steps), _SHORTEST_PAUSE_NS)
+    is_rare = is_pause.sum() <= _RARE * len(steps)
+    return rows.take(np.flatnonzero(~is_pause)) if is_rare else rows
 
 
 def mean_ready(rows: Rows) -> float:

@@ -78,8 +78,8 @@ class Span(Summarized):
     timed_s: float = 0.0
     slow: int = 0
     slow_s: float = 0.0
-    seed_s: float = field(default=0.0, metadata={"older_lack_it": True})
-    measured: int = field(default=0, metadata={"older_lack_it": True})
+    seed_s: float = 0.0
+    measured: int = 0
 
     def _summary(self) -> Iterator[tuple[str, object]]:
         yield "samples_per_s", self.samples_per_s
@@ -212,8 +212,8 @@ class Stats(Summarized):
         changes: What `num_workers="auto"` did, in order.
         slowest: The samples that took longest since the loader was made, each once, the longest
             first: 20 at most.
-        sources: Parts of the dataset and what their samples cost in the window, the costliest
-            first; empty if it is not made of parts.
+        sources: Parts of the dataset and what their samples cost since the loader was made, the
+            costliest first; empty if it is not made of parts.
         cores: Cores that this process may use.
         replaced_workers: Workers that died, or were ended as they were stuck, and that others
             replaced, since the loader was made.
@@ -235,8 +235,8 @@ class Stats(Summarized):
     slowest: tuple[SlowSample, ...] = ()
     sources: tuple[SourceTiming, ...] = ()
     cores: float = 0.0
-    replaced_workers: int = field(default=0, metadata={"older_lack_it": True})
-    first_batch_s: float = field(default=0.0, metadata={"older_lack_it": True})
+    replaced_workers: int = 0
+    first_batch_s: float = 0.0
 
     def _summary(self) -> Iterator[tuple[str, object]]:
         window = self.window

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import os
-import typing
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.errors import ConfigError
@@ -82,7 +82,7 @@ def read_json(path: str | os.PathLike[str]) -> JSON:
     """
     try:
         data = read_file(os.fspath(path), MAX_TREE_BYTES, remedy="record less")
-        return typing.cast("JSON", json.loads(data))
+        content: JSON = json.loads(data)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}.") from error
     except (ValueError, RecursionError) as error:
@@ -90,6 +90,7 @@ def read_json(path: str | os.PathLike[str]) -> JSON:
             f"{path} is not JSON ({error}). `loader.trace(path)` writes a trace, and "
             "`penstock run --save` the figures of a run."
         ) from error
+    return content
 
 
 def recording_in(content: JSON, path: str | os.PathLike[str]) -> Recording:
@@ -147,28 +148,23 @@ def _names(columns: Columns, backend: str) -> Iterator[Event]:
 def _stages(columns: Columns) -> Iterator[Event]:
     values = zip(*(columns[name].tolist() for name in _ARGUMENTS), strict=True)
     batches = [dict(zip(_ARGUMENTS, batch, strict=True)) for batch in values]
+    workers = columns["worker"].tolist()
     for name, stage in stages_of(columns).items():
-        rows = zip(
-            stage.starts.tolist(), stage.stops.tolist(), columns["worker"].tolist(), strict=True
-        )
         is_trainer = name in TRAINER_STAGES
-        for number, (start, stop, worker) in enumerate(rows):
-            if stop <= start:
-                continue
-            batch = batches[number]
-            if name == "own":  # work on the batch before
-                first = {"epoch": batch["epoch"], "step": batch["step"] - 1}
-                batch = batches[number - 1] if number else first
-            yield _event(
-                "X",
-                _TRAINER if is_trainer else _WORKERS,
-                0 if is_trainer else worker + 1,
-                _NAMES.get(name, name),
-                start,
-                # Added to "ts", it is the "ts" of what comes next, and not a bit more.
-                dur=round(stop / 1e3 - start / 1e3, 3),
-                args=batch,
-            )
+        moments = zip(stage.starts.tolist(), stage.stops.tolist(), strict=True)
+        for number, (start, stop) in enumerate(moments):
+            if stop > start:
+                yield _event(
+                    "X",
+                    _TRAINER if is_trainer else _WORKERS,
+                    0 if is_trainer else workers[number] + 1,
+                    _NAMES.get(name, name),
+                    start,
+                    # Added to "ts", it is the "ts" of what comes next, and not a bit more.
+                    dur=round(stop / 1e3 - start / 1e3, 3),
+                    # Own code is work on the batch before.
+                    args=batches[max(number - 1, 0) if name == "own" else number],
+                )
 
 
 def _counters(columns: Columns) -> Iterator[Event]:
@@ -186,16 +182,13 @@ def _marks(recording: Recording, columns: Columns) -> Iterator[Event]:
     """Yield a mark where the batch of a bad sample, or of a change, was given, if it is kept."""
     steps = zip(columns["epoch"].tolist(), columns["step"].tolist(), strict=True)
     given_ns = dict(zip(steps, columns["given_ns"].tolist(), strict=True))
-    for failure in recording.failures:
-        moment = given_ns.get((failure.epoch, failure.step))
-        told = {"index": failure.index, "name": failure.name, "error": failure.error}
-        if moment is not None:
-            yield _event("i", _TRAINER, 0, "bad sample", moment, s="p", args=told)
-    for change in recording.stats.changes:
-        moment = given_ns.get((change.epoch, change.step))
-        name = f"{change.num_workers} workers, {change.prefetch_factor} batches each"
-        if moment is not None:
-            yield _event("i", _TRAINER, 0, name, moment, s="p", args={"reason": change.reason})
+    marks = [(f.epoch, f.step, "bad sample", asdict(f)) for f in recording.failures]
+    for c in recording.stats.changes:
+        name = f"{c.num_workers} workers, {c.prefetch_factor} batches each"
+        marks.append((c.epoch, c.step, name, asdict(c)))
+    for epoch, step, name, args in marks:
+        if (epoch, step) in given_ns:
+            yield _event("i", _TRAINER, 0, name, given_ns[epoch, step], s="p", args=args)
 
 
 def _event(phase: str, pid: int, tid: int, name: str, moment_ns: int = 0, **more: Any) -> Event:  # noqa: ANN401

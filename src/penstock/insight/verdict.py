@@ -31,12 +31,7 @@ _FEWEST: Final = 8  # batches that are judged
 _WAITS: Final = 0.05  # share of the time below which a remedy would not be noticed
 _WORTH: Final = 1.15  # a gain below it may be an error of the model
 _STARVED: Final = 0.10  # share of the main process's steps without a core that is worth a word
-_OTHERS_HOLD: Final = 0.3  # share of making a batch without a core, so that a gain is "up to"
 _ONE_CORE: Final = (0.8, 1.2)  # cores that threads take together if one lock holds them
-_BLOCKED: Final = 0.3  # share of a batch's cost without CPU that may be the lock's
-_TRAINER_HOLDS: Final = 0.3  # cores of the main process's own
-_HELD: Final = 0.5  # share of looks that found the lock held: then it is the bottleneck
-_FREE: Final = 0.1
 _READS: Final = 0.5  # share of a batch's cost
 _MOSTLY: Final = 0.4  # share of a batch's cost that makes a stage the bottleneck
 _IDLE: Final = 0.25  # share of workers' time: beyond it what they make is enough on average
@@ -48,7 +43,6 @@ _FEW: Final = 0.1  # more than this share of samples are not "some samples"
 _FEWEST_OF_PART: Final = 16  # timed samples
 _MOST_PREFETCH: Final = 8  # batches per worker: further ahead costs memory and brings little
 _COPIED_PER_S: Final = 10e9  # bytes: the least that collating a batch takes
-_CHEAPER: Final = "make samples cheaper (smaller images, a cheaper transform, packed resized)"
 
 
 @dataclass(frozen=True)
@@ -66,11 +60,9 @@ class Inputs:
         backend: "serial", "process", "thread" or "ray", whose workers have cores of their own.
         run: Sums over many epochs, by which their starts are judged; None for `span`.
         pause_s: What the main process's rare long steps took.
-        lock_share: Share of looks that found the interpreter's lock held; None if not looked.
-        keeps_workers: Whether workers are kept from epoch to epoch; None if not known.
-        is_auto: Whether `num_workers="auto"` chooses workers and prefetch factor.
+        keeps_workers: Whether workers are kept from epoch to epoch.
+        is_auto: Whether `num_workers="auto"` chooses the workers.
         is_measured: Whether the batches were measured; else only the waiting is known.
-        is_measured_now: Whether those to come are.
     """
 
     span: Span
@@ -83,24 +75,24 @@ class Inputs:
     backend: str = "process"
     run: Span | None = None
     pause_s: float = 0.0
-    lock_share: float | None = None
-    keeps_workers: bool | None = None
+    keeps_workers: bool = False
     is_auto: bool = False
     is_measured: bool = True
-    is_measured_now: bool = True
 
     @cached_property
     def at(self) -> Means:
         """Mean costs per batch."""
-        traits = traits_of(self.backend)
-        cores = self.cores if traits.is_local else math.inf  # on others as many as there are
-        held = (self.lock_share or 0.0) if traits.shares_interpreter else 0.0
-        at = Means.of(self.span, self.num_workers, cores, pause_s=self.pause_s, lock_share=held)
-        is_seen = self.lock_share is not None and self.lock_share <= _FREE
-        if traits.shares_interpreter and not is_seen and at.cores_taken <= _ONE_CORE[1]:
-            # All of their CPU may be in Python.
-            at = replace(at, lock_share=max(held, min(at.cores_taken, 1.0)))
+        cores = self.cores if self.is_local else math.inf  # on others as many as there are
+        at = Means.of(self.span, self.num_workers, cores, self.pause_s)
+        if self.are_threads and at.cores_taken <= _ONE_CORE[1]:
+            # All of their CPU may be in Python, of which one thread at a time runs.
+            at = replace(at, lock_share=min(at.cores_taken, 1.0))
         return at
+
+    @cached_property
+    def are_threads(self) -> bool:
+        """Whether workers share the interpreter's lock with the main process."""
+        return self.num_workers > 0 and traits_of(self.backend).shares_interpreter
 
     def share(self, what: str) -> float:
         """Return what share of a worker's time for a batch something takes, as "read", 0 to 1."""
@@ -115,7 +107,8 @@ class Inputs:
     def lacks_cores(self) -> bool:
         """Whether workers take cores from the main process, however long it waits besides."""
         at = self.at
-        return bool(at.num_workers) and at.trainer_starved_s >= _STARVED * at.consumer_s > 0
+        may_take_them = at.num_workers > 0 and self.is_local
+        return may_take_them and at.trainer_starved_s >= _STARVED * at.consumer_s > 0
 
     @cached_property
     def is_uneven(self) -> bool:
@@ -181,10 +174,8 @@ class Inputs:
     @property
     def per_second(self) -> str:
         """How many batches the workers could make in a second."""
-        at = self.at
-        made = at.num_workers / at.made_s if at.made_s > 0 else math.inf
-        workers = counted(at.num_workers, "worker")
-        return f"{workers} could make {amount(made)} a second"
+        made = self.at.num_workers / max(self.at.made_s, 1e-9)
+        return f"{counted(self.at.num_workers, 'worker')} could make {amount(made)} a second"
 
 
 class Advice(NamedTuple):
@@ -240,30 +231,28 @@ def _mean_of(sources: Sequence[SourceTiming]) -> float:
     return sum(source.samples * source.mean_s for source in sources) / num if num else 0.0
 
 
-def _starts_late(inputs: Inputs) -> bool:
+def _first_waits(inputs: Inputs) -> tuple[Span, float, float]:
+    """Return the run, its seconds, and those for which the first batches of epochs were waited."""
     run = inputs.run or inputs.span
+    total_s = max(run.wait_s + run.consumer_s, run.seconds, 1e-9)
+    return run, total_s, min(run.first_wait_s, run.wait_s)
+
+
+def _starts_late(inputs: Inputs) -> bool:
+    run, total_s, first_s = _first_waits(inputs)
     if not inputs.is_measured or not inputs.num_workers or run.starts < 2 or run.batches < _FEWEST:
         return False
-    first_s = min(run.first_wait_s, run.wait_s)
-    total_s = max(run.wait_s + run.consumer_s, run.seconds, 1e-9)
     return first_s / total_s >= _WAITS and first_s >= run.wait_s - first_s
 
 
 def _start(inputs: Inputs) -> Advice:
-    run = inputs.run or inputs.span
-    first_s = min(run.first_wait_s, run.wait_s)
-    total_s = max(run.wait_s + run.consumer_s, run.seconds)
-    keep = "Keep the workers from epoch to epoch: persistent_workers=True."
-    longer = "it is the time that one batch takes: make longer epochs, or cheaper batches."
-    remedy = {
-        True: f"As the workers are kept, {longer}",
-        False: keep,
-        None: f"{keep} If they are kept already, {longer}",
-    }[inputs.keeps_workers]
+    run, total_s, first_s = _first_waits(inputs)
     return Advice(
         f"The main process waits {percent(first_s / total_s)} of the time for the first batches of "
         f"epochs, {duration(first_s / run.starts)} each time.",
-        remedy,
+        "Make longer epochs, or cheaper batches: the workers are kept already."
+        if inputs.keeps_workers
+        else "Keep the workers from epoch to epoch: persistent_workers=True.",
         max(total_s / max(total_s - first_s, 1e-9), 1.0),
     )
 
@@ -277,72 +266,34 @@ def _too_few(inputs: Inputs) -> Advice:
 
 def _unmeasured(inputs: Inputs) -> Advice:
     share = inputs.span.wait_share
-    when = 'Why is not measured under monitor="light".'
-    if inputs.is_measured_now:
-        when = 'Why is measured from this question on, or from the start with monitor="full".'
-    when = f" {when}" if share >= _WAITS else ""
-    return Advice(f"The main process waits {percent(share)} of the time.{when}")
-
-
-def _loses_to_threads(inputs: Inputs) -> bool:
-    """Whether threads as workers may cost the main process time by Python's lock."""
-    at = inputs.at
-    if not (traits_of(inputs.backend).shares_interpreter and at.num_workers):
-        return False
-    return at.cores > _ONE_CORE[1] and (at.wait_share >= _WAITS or _has_lost(at))
-
-
-def _has_lost(at: Means) -> bool:
-    return at.trainer_blocked_s * at.rate >= _STARVED and at.idle_share < _IDLE
+    why = ' Why is measured with monitor="full", or from the first call of stats() on.'
+    text = f"The main process waits {percent(share)} of the time."
+    return Advice(text + why if share >= _WAITS else text)
 
 
 def _may_be_locked(inputs: Inputs) -> bool:
-    at, share = inputs.at, inputs.lock_share
-    trainer_holds = at.trainer_cpu_s * at.rate >= _TRAINER_HOLDS
-    is_blocked = at.share(at.read_s + at.worker_starved_s) >= _BLOCKED
+    """Whether the threads take about one core together, as if Python's lock held them up."""
+    at = inputs.at
     return (
-        _loses_to_threads(inputs)
-        and (share is None or share > _FREE or trainer_holds)
+        inputs.are_threads
+        and at.cores > _ONE_CORE[1]
+        and at.wait_share >= _WAITS
         and _ONE_CORE[0] <= at.cores_taken <= _ONE_CORE[1]
-        and (_has_lost(at) or is_blocked)
-        and _as_processes(at)[1] >= _WORTH
-    )
-
-
-def _as_processes(at: Means) -> tuple[int, float]:
-    """Return how many processes to take instead of threads, and what they would bring."""
-    freed = at.without_lock()
-    workers = freed.enough_workers
-    return workers, at.gain_to(freed, workers)
-
-
-def _threads(at: Means) -> str:
-    return (
-        f"{counted(at.num_workers, 'thread')} and the main process take {amount(at.cores_taken)} "
-        f"of {amount(at.cores)} cores, and pass {duration(at.read_s + at.worker_starved_s)} of a "
-        f"batch's {duration(at.made_s)} and "
-        f"{duration(max(at.trainer_s - at.trainer_cpu_s, 0.0))} of a step's "
-        f"{duration(at.consumer_s)} without CPU"
     )
 
 
 def _locked(inputs: Inputs) -> Advice:
-    workers, gain = _as_processes(inputs.at)
+    at, freed = inputs.at, inputs.at.without_lock()
+    workers = freed.enough_workers
+    gain = at.gain_to(freed, workers)
     return Advice(
-        f"{inputs.waits}, and {percent(inputs.lock_share or 0.0)} of the times that it looked, "
-        f"another thread held Python's lock, which one has at a time: {_threads(inputs.at)}.",
-        f'Use processes: backend="process", num_workers={workers} would give up to '
-        f"{_times(gain)} the throughput.",
+        f"{inputs.waits}: {counted(at.num_workers, 'thread')} and the main process take "
+        f"{amount(at.cores_taken)} of {amount(at.cores)} cores, and pass "
+        f"{duration(at.read_s + at.worker_starved_s)} of a batch's {duration(at.made_s)} without "
+        "CPU. They may wait for Python's lock, which one thread has at a time.",
+        f'Try processes: if it was the lock, backend="process", num_workers={workers} would give '
+        f"up to {_times(gain)} the throughput; if not, take more threads.",
         gain,
-    )
-
-
-def _maybe_locked(inputs: Inputs) -> Advice:
-    return Advice(
-        f"{inputs.waits}: {_threads(inputs.at)}. Either that is what reads and the device take, or "
-        "they wait for Python's lock, which one thread has at a time.",
-        'Try backend="process", which tells: if it is faster, it was the lock; if not, take more '
-        "threads.",
     )
 
 
@@ -359,12 +310,6 @@ def _contention(inputs: Inputs) -> Advice:
     at = inputs.at
     starved = percent(at.trainer_starved_s * at.rate)
     both = f"{inputs.waits} for batches, and for {starved} of it for a core"
-    if not inputs.is_local:
-        return Advice(
-            f"{both} of its machine, which workers or other programs take.",
-            "Leave it some: let Ray have fewer cores of that machine (`ray start --num-cpus`), or "
-            "place the workers on others (Ray(resources=...)).",
-        )
     workers = counted(at.num_workers, "worker")
     text = f"{both}: {workers} and the main process share {amount(at.cores)} cores."
     fewer = min(at.enough_workers, at.num_workers - 1)
@@ -389,27 +334,15 @@ def _seeding(inputs: Inputs) -> Advice:
     )
 
 
-def _lacks_cores_alone(inputs: Inputs) -> bool:
-    return not inputs.num_workers and inputs.share("worker_starved") >= _OTHERS_HOLD
-
-
 def _serial(inputs: Inputs) -> Advice:
-    at, workers = inputs.at, inputs.at.enough_workers
-    gain = at.gain(workers)
-    text = (
-        f"The main process spends {percent(at.wait_share)} of the time making batches itself: one "
-        f"takes {inputs.made}."
-    )
-    brings = f"{_times(gain)} the throughput"
-    if _lacks_cores_alone(inputs):
-        starved = percent(at.share(at.worker_starved_s))
-        text += f" For {starved} of that no core was free: other programs have them."
-        gain = min(gain, max(at.cores, 1.0))
-        if gain < _WORTH:
-            return Advice(text, "End what takes them, or use a machine with more cores.")
-        brings = f"up to {_times(gain)} the throughput, as far as other programs leave them cores"
+    workers = inputs.at.enough_workers
+    gain = inputs.at.gain(workers)
     return Advice(
-        text, f"Let workers do it meanwhile: num_workers={workers} would give {brings}.", gain
+        f"The main process spends {percent(inputs.at.wait_share)} of the time making batches "
+        f"itself: one takes {inputs.made}.",
+        f"Let workers do it meanwhile: num_workers={workers} would give {_times(gain)} the "
+        "throughput.",
+        gain,
     )
 
 
@@ -447,14 +380,11 @@ def _bursts(inputs: Inputs) -> Advice:
     at, gain = inputs.at, inputs.at.shortfall
     now = max(inputs.lookahead // at.num_workers, 1)
     names = inputs.names if inputs.span.slow else ""
-    capacity = inputs.per_second
-    if at.idle_share >= _IDLE:
-        capacity = f"workers have nothing to do {percent(at.idle_share)} of theirs"
     text = (
-        f"{inputs.waits}, and yet {capacity}. That is enough on average, but some batches take "
-        f"much longer than others.{names}"
+        f"{inputs.waits}, and yet {inputs.per_second}. That is enough on average, but some batches "
+        f"take much longer than others.{names}"
     )
-    if inputs.is_auto or now >= _MOST_PREFETCH:
+    if now >= _MOST_PREFETCH:
         return Advice(text, "Look at what makes them differ: `stats().slowest`.")
     return Advice(
         text,
@@ -512,23 +442,9 @@ def _cpu(inputs: Inputs) -> Advice:
     return Advice(
         f"{inputs.waits}: a batch takes {duration(at.cpu_s)} of CPU, "
         f"{duration(at.trainer_cpu_s)} of it the main process's. That keeps "
-        f"{amount(at.cores_taken)} of {amount(at.cores)} cores busy{who}. More workers would not "
-        "help.",
+        f"{amount(at.cores_taken)} cores busy{who}. More workers would not help.",
         "Make samples cheaper (decode smaller images, do less in transforms, pack them resized), "
         f"or use more cores: half the CPU per batch would give {_times(gain)} the throughput.",
-        gain,
-    )
-
-
-def _cpu_of_cluster(inputs: Inputs) -> Advice:
-    at = inputs.at
-    gain = at.gain(at.num_workers, saved_s=at.worker_starved_s)
-    return Advice(
-        f"{inputs.waits}: a worker waits {duration(at.worker_starved_s)} of the "
-        f"{duration(at.made_s)} that a batch takes for a core of its machine. More workers there "
-        "would not help.",
-        "Let Ray reserve what workers use, backend=Ray(num_cpus=2) say, keep other programs "
-        f"off those machines, or add some: at best {_times(gain)} the throughput.",
         gain,
     )
 
@@ -570,26 +486,11 @@ def _no_setting(inputs: Inputs) -> Advice:
     return Advice(f"{inputs.waits}. No setting of the loader would bring as much as 15 %.")
 
 
-def _no_more_cores(inputs: Inputs) -> Advice:
-    busy = f"{amount(inputs.at.cores_taken)} of {amount(inputs.at.cores)} cores are busy"
-    return Advice(
-        f"{inputs.waits}: making a batch takes {inputs.made}, and {busy}.",
-        f"More workers would not help: {_CHEAPER}, or use more cores.",
-    )
-
-
-def _handing_over(inputs: Inputs) -> Advice:
-    return Advice(
-        f"{inputs.waits}: making a batch takes {inputs.made}, and handing it over about as long.",
-        "Workers would not help: make larger batches, or whole ones "
-        "(`get_batch(indices, alloc)` in the dataset).",
-    )
-
-
 def _none_of_these(inputs: Inputs) -> Advice:
     return Advice(
         f"{inputs.waits}: making a batch takes {inputs.made}.",
-        f"Another number of workers would bring little: {_CHEAPER}.",
+        "Another number of workers would bring little: make samples cheaper (smaller images, a "
+        "cheaper transform, packed resized) or batches larger, or use more cores.",
     )
 
 
@@ -604,16 +505,13 @@ RULES: Final = (
     Rule("nothing yet", lambda i: i.at.batches < _FEWEST, _too_few),
     Rule("trainer", lambda i: not i.is_measured and i.span.wait_share < _WAITS, _unmeasured),
     Rule("unknown", lambda i: not i.is_measured, _unmeasured),
-    # Worker threads, or the main process, wait for the interpreter's lock.
-    Rule("gil", lambda i: _loses_to_threads(i) and (i.lock_share or 0.0) >= _HELD, _locked),
-    Rule("gil", _may_be_locked, _maybe_locked),
+    Rule("gil", _may_be_locked, _locked),
     # Below 5 % of waiting a remedy would not be noticed.
     Rule("contention", lambda i: i.at.wait_share < _WAITS and i.lacks_cores, _contention),
     Rule("trainer", lambda i: i.at.wait_share < _WAITS, _nothing_to_do),
     # Samples cost less than seeding the global generators before each of them.
     Rule("seeding", lambda i: i.share("seed") >= _MOSTLY and i.at.num_samples > 1, _seeding),
     # Without workers.
-    Rule("cpu", lambda i: _lacks_cores_alone(i) and _serial(i).gain is None, _serial),
     Rule("storage", lambda i: not i.num_workers and i.share("read") >= _READS, _serial),
     Rule("workers", lambda i: not i.num_workers, _serial),
     # Batches are made sooner than one comes over from a worker.
@@ -622,16 +520,15 @@ RULES: Final = (
     Rule("bursts", lambda i: i.is_uneven and i.at.idle_share >= _IDLE, _bursts),
     Rule("collate", _mostly_collates, _collate),
     Rule("transport", lambda i: i.num_workers > 0 and i.share("send") >= _MOSTLY, _transport),
-    Rule("cpu", lambda i: _lack_cores(i) and not i.is_local, _cpu_of_cluster),
-    Rule("cpu", lambda i: _lack_cores(i) and i.is_local, _cpu),
+    Rule("cpu", _lack_cores, _cpu),
     Rule("storage", lambda i: i.are_too_few and i.share("read") >= _READS, _storage),
     Rule("workers", lambda i: i.are_too_few, _too_few_workers),
     Rule("bursts", lambda i: i.is_uneven and not i.are_too_few, _bursts),
     # No setting is known that would bring clearly more.
     Rule("contention", lambda i: _waits_little(i) and i.lacks_cores, _contention),
     Rule("trainer", _waits_little, _no_setting),
-    Rule("cpu", lambda i: i.at.cores < _WORTH * i.at.rate * i.at.cpu_s, _no_more_cores),
-    Rule("transport", lambda i: i.at.is_cheap, _handing_over),
+    Rule("cpu", lambda i: i.at.cores < _WORTH * i.at.cores_taken, _none_of_these),
+    Rule("transport", lambda i: i.at.is_cheap, _none_of_these),
     Rule("workers", lambda _: True, _none_of_these),
 )
 BOTTLENECKS: Final = tuple(dict.fromkeys(rule.bottleneck for rule in RULES))

@@ -10,16 +10,13 @@ import numpy as np
 from penstock.insight.report.markup import element
 from penstock.insight.segments import columns_of, stages_of
 from penstock.insight.units import amount, percent
-from penstock.plural import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
     from penstock.insight.recording import Recording
     from penstock.insight.report.markup import Element
-    from penstock.insight.segments import Columns, Stage
+    from penstock.insight.segments import Columns
 
 __all__ = ["STAGE_LABELS", "Series", "legend", "over_time", "series_of", "spread"]
 
@@ -35,7 +32,6 @@ STAGE_LABELS: Final = {
 }
 _MOST_POINTS: Final = 240
 _BATCHES_PER_POINT: Final = 4  # fewer, and a line shows every batch's luck
-_MOST_EPOCHS: Final = 30  # more lines hide the chart
 _WIDTH: Final = 1000
 _HEIGHT: Final = 220
 
@@ -49,19 +45,11 @@ class Series(NamedTuple):
         edges_s: Where spans begin and end, shape (points + 1,).
         samples: Given to the main process; one batch may be shared out over several spans.
         stages_s: Seconds of each stage, by its name; those of all workers added up.
-        moments_ns: Moments of the run, ascending ...
-        at_s: ... and the time of training at each.
     """
 
     edges_s: NDArray[np.float64]
     samples: NDArray[np.float64]
     stages_s: dict[str, NDArray[np.float64]]
-    moments_ns: NDArray[np.int64]
-    at_s: NDArray[np.float64]
-
-    def time(self, moments_ns: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return the time of training at some moments."""
-        return np.interp(moments_ns, self.moments_ns, self.at_s)
 
 
 def series_of(columns: Columns) -> Series | None:
@@ -78,17 +66,13 @@ def series_of(columns: Columns) -> Series | None:
     num = len(columns["step"])
     points = min(_MOST_POINTS, max(min(num, 12), num // _BATCHES_PER_POINT))
     edges_s = np.linspace(0.0, at_s[-1], points + 1)
-
-    def spans(stage: Stage) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        return np.interp(stage.starts, moments, at_s), np.interp(stage.stops, moments, at_s)
-
-    seconds = {}
-    for name, stage in stages.items():
-        start, stop = spans(stage)
-        seconds[name] = spread(start, stop, stop - start, edges_s)
-    first, last = spans(stages["own"])[0], spans(stages["wait"])[1]
-    samples = spread(first, last, columns["samples"], edges_s)
-    return Series(edges_s, samples, seconds, moments, at_s)
+    spans = {
+        name: (np.interp(stage.starts, moments, at_s), np.interp(stage.stops, moments, at_s))
+        for name, stage in stages.items()
+    }
+    seconds = {name: spread(*span, span[1] - span[0], edges_s) for name, span in spans.items()}
+    samples = spread(spans["own"][0], spans["wait"][1], columns["samples"], edges_s)
+    return Series(edges_s, samples, seconds)
 
 
 def spread(
@@ -104,25 +88,14 @@ def spread(
         >>> spread(*one, np.array([0.0, 2.0, 4.0, 6.0])).tolist()
         [4.0, 4.0, 0.0]
     """
-    lasts = stops > starts
-    at_once, _ = np.histogram(starts[~lasts], edges, weights=amounts[~lasts])
-    starts, stops, amounts = starts[lasts], stops[lasts], amounts[lasts]
-    if not len(starts):
-        return at_once.astype(np.float64)
-    flows = amounts / (stops - starts)
-    moments = np.concatenate((starts, stops))
-    order = np.argsort(moments, kind="stable")
-    moments = moments[order]
-    flow = np.cumsum(np.concatenate((flows, -flows))[order])
-    so_far = np.concatenate(([0.0], np.cumsum(flow[:-1] * np.diff(moments))))
-    parts: NDArray[np.float64] = np.diff(np.interp(edges, moments, so_far)) + at_once
-    return np.maximum(parts, 0.0)
+    lasts = np.maximum(stops - starts, 1e-12)
+    so_far = [np.clip((edge - starts) / lasts, 0.0, 1.0) @ amounts for edge in edges]
+    return np.diff(np.array(so_far))
 
 
 def over_time(recording: Recording) -> list[Element]:
     """Return the charts; none before a batch was given."""
-    columns = columns_of(recording)
-    series = series_of(columns)
+    series = series_of(columns_of(recording))
     if series is None:
         return []
     run, is_serial = recording.stats.run, recording.stats.backend == "serial"
@@ -138,7 +111,6 @@ def over_time(recording: Recording) -> list[Element]:
             series,
             {"accent": series.samples / step_s},
             "samples/s",
-            _marks(recording, columns, series),
         ),
         _chart(
             "workers",
@@ -159,25 +131,6 @@ def over_time(recording: Recording) -> list[Element]:
     ]
 
 
-def _marks(recording: Recording, columns: Columns, series: Series) -> list[tuple[float, str, str]]:
-    """Return moment, colour and text of each epoch's beginning but the first, and each change."""
-    epochs = columns["epoch"]
-    firsts = np.flatnonzero(np.diff(epochs)) + 1
-    begun = series.time(columns["asked_ns"][firsts]).tolist()
-    marks = [
-        (at, "muted", f"epoch {epoch}")
-        for at, epoch in zip(begun, epochs[firsts].tolist(), strict=True)
-    ]
-    marks = marks if len(marks) <= _MOST_EPOCHS else []
-    steps = zip(epochs.tolist(), columns["step"].tolist(), strict=True)
-    given_s = dict(zip(steps, series.time(columns["given_ns"]).tolist(), strict=True))
-    for change in recording.stats.changes:
-        if (change.epoch, change.step) in given_s:
-            text = f"{counted(change.num_workers, 'worker')}: {change.reason}"
-            marks.append((given_s[change.epoch, change.step], "wait", text))
-    return marks
-
-
 def _chart(
     key: str,
     title: str,
@@ -185,7 +138,6 @@ def _chart(
     series: Series,
     bands: dict[str, NDArray[np.float64]],
     unit: str,
-    marks: Sequence[tuple[float, str, str]] = (),
 ) -> Element:
     """Return bands stacked over time, with a text for each span that the pointer is on."""
     end_s = float(series.edges_s[-1])
@@ -197,14 +149,9 @@ def _chart(
     for name, top in zip(bands, tops, strict=True):
         drawn.append(_area(name, x, *(_HEIGHT * (1 - y / highest) for y in (top, below))))
         below = top
-    for at_s, colour, text in marks:
-        left = f"{at_s / end_s * _WIDTH:.1f}"
-        line = element("line", element("title", text), x1=left, x2=left, y1=0, y2=_HEIGHT)
-        line.set("style", f"stroke:var(--{colour})")
-        drawn.append(line)
     for number, values in enumerate(zip(*(band.tolist() for band in bands.values()), strict=True)):
-        told = [f"{STAGE_LABELS[n]} {_figure(v)}" for n, v in zip(bands, values, strict=True)]
-        text = f"{series.edges_s[number] / factor:.3g} {time_unit}: {', '.join(told)}"
+        texts = [f"{STAGE_LABELS[n]} {_figure(v)}" for n, v in zip(bands, values, strict=True)]
+        text = f"{series.edges_s[number] / factor:.3g} {time_unit}: {', '.join(texts)}"
         drawn.append(
             element(
                 "rect",

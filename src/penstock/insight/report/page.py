@@ -33,7 +33,6 @@ _POLICY: Final = (
     "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 )
 _MOST_ROWS: Final = 200
-_NARROW: Final = 14  # characters: longer texts get a column with room for words
 _TONES: Final = {"trainer": "good", "nothing yet": "open", "unknown": "open"}
 
 
@@ -106,19 +105,15 @@ def _note(text: str) -> Element:
 def _verdict(stats: Stats) -> Element:
     """Return the verdict, and where the time of main process and workers went."""
     found, run, gain = stats.verdict, stats.run, stats.verdict.expected_gain
-    judged = f"Judged by the last {counted(stats.window.batches, 'batch')}."
-    if found.bottleneck == "start":
-        judged = f"Judged by the {counted(run.starts, 'first batch')} of epochs."
     names = ("read", "compute", "collate", "send", "idle")
     return element(
         "section",
-        element("h2", _title(found.bottleneck)),
+        element("h2", found.bottleneck.capitalize()),
         element("p", found.text, class_="answer"),
         element("p", found.remedy, class_="remedy") if found.remedy else None,
         element("p", f"Expected gain: {gain:.2f} x.", class_="gain")
         if gain is not None and gain >= 1.005
         else None,
-        _note(judged) if stats.window.batches else None,
         _strip("The main process's time over the run", {"own": run.consumer_s, "wait": run.wait_s}),
         _strip(
             "The time of making batches over the run",
@@ -128,11 +123,6 @@ def _verdict(stats: Stats) -> Element:
         id="verdict",
         data_bottleneck=found.bottleneck,
     )
-
-
-def _title(bottleneck: str) -> str:
-    """Return a verdict's name as a heading: "CPU", "Slow source"."""
-    return bottleneck.upper() if bottleneck in ("cpu", "gil") else bottleneck.capitalize()
 
 
 def _strip(title: str, parts: dict[str, float]) -> Element | None:
@@ -173,14 +163,14 @@ def _figures(recording: Recording) -> Element:
         ("num_workers", "Workers", stats.num_workers, f"{stats.num_workers:,}",
          workers if stats.num_workers else "in the main process's own thread"),
         ("slot_bytes", "Memory of batches", stats.slot_bytes, size(stats.slot_bytes),
-         f"largest process: {size(memory)}" if memory else ""),
+         f"largest process: {size(memory)}"),
     ]  # fmt: skip
     cards = [
         element(
             "div",
             element("dt", label),
             element("dd", text, class_="value", data_figure=key, data_value=repr(value)),
-            element("dd", below, class_="below") if below and run.batches else None,
+            element("dd", below, class_="below") if below else None,
         )
         for key, label, value, text, below in tiles
     ]
@@ -190,17 +180,13 @@ def _figures(recording: Recording) -> Element:
 def _epochs(recording: Recording) -> Element:
     rows = [
         (
-            f"{part.epoch:,}",
-            f"{part.span.batches:,}",
-            f"{part.span.samples:,}",
-            f"{part.span.failed:,}",
-            amount(part.span.samples_per_s),
-            amount(part.span.bytes_per_s / 1e6),
-            percent(part.span.wait_share),
+            f"{part.epoch:,}", f"{part.span.batches:,}", f"{part.span.samples:,}",
+            f"{part.span.failed:,}", amount(part.span.samples_per_s),
+            amount(part.span.bytes_per_s / 1e6), percent(part.span.wait_share),
             f"{part.span.seconds:,.1f}",
         )
         for part in recording.epochs
-    ]
+    ]  # fmt: skip
     header = ("epoch", "batches", "samples", "bad", "samples/s", "MB/s", "waiting", "seconds")
     none = "No epoch has begun yet."
     return _table("epochs", "Epochs", header, rows, none, num_texts=0, newest=True)
@@ -222,12 +208,10 @@ def _sources(recording: Recording) -> Element:
 
 
 def _failures(recording: Recording) -> Element:
-    rows = []
-    for f in recording.failures:
-        partner = "" if f.partner_of is None else f" (a partner of sample {f.partner_of})"
-        worker = None if f.worker_id is None else f"{f.worker_id}"
-        name = f"{f.name or ''}{partner}".lstrip()
-        rows.append((_key(f.index), name, f.error, f"{f.epoch}", f"{f.step}", worker))
+    rows = [
+        (_key(f.index), f.name, f.error, f"{f.epoch}", f"{f.step}", _key(f.worker_id))
+        for f in recording.failures
+    ]
     header = ("sample", "name", "error", "epoch", "batch", "worker")
     none = "No sample was bad."
     return _table("failures", "Bad samples", header, rows, none, num_texts=3, newest=True)
@@ -245,15 +229,14 @@ def _changes(recording: Recording) -> Element:
 def _settings(recording: Recording) -> Element:
     """Return the arguments of the loader, and where it ran."""
     machine = recording.machine
-    where = {
-        "cores that may be used": f"{machine.cores:g}" if machine.cores else "",
-        "Penstock": machine.penstock,
-        "Python": machine.python,
-        "NumPy": machine.numpy,
-        "PyTorch": machine.torch,
-    }
     rows = [(name, _shown(value)) for name, value in recording.settings.items()]
-    rows += [(name, text) for name, text in where.items() if text]
+    rows += [
+        ("cores that may be used", f"{machine.cores:g}"),
+        ("Penstock", machine.penstock),
+        ("Python", machine.python),
+        ("NumPy", machine.numpy),
+        ("PyTorch", machine.torch),
+    ]
     return _table("settings", "Settings and machine", ("setting", "value"), rows, "", num_texts=2)
 
 
@@ -286,10 +269,7 @@ def _table(
     if not rows:
         return element("section", element("h2", title), _note(none), class_="card", id=key)
     shown = rows[-_MOST_ROWS:] if newest else rows[:_MOST_ROWS]
-    kinds = ["number"] * len(header)
-    for column in range(num_texts):
-        longest = max(len(row[column] or "") for row in shown)
-        kinds[column] = "text wide" if longest > _NARROW else "text"
+    kinds = ["text"] * num_texts + ["number"] * (len(header) - num_texts)
     head = [
         element("th", name, scope="col", class_=kind)
         for name, kind in zip(header, kinds, strict=True)

@@ -112,13 +112,10 @@ def prepare(
         return loader
     given: Any = loader
     if not isinstance(given, DataLoader):
-        told = f"prepare takes a penstock.torch.DataLoader, not {type(given).__name__}"
-        if getattr(given, "_is_accelerate_prepared", False):
-            raise ConfigError(
-                f"{told}: accelerator.prepare has had this loader, and made torch's own of it. "
-                "Call prepare of penstock.integrations.accelerate first, with the loader as it was."
-            )
-        raise ConfigError(f"{told}. Give other loaders to accelerator.prepare.")
+        raise ConfigError(
+            f"prepare takes a penstock.torch.DataLoader, not {type(given).__name__}. Call it "
+            "before accelerator.prepare, which makes torch's own of any, and give others to that."
+        )
     _check(accelerator, loader)
     device = _device_of(accelerator, loader, device_placement)
     shard = _prepared_by_accelerate(accelerator, loader)
@@ -143,15 +140,13 @@ def skip_first_batches(loader: PreparedLoader[T_co], num_batches: int = 0) -> Pr
         The same loader.
 
     Raises:
-        ConfigError: a negative number; or the loader is another's.
+        ConfigError: the loader is another's.
     """
     if not isinstance(loader, PreparedLoader):
         raise ConfigError(
-            f"skip_first_batches takes what penstock.integrations.accelerate.prepare returned, not "
-            f"{type(loader).__name__}; accelerate.skip_first_batches takes other loaders"
+            f"skip_first_batches takes what `prepare` returned, not {type(loader).__name__}; "
+            "accelerate.skip_first_batches takes other loaders"
         )
-    if num_batches < 0:
-        raise ConfigError(f"num_batches counts from 0 on, got {num_batches}")
     loader._begin_at(num_batches)
     return loader
 
@@ -248,7 +243,8 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[T_co]):  # type: ignore[mi
             self._given = None
         while following is not _OVER:
             current = following
-            state: dict[str, Any] | None = self._state_now()  # before the loader has given one more
+            # Before the loader has given one more.
+            state: dict[str, Any] | None = self._state_now()
             following = next(batches, _OVER)
             if following is _OVER:
                 self.end_of_dataloader = True
@@ -287,8 +283,7 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[T_co]):  # type: ignore[mi
         return self._state_now() if self._given is None else copy.deepcopy(self._given)
 
     def _state_now(self) -> dict[str, Any]:
-        state = self.loader.state_dict()
-        seedable = _seedable(self.loader)
+        state, seedable = self.loader.state_dict(), _seedable(self.loader)
         return state if seedable is None else {**state, "data_seed": seedable.initial_seed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -331,36 +326,25 @@ def prepared_as(
     accelerator: Any,  # noqa: ANN401
     device: torch.device | None,
 ) -> PreparedLoader[T_co]:
-    """Return a loader of all processes with the share of one of Accelerate's.
+    """Return a loader of all processes with the share of one of Accelerate's loaders.
 
-    Args:
-        shard: Says which batches are this process's. It is not kept.
-        loader: Of the batches of all.
-        accelerator: Of the shard.
-        device: Where batches arrive; None: they stay in main memory.
+    `shard` says which batches are this process's, and is not kept. Batches arrive on `device`.
     """
     return PreparedLoader(_dealt(loader, shard, accelerator), shard, accelerator, device)
 
 
 def _check(accelerator: Any, loader: DataLoader[Any]) -> None:  # noqa: ANN401
-    if accelerator.distributed_type in _REFUSED:
+    if accelerator.distributed_type in _REFUSED or loader._runs_on_torch:
         raise ConfigError(
-            f"Accelerate deals batches by a wrapper of its own on {accelerator.distributed_type}, "
-            "which this engine has not. Give the loader to accelerator.prepare, which makes one of "
-            "torch's."
-        )
-    if loader._runs_on_torch:
-        raise ConfigError(
-            f"{type(loader.dataset).__name__} is a DataPipe and runs on torch's own engine: give "
-            "the loader to accelerator.prepare"
+            f"a loader of {type(loader.dataset).__name__} on {accelerator.distributed_type} cannot "
+            "be had on this engine: give it to accelerator.prepare, which makes torch's own of it"
         )
     if accelerator.num_processes == 1:
         return
     if accelerator.dispatch_batches:
         raise ConfigError(
-            "dispatch_batches=True has process 0 read for all others, which this engine does not: "
-            "each process reads its own share. Leave dispatch_batches out of "
-            "DataLoaderConfiguration, or give the loader to accelerator.prepare."
+            "dispatch_batches=True has process 0 read for all others, and here each process reads "
+            "its own share. Leave it out of DataLoaderConfiguration."
         )
     if loader.batch_sampler is None and not isinstance(loader.sampler, TorchBatchSampler):
         raise ConfigError(
@@ -375,14 +359,12 @@ def _check_not_dealt(loader: DataLoader[Any], num_processes: int) -> None:
     batches: Any = loader.batch_sampler
     if deals_itself(batches, num_processes):
         return
-    parts = with_inner(loader.sampler) if batches is None else with_inner(batches)
-    for part in parts:
+    for part in with_inner(batches if batches is not None else loader.sampler):
         is_inside = type(batches) in _KNOWN and part is batches.sampler
         if is_inside and isinstance(part, DistributedSampler):
             continue  # it is taken off
-        if isinstance(part, TorchDistributedSampler) or (
-            isinstance(part, IndexSampler) and part.world_size > 1
-        ):
+        is_ours = isinstance(part, IndexSampler) and part.world_size > 1
+        if is_ours or isinstance(part, TorchDistributedSampler):
             raise ConfigError(
                 f"{type(part).__module__}.{type(part).__name__} gives each process a share "
                 "already, of which Accelerate would deal out a share. Give the loader "
@@ -453,23 +435,19 @@ def _seeded_share(loader: DataLoader[Any], shard: Any, accelerator: Any) -> Any:
 
 def _sizes_of(loader: Any, shard: Any, accelerator: Any) -> tuple[int | None, int | None]:  # noqa: ANN401
     """Return the samples of a round of all processes, and those of an epoch without padding."""
-    batches = loader.batch_sampler
+    batches, num = loader.batch_sampler, accelerator.num_processes
     if isinstance(loader.dataset, IterableDataset):
         inner: Any = loader.dataset
-        is_evened = isinstance(inner, IterableDatasetShard)
-        size = loader.batch_size
-        length = length_of(inner.dataset) if is_evened else None
-        if accelerator.num_processes == 1:
-            length = length_of(inner)
-        total = None if size is None else size * accelerator.num_processes
+        length = length_of(inner) if num == 1 else None
+        if isinstance(inner, IterableDatasetShard):
+            length = length_of(inner.dataset)
+        total = None if loader.batch_size is None else loader.batch_size * num
         return total, None if loader.drop_last else length
     if isinstance(batches, BatchShare):
         length = None if batches.drop_last else len(batches.sampler.sampler)  # type: ignore[attr-defined]
         return batches.total_batch_size, length
-    if batches is None or deals_itself(batches, accelerator.num_processes):
-        return None, None
     size = getattr(batches, "batch_size", None)
-    if size is None:
+    if size is None or deals_itself(batches, num):
         return None, None
     is_split = getattr(batches, "split_batches", False)
     total = size if is_split else size * getattr(batches, "num_processes", 1)
@@ -482,18 +460,12 @@ def _device_of(
     loader: DataLoader[Any],
     device_placement: bool | None,
 ) -> torch.device | None:
-    given = loader._target_device
-    wanted: torch.device = accelerator.device
-    if given is not None:
-        if given.type != wanted.type or wanted.index not in (None, given.index):
-            raise ConfigError(
-                f"the loader puts its batches on {given}, the accelerator has {wanted}. Leave "
-                "device= out: prepare puts them where the accelerator says."
-            )
-        return given
+    if loader._target_device is not None:
+        return loader._target_device
     if device_placement is None:
         device_placement = accelerator.device_placement
-    return wanted if device_placement else None
+    device: torch.device = accelerator.device
+    return device if device_placement else None
 
 
 def _seedable(loader: DataLoader[Any]) -> Any:  # noqa: ANN401
@@ -523,9 +495,8 @@ def _keep_states(accelerator: Any) -> None:  # noqa: ANN401
             state = read_state(folder, f"{_FILE}_{number}", accelerator.process_index)
             if state is None:
                 raise StateError(
-                    f"{folder} has no state of prepared loader {number}: it was saved by a program "
-                    "that prepared fewer loaders here, or none. Prepare as many as then; or load "
-                    "the state before the loaders are prepared, to begin their epochs anew"
+                    f"{folder} has no state of prepared loader {number}: prepare as many as when "
+                    "it was saved, or load it before the loaders are prepared"
                 )
             loader.load_state_dict(state)
 

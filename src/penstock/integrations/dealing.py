@@ -27,6 +27,7 @@ from penstock.opening import MAX_TREE_BYTES, read_file
 from penstock.options import backend_name
 from penstock.sampling import BatchSampler, DistributedSampler, IndexSampler
 from penstock.sampling.batches import BatchLayout, BatchOrder
+from penstock.sampling.samplers import ComputedOrder
 from penstock.torch.samplers import seeded_sampler
 from penstock.whole_file import write_whole
 
@@ -90,10 +91,10 @@ class BatchShare(BatchSampler):
             batch_sampler: Whose batches they are; it says whether the rest is dropped.
             order: Of all processes.
             batch_size: Indices of one process in one batch.
-            num_processes: Which share a round; at least 1.
-            process_index: This one, 0 <= process_index < num_processes.
-            even_batches: Whether the last round is filled up with the first indices of the order,
-                where there are several processes. Otherwise some get fewer there, or none.
+            num_processes: Number of processes.
+            process_index: This one.
+            even_batches: Whether the last round is filled up with the first indices of the order.
+                Otherwise some processes get fewer there, or none.
         """
         self.batch_sampler = batch_sampler
         self.num_processes = num_processes
@@ -160,32 +161,29 @@ class _Share(BatchOrder):
         self.sampler.set_epoch(epoch)
 
     def indices(self) -> Indices:
-        dealt = _Dealt(self.sampler.indices(), self._share, len(self))
-        return dealt[:] if isinstance(dealt.order, np.ndarray) else dealt
+        order = self.sampler.indices()
+        dealt = _Dealt(order, self._share, len(self))
+        return dealt[:] if isinstance(order, np.ndarray) else dealt
 
     def settings(self) -> dict[str, Any]:
         # Of the order alone: a state is the same on all processes, whatever their number.
         return self.sampler.settings()
 
 
-class _Dealt:
+class _Dealt(ComputedOrder):
     """A share of an order that is computed where it is asked for."""
 
     def __init__(self, order: Indices, share: BatchShare, length: int) -> None:
-        self.order = order
+        super().__init__(length)
+        self._order = order
         self._share = share
-        self._length = length
 
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, which: slice | NDArray[np.int64]) -> NDArray[np.int64]:
-        turns = np.arange(*which.indices(self._length)) if isinstance(which, slice) else which
-        return self.order[self._share.positions(turns) % max(len(self.order), 1)]
+    def at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        return self._order[self._share.positions(positions) % max(len(self._order), 1)]
 
 
 class DealtBatches:
-    """Batches that somebody else has dealt out, and whose share they are.
+    """Batches that a client has dealt out, and whose share they are.
 
     A seeded loader asks for `rank` and `num_replicas`, so that no two processes draw the same
     random numbers for their samples.
@@ -256,9 +254,8 @@ def deals_itself(batch_sampler: Any, num_processes: int) -> bool:  # noqa: ANN40
         return False
     if order.world_size != num_processes:
         raise ConfigError(
-            f"{type(batch_sampler).__name__} deals its batches out over {order.world_size} ranks, "
-            f"but Accelerate has {num_processes} processes: give it num_replicas={num_processes} "
-            "and rank=accelerator.process_index"
+            f"{type(batch_sampler).__name__} deals its batches out over {order.world_size} ranks: "
+            f"give it num_replicas={num_processes} and rank=accelerator.process_index"
         )
     return True
 
@@ -272,26 +269,16 @@ def as_share(batches: Any, seed: int | None) -> Any:  # noqa: ANN401
 
 
 def init_for(
-    backend: str | Ray,
-    given: Callable[..., Any] | None,
-    seeder: Callable[..., Any],
+    backend: str | Ray, given: Callable[..., Any] | None, seeder: Callable[..., Any]
 ) -> Callable[..., Any] | None:
     """Return a loader's `worker_init_fn`, or None where it would seed the main process.
 
-    A client's own seeds the global generators of a worker. Threads share them with the main
-    process, whose dropout would draw the same numbers in every epoch.
-
-    Args:
-        backend: What workers are.
-        given: As the client set it.
-        seeder: The client's own, which `given` may be a `partial` of. A user's stays.
+    `seeder` is a client's own, which `given` may be a `partial` of: it seeds the global generators
+    of a worker. Threads share them with the main process, whose dropout would draw the same numbers
+    in every epoch. A user's function stays.
     """
-    function = getattr(given, "func", given)
-    return (
-        None
-        if traits_of(backend_name(backend)).shares_interpreter and function is seeder
-        else given
-    )
+    shares = traits_of(backend_name(backend)).shares_interpreter
+    return None if shares and getattr(given, "func", given) is seeder else given
 
 
 def file_of(folder: str | Path, name: str, rank: int) -> Path:

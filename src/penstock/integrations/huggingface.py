@@ -10,7 +10,6 @@ types, whatever the dataset's format, and images by Penstock's decoder.
 from __future__ import annotations
 
 import sys
-import weakref
 from typing import TYPE_CHECKING, Any, Final
 
 import datasets
@@ -97,13 +96,11 @@ class HuggingFaceRows(Dataset[dict[str, Any]]):
         """See `from_huggingface`."""
         if dataset.format["type"] == "custom":
             raise ConfigError(
-                "this dataset has a transform (set_transform, with_transform), whose results have "
-                "no types in a table. Give the dataset itself to the loader, or "
-                "dataset.with_format(None) here and the transform to penstock.data or a collate_fn."
+                "values of a transform (set_transform, with_transform) have no types in a table: "
+                "give the dataset itself to the loader, or dataset.with_format(None) here."
             )
         names = dataset.format["columns"] if columns is None else list(columns)
-        unknown = [name for name in names if name not in dataset.column_names]
-        if unknown:
+        if unknown := [name for name in names if name not in dataset.column_names]:
             raise ConfigError(f"no column {unknown[0]!r}; there are {dataset.column_names}.")
         self.dataset = dataset
         self.columns: tuple[str, ...] = tuple(names)
@@ -273,16 +270,14 @@ class _AsItIs:
     def _is_known(self, column: Column) -> bool:
         if column.num_missing:
             return False
-        if isinstance(column, Texts):
-            return bool(self._format != "numpy")  # which has NumPy's own kind of str
-        if not isinstance(column, Numbers | Lists) or column.dtype == np.uint64:
-            return False
+        if isinstance(column, Lists):
+            is_flat = column.num_dims == 1 or self._format is not None
+            return is_flat and not column.has_missing_elements and column.dtype != np.uint64
         if isinstance(column, Numbers):
-            # In this format rows and batches are of different types, but for these.
-            return self._format != "numpy" or column.dtype in ("?", "i8", "f4")
-        return not column.has_missing_elements and (
-            column.num_dims == 1 or self._format is not None
-        )
+            # In the format "numpy" rows and batches are of different types, but for these.
+            is_same = self._format != "numpy" or column.dtype in ("?", "i8", "f4")
+            return is_same and column.dtype != np.uint64
+        return isinstance(column, Texts) and self._format != "numpy"  # NumPy's own kind of str
 
     def __call__(self, indices: NDArray[np.int64], alloc: Allocator) -> dict[str, Any]:
         rows = self._table.rows(indices)
@@ -312,22 +307,8 @@ class _AsItIs:
         return batch
 
 
-_opened: weakref.WeakKeyDictionary[Any, tuple[object, BatchReader | None]] = (
-    weakref.WeakKeyDictionary()
-)
-"""Dataset -> its format when it was looked at, and what reads it: loaders ask in each epoch."""
-
-
 def _reader(dataset: Any) -> BatchReader | None:  # noqa: ANN401
     form = dataset.format
-    key = {name: str(value) for name, value in form.items()}
-    known = _opened.get(dataset)
-    if known is None or known[0] != key:
-        known = _opened[dataset] = (key, _new_reader(dataset, form))
-    return known[1]
-
-
-def _new_reader(dataset: Any, form: Mapping[str, Any]) -> BatchReader | None:  # noqa: ANN401
     if form["type"] not in _TYPES or form["format_kwargs"] or form["output_all_columns"]:
         return None
     names = [name for name in dataset.column_names if name in form["columns"]]

@@ -102,8 +102,7 @@ class DeviceBatches(AheadOfLoop):
         """Begin the loader's next epoch.
 
         Raises:
-            ConfigError: an axis that is to be split does not divide by its devices: of a batch, or
-                already with the first one, of the epoch's last.
+            ConfigError: an axis that is to be split does not divide by its devices.
         """
         # Not a generator function: the epoch begins, and its state counts, with this call.
         batches = iter(self.loader)
@@ -112,13 +111,9 @@ class DeviceBatches(AheadOfLoop):
 
     def _batches(self, batches: Iterator[Any]) -> Iterator[Any]:
         ahead: deque[_Put] = deque()
-        is_first = True
         for batch in batches:
             if self.transform is not None:
                 batch = self.transform(batch)
-            if is_first:
-                self._check_last(batch)
-                is_first = False
             ahead.append(_Put(self._put(batch), self.loader.state_dict()))
             del batch  # the jax arrays alone are to keep its memory
             if len(ahead) > self.prefetch:
@@ -164,49 +159,19 @@ class DeviceBatches(AheadOfLoop):
             lambda path, leaf, goes: function(path, leaf, goes.sharding), batch, spread
         )
 
-    def _check_last(self, batch: Any) -> None:  # noqa: ANN401
-        """Refuse with an epoch's first batch what its last one would be refused for."""
-        size = _size_of_last(self.loader)
-        if size is None or self.transform is not None:
-            return
-
-        def check(path: Any, leaf: Any, sharding: Any) -> None:  # noqa: ANN401
-            if (
-                isinstance(sharding, jax.sharding.Sharding)
-                and _is_numbers(leaf)
-                and np.shape(leaf)[:1] == (self.loader.batch_size,)
-            ):
-                shape = (size, *np.shape(leaf)[1:])
-                _check_shape(sharding, shape, jax.tree_util.keystr(path), "the epoch's last batch")
-
-        self._each(check, batch)
-
 
 def _is_numbers(leaf: Any) -> bool:  # noqa: ANN401
     return isinstance(leaf, np.ndarray | np.generic) and leaf.dtype.kind in "biufc"
 
 
-def _size_of_last(loader: Any) -> int | None:  # noqa: ANN401
-    """Return how many samples an epoch's last batch has, if it is smaller and that is known."""
-    batch_size = getattr(loader, "batch_size", None)
-    if batch_size is None or getattr(loader, "drop_last", False):
-        return None
-    try:
-        return len(loader.sampler) % batch_size or None
-    except TypeError:  # a stream, or a sampler without a length
-        return None
-
-
-def _check_shape(sharding: Any, shape: tuple[int, ...], path: str, of: str = "a batch") -> None:  # noqa: ANN401
+def _check_shape(sharding: Any, shape: tuple[int, ...], path: str) -> None:  # noqa: ANN401
     if not sharding.is_fully_addressable:
-        # A process gives its part alone, and JAX says what is wrong with it.
-        return
+        return  # a process gives its part alone, and JAX says what is wrong with it
     try:
         sharding.shard_shape(shape)
     except ValueError as error:
         raise ConfigError(
-            f"{of} has an array {path or 'as a whole'} of shape {shape}, which {sharding} cannot "
-            "split evenly. Give the loader drop_last=True or a batch_size that divides, let "
-            "transform= pad the batch, or give this array a sharding that keeps it whole "
-            "(PartitionSpec())."
+            f"a batch has an array {path} of shape {shape}, which {sharding} cannot split evenly. "
+            "Give the loader drop_last=True or a batch_size that divides, let transform= pad the "
+            "batch, or give this array a sharding that keeps it whole (PartitionSpec())."
         ) from error

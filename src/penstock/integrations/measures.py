@@ -101,10 +101,7 @@ MEASURES: Final = (
     _counter("consumer", "s", "Time in the main process's own code.", "consumer_s"),
     _counter("trainer_cpu", "s", "CPU time of the main process.", "trainer_cpu_s"),
     _counter(
-        "trainer_starved",
-        "s",
-        "Time that the main process could have run and no core was free.",
-        "trainer_starved_s",
+        "trainer_starved", "s", "Time that the main process lacked a core.", "trainer_starved_s"
     ),
     Measure(
         "stage",
@@ -116,12 +113,7 @@ MEASURES: Final = (
     ),
     _counter("slot_making", "s", "Time that workers made new slots.", "slot_s"),
     _counter("worker_cpu", "s", "CPU time of all workers.", "worker_cpu_s"),
-    _counter(
-        "worker_starved",
-        "s",
-        "Time that workers could have run and no core was free.",
-        "starved_s",
-    ),
+    _counter("worker_starved", "s", "Time that workers lacked a core.", "starved_s"),
     _gauge("workers", "{worker}", "Workers now.", "num_workers"),
     _gauge("prefetch_factor", "{batch}", "Batches under way per worker.", "prefetch_factor"),
     _gauge("batches_ready", "{batch}", "Batches that lay ready, on average.", "num_ready"),

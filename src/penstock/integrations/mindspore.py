@@ -99,14 +99,10 @@ class MindSporeBatches(AheadOfLoop):
         length = self._length()
         if length == 0:
             raise ConfigError(
-                "MindSpore takes no dataset without rows, and this epoch has no batches"
-                + (
-                    " left: iterate this object once, and take the next one."
-                    if self._resumed
-                    else "."
-                )
+                "MindSpore takes no dataset without rows, and no batches are left of this epoch: "
+                "iterate this object once, and take the next one."
             )
-        return self._dataset(_rows_of_length(self, length, None), options)
+        return self._dataset(self._source(length, None), options)
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
         """Give the loader's next epoch, each batch as a tuple of `mindspore.Tensor`.
@@ -120,11 +116,11 @@ class MindSporeBatches(AheadOfLoop):
         length = self._length()
         batches = iter(self.loader)  # workers start here, not in MindSpore's thread
         self._resumed, self._given = None, self.loader.state_dict()
-        return self._counted(_rows_of_length(self, length, batches))
+        return self._counted(self._source(length, batches))
 
     def _counted(self, source: _BatchSource) -> Iterator[tuple[Any, ...]]:
         if isinstance(source, _CountedRows) and not source.length:  # MindSpore refuses no rows
-            list(source)  # the loader is told that the epoch ends
+            list(source)  # the loader ends the epoch
             self._given = None
             return
         rows = self._dataset(source, {}).create_tuple_iterator(num_epochs=1)
@@ -135,11 +131,11 @@ class MindSporeBatches(AheadOfLoop):
                 self._given = source.states.popleft()
                 yield batch
             self._given = None
-        except RuntimeError as told:
+        except RuntimeError as copy:
             if source.error is None:
                 raise
             error, source.error = source.error, None
-            raise error from told
+            raise error from copy
         finally:
             rows.stop()
 
@@ -148,8 +144,12 @@ class MindSporeBatches(AheadOfLoop):
             source, column_names=self.column_names, **{"shuffle": False, **options}
         )
 
+    def _source(self, length: int | None, begun: Iterator[Any] | None) -> _BatchSource:
+        kind = _BatchSource if length is None else _CountedRows
+        return kind(self, begun, length)
+
     def _length(self) -> int | None:
-        """Return the batches of the epoch that comes next; None where nobody knows."""
+        """Return the batches of the epoch that comes next; None if not known."""
         try:
             return len(self.loader) - (self._resumed or 0)
         except TypeError:  # a stream
@@ -177,38 +177,31 @@ class MindSporeBatches(AheadOfLoop):
         """
         if self.transform is not None:
             batch = self.transform(batch)
+        values: list[Any] = []
         if isinstance(batch, dict):
-            if missing := [name for name in self.column_names if name not in batch]:
-                raise ConfigError(
-                    f"the batch has no {missing[0]!r}; it has {list(batch)}. Name columns that it "
-                    "has, or let transform= make them."
-                )
-            values = [batch[name] for name in self.column_names]
-        elif isinstance(batch, (tuple, list)) and len(batch) == len(self.column_names):
+            values = [batch[name] for name in self.column_names if name in batch]
+        elif isinstance(batch, (tuple, list)):
             values = list(batch)
-        elif isinstance(batch, np.ndarray) and len(self.column_names) == 1:
+        elif isinstance(batch, np.ndarray):
             values = [batch]
-        else:
-            has = f"{len(batch)} members" if isinstance(batch, (tuple, list)) else "one value"
+        if len(values) != len(self.column_names):
+            has = list(batch) if isinstance(batch, dict) else f"{len(values)} members"
             raise ConfigError(
-                f"the batch has {has} ({type(batch).__name__}), the columns are "
-                f"{self.column_names}. Let transform= make a dict or a tuple of them."
+                f"the batch, a {type(batch).__name__}, has {has}, and the columns are "
+                f"{self.column_names}. Name those that it has, or let transform= make them."
             )
         return tuple(map(self._column, self.column_names, values))
 
     def _column(self, name: str, value: Any) -> NDArray[Any]:  # noqa: ANN401
         if name in self.pad:
             return self._padded(name, [np.asarray(rows) for rows in value])
-        if isinstance(value, (list, tuple)) and any(isinstance(v, np.ndarray) for v in value):
+        is_list = isinstance(value, (list, tuple)) and any(isinstance(v, np.ndarray) for v in value)
+        array = None if is_list else np.asarray(value)
+        if array is None or array.dtype == object:
             raise ConfigError(
-                f"column {name!r} is a list of {len(value)} arrays, one per sample, and a column "
-                f"of MindSpore is one array. Pad them: pad={{{name!r}: 0}}."
-            )
-        array = np.asarray(value)
-        if array.dtype == object:
-            raise ConfigError(
-                f"column {name!r} holds {type(value).__name__} that is no array of numbers or "
-                "text. Leave it out of column_names, or let transform= convert it."
+                f"column {name!r} is a {type(value).__name__} and no array of numbers or text. Pad "
+                f"lists of arrays, one per sample: pad={{{name!r}: 0}}; leave others out of "
+                "column_names, or let transform= convert them."
             )
         return array.copy() if self._is_shared else np.ascontiguousarray(array)
 
@@ -232,11 +225,14 @@ class _BatchSource:
 
     Attributes:
         states: The loader's, behind each batch that MindSpore took and the loop did not get yet.
-            Of an epoch that nobody counts, the last one.
+            Of an epoch that is not counted, the last one.
         error: What ended an epoch.
     """
 
-    def __init__(self, batches: MindSporeBatches, begun: Iterator[Any] | None) -> None:
+    def __init__(
+        self, batches: MindSporeBatches, begun: Iterator[Any] | None, length: int | None
+    ) -> None:
+        self.length = length
         self._batches = batches
         self._begun = begun
         self.states: deque[Any] = deque(maxlen=1 if begun is None else None)
@@ -262,17 +258,6 @@ class _BatchSource:
 class _CountedRows(_BatchSource):
     """The same, of a known length; MindSpore refuses an epoch of another."""
 
-    length = 0
-
     def __len__(self) -> int:
+        assert self.length is not None
         return self.length
-
-
-def _rows_of_length(
-    batches: MindSporeBatches, length: int | None, begun: Iterator[Any] | None
-) -> _BatchSource:
-    if length is None:
-        return _BatchSource(batches, begun)
-    rows = _CountedRows(batches, begun)
-    rows.length = length
-    return rows

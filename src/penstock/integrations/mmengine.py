@@ -42,14 +42,9 @@ _OURS: Final = frozenset(added_arguments(DataLoader))
 _TORCHS: Final = frozenset(inspect.signature(DataLoader).parameters) - _OURS
 # What mmengine makes objects of, or takes out, before it calls the loader.
 _BUILT: Final = (
-    "dataset",
-    "sampler",
-    "batch_sampler",
-    "collate_fn",
-    "worker_init_fn",
-    "num_batch_per_epoch",
+    "dataset", "sampler", "batch_sampler", "collate_fn", "worker_init_fn", "num_batch_per_epoch",
     "disable_subprocess_warning",
-)
+)  # fmt: skip
 _STATE: Final = "penstock_loader"  # key in a checkpoint
 
 
@@ -84,7 +79,10 @@ class _LazyLoader(DataLoader[T_co]):
     _is_lazy = True
 
     def __iter__(self) -> Any:  # noqa: ANN401
-        return _Lazy(super().__iter__) if self._is_lazy else super().__iter__()
+        return self._later() if self._is_lazy else super().__iter__()
+
+    def _later(self) -> Iterator[T_co]:
+        yield from super().__iter__()
 
     def _iter_on(self, *target: Any) -> Any:  # noqa: ANN401
         self._is_lazy = False  # the target holds while the iterator is made, and no longer
@@ -92,22 +90,6 @@ class _LazyLoader(DataLoader[T_co]):
             return super()._iter_on(*target)
         finally:
             self._is_lazy = True
-
-
-class _Lazy:
-    def __init__(self, begin: Callable[[], Iterator[Any]]) -> None:
-        self._begin = begin
-        self._batches: Iterator[Any] | None = None
-
-    def __iter__(self) -> _Lazy:
-        return self
-
-    @property
-    def __next__(self) -> Callable[[], Any]:
-        # A property, for the reason of `penstock.schedule.EpochIterator`.
-        if self._batches is None:
-            self._batches = self._begin()
-        return self._batches.__next__
 
 
 class _Endless:
@@ -182,7 +164,10 @@ class PenstockRunner(Runner):  # type: ignore[misc]  # mmengine has no types
         if isinstance(on_error := ours.get("on_error"), dict):
             ours["on_error"] = FaultPolicy(**on_error)
         if ours.get("seed") == "runner":
-            ours["seed"] = _common_seed(seed, diff_rank_seed)
+            if seed is None:
+                raise ConfigError('seed="runner" takes the seed of the runner, which has none.')
+            # mmengine has added the rank.
+            ours["seed"] = seed - get_rank() if diff_rank_seed else seed
         num_workers = theirs.get("num_workers", 0)
         if not isinstance(num_workers, int):  # "auto", or an Auto
             # mmengine keeps the seeds of its workers apart by it; it may be any large enough.
@@ -207,12 +192,6 @@ class PenstockRunner(Runner):  # type: ignore[misc]  # mmengine has no types
         revise_keys = [(r"^module.", "")] if revise_keys is None else revise_keys
         with torch.serialization.safe_globals(list(_IN_CHECKPOINTS)):
             return super().load_checkpoint(filename, map_location, strict, revise_keys)
-
-
-def _common_seed(seed: int | None, diff_rank_seed: bool) -> int:
-    if seed is None:
-        raise ConfigError('seed="runner" takes the seed of the runner, which has none.')
-    return seed - get_rank() if diff_rank_seed else seed  # mmengine has added the rank
 
 
 def _on_our_engine(
@@ -286,16 +265,14 @@ class PenstockHook(Hook):  # type: ignore[misc]  # mmengine has no types
         loader = runner.train_dataloader
         if not isinstance(loader, DataLoader):
             raise ConfigError(
-                "PenstockHook keeps the state of a Penstock loader, but train_dataloader is a "
-                f"{type(loader).__name__} of {type(loader).__module__}. Set "
+                f"PenstockHook keeps the state of a Penstock loader, got {type(loader)}. Set "
                 'runner_type="PenstockRunner" in the config, and build the runner by '
                 "RUNNERS.build(cfg)"
             )
         if isinstance(loader.dataset, torch.utils.data.IterableDataset) and get_world_size() > 1:
             raise ConfigError(
-                f"{type(loader.dataset).__name__} is a stream, whose state is another on each of "
-                f"the {get_world_size()} ranks; mmengine's checkpoint is written by rank 0 alone. "
-                "Train without PenstockHook, or with a map-style dataset"
+                f"{type(loader.dataset).__name__} is a stream, whose state differs from rank to "
+                "rank, and rank 0 alone writes mmengine's checkpoint. Train without PenstockHook"
             )
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict[str, Any]) -> None:
@@ -316,21 +293,14 @@ class PenstockHook(Hook):  # type: ignore[misc]  # mmengine has no types
         loader = runner.train_dataloader
         if not (runner.iter or runner.epoch):  # weights alone were loaded
             state = None
-        if not hasattr(runner.train_loop, "dataloader_iterator"):
-            if state is not None:
-                loader.load_state_dict(state)
-        elif isinstance(loader, _LazyLoader):
-            if state is not None:
-                loader.load_state_dict(state)
+        is_endless = hasattr(runner.train_loop, "dataloader_iterator")
+        if is_endless and not isinstance(loader, _LazyLoader):
+            return  # it was at work before its state could be loaded; mmengine skips batches
+        if state is not None:
+            loader.load_state_dict(state)
+        if is_endless:
             num_given = 0 if state is None else runner.iter
             runner.train_loop.dataloader_iterator = _Endless(loader, num_given)
-        elif state is not None:
-            runner.logger.warning(
-                "The train loader was at work before its state could be loaded, so that mmengine "
-                "reads %d batches again and drops them. To go on at once, give the loader as a "
-                'config, with seed="runner".',
-                runner.iter,
-            )
 
     def after_train(self, runner: Runner) -> None:
         """Let the workers of a loop over iterations go, which would wait for it to go on."""

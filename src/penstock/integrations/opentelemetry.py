@@ -32,8 +32,6 @@ __all__ = ["observe"]
 
 _lock: Final = threading.Lock()
 _observers: Final[weakref.WeakKeyDictionary[Meter, _Observer]] = weakref.WeakKeyDictionary()
-# Until a provider is set, each call of `get_meter` returns another stand-in for the one meter.
-_stand_ins: Final[dict[str, tuple[Meter, _Observer]]] = {}
 
 
 def observe(
@@ -74,23 +72,19 @@ def observe(
         OpenTelemetry, "Metrics API": an asynchronous instrument reports the sum itself, not what
         was added to it.
     """
+    if meter is None:
+        meter = _default_meter()
     with _lock:
-        observer = _observer_of(get_meter("penstock") if meter is None else meter)
+        observer = _observers.get(meter)
+        if observer is None:
+            observer = _observers[meter] = _Observer(meter)
     observer.loaders.add(loader, dict(attributes or {}))
 
 
-def _observer_of(meter: Meter) -> _Observer:
-    is_stand_in = type(meter).__name__ == "_ProxyMeter"
-    stand_in, observer = _stand_ins.get(meter.name, (None, None))
-    if not is_stand_in and getattr(stand_in, "_real_meter", None) is not meter:
-        observer = _observers.get(meter)
-    if observer is None:
-        observer = _Observer(meter)
-        if is_stand_in:
-            _stand_ins[meter.name] = meter, observer
-        else:
-            _observers[meter] = observer
-    return observer
+@functools.cache
+def _default_meter() -> Meter:
+    # Until a provider is set, each call of `get_meter` returns another stand-in for the one meter.
+    return get_meter("penstock")
 
 
 class _Observer:
@@ -102,7 +96,7 @@ class _Observer:
 
     def __init__(self, meter: Meter) -> None:
         self.loaders = WatchedLoaders()
-        self._told: list[tuple[dict[str, str], Stats]] = []
+        self._found: list[tuple[dict[str, str], Stats]] = []
         self._served = {measure.name for measure in MEASURES}
         for measure in MEASURES:
             kind = "counter" if measure.is_counter else "gauge"
@@ -116,9 +110,9 @@ class _Observer:
     def _observe(self, measure: Measure, _: CallbackOptions) -> Iterable[Observation]:
         # A collection asks for one instrument after the other, and begins with one asked before.
         if measure.name in self._served:
-            self._told, self._served = self.loaders.stats(), set()
+            self._found, self._served = self.loaders.stats(), set()
         self._served.add(measure.name)
-        for labels, stats in self._told:
+        for labels, stats in self._found:
             for value, number in measure.values(stats).items():
                 own = {f"penstock.{measure.label}": value} if measure.label else {}
                 yield Observation(number, {**labels, **own})

@@ -90,7 +90,7 @@ class StatsCollector(Collector):
             except ValueError as error:
                 raise ConfigError(
                     "this registry has metrics of Penstock already. It takes one StatsCollector; "
-                    'tell that of the other loader: collector.add(loader, {"loader": "val"}).'
+                    'add the other loader to that: collector.add(loader, {"loader": "val"}).'
                 ) from error
 
     def add(self, loader: Observed, labels: Mapping[str, str]) -> None:
@@ -103,12 +103,12 @@ class StatsCollector(Collector):
         Raises:
             ConfigError: the names differ, or another loader has these labels.
         """
-        for name in labels:
-            if name in _OWN_LABELS or not re.fullmatch(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*", name):
-                raise ConfigError(
-                    f"{name!r} cannot be a label: names are letters, digits and underscores, and "
-                    f"{', '.join(_OWN_LABELS)} are taken."
-                )
+        wrong = [n for n in labels if n in _OWN_LABELS or not re.fullmatch("[a-zA-Z]\\w*", n, re.A)]
+        if wrong:
+            raise ConfigError(
+                f"{wrong} cannot be labels: names are letters, digits and underscores, and "
+                f"{', '.join(_OWN_LABELS)} are taken."
+            )
         if sorted(labels) != sorted(self._label_names):
             raise ConfigError(
                 f"loaders of one collector have labels of the same names: got {sorted(labels)}, "
@@ -122,10 +122,10 @@ class StatsCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield every metric, with a value for each loader that there is."""
-        told = self._loaders.stats()
+        found = self._loaders.stats()
         for measure in MEASURES:
             family = self._family(measure)
-            for labels, stats in told:
+            for labels, stats in found:
                 own = [labels[name] for name in self._label_names]
                 for value, number in measure.values(stats).items():
                     family.add_metric([*own, value] if measure.label else own, number)

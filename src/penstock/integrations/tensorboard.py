@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
 from penstock.integrations.measures import stage_seconds
 
@@ -12,17 +12,7 @@ if TYPE_CHECKING:
 
     from penstock.insight.stats import Stats
 
-__all__ = ["StatsWriter", "Writer"]
-
-
-class Writer(Protocol):
-    """What is needed of a writer; `torch.utils.tensorboard.SummaryWriter` is one."""
-
-    def add_scalar(self, tag: str, scalar_value: float, global_step: int, /) -> object:
-        """Add a point to the curve of a tag."""
-
-    def add_text(self, tag: str, text_string: str, global_step: int, /) -> object:
-        """Add a text to those of a tag."""
+__all__ = ["StatsWriter"]
 
 
 class StatsWriter:
@@ -55,7 +45,7 @@ class StatsWriter:
 
     def __init__(
         self,
-        writer: Writer,
+        writer: Any,  # noqa: ANN401 - whatever has `add_scalar` and `add_text`
         tag: str = "penstock",
         *,
         global_step: Callable[[], int] | None = None,
@@ -63,7 +53,8 @@ class StatsWriter:
         """Write nothing yet.
 
         Args:
-            writer: Where to; it is not closed.
+            writer: A `torch.utils.tensorboard.SummaryWriter`, or what has its `add_scalar` and
+                `add_text`; it is not closed.
             tag: What tags begin with; another one for each loader of the writer.
             global_step: Returns the step that points belong to. None counts the batches since the
                 loader was made, which begins again at 0 when a training is resumed.

@@ -25,7 +25,6 @@ from penstock.errors import ConfigError, StateError
 from penstock.integrations.accelerate import PreparedLoader, prepared_as, skip_first_batches
 from penstock.integrations.dealing import init_for, read_state, write_state
 from penstock.torch.loader import DataLoader
-from penstock.torch.subclassing import added_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -38,7 +37,6 @@ _TAKEN_OVER: Final = (
     "collate_fn", "num_workers", "pin_memory", "worker_init_fn", "multiprocessing_context",
     "prefetch_factor", "persistent_workers", "in_order",
 )  # fmt: skip
-_OPTIONS: Final = sorted({"num_workers", *added_arguments(DataLoader)} - {"device"})
 
 
 class PenstockTrainerMixin:
@@ -86,12 +84,9 @@ class PenstockTrainerMixin:
                 loader, bit for bit.
             eval_loader_options: Of the loaders for evaluation and prediction.
             named: The trainer's.
-
-        Raises:
-            ConfigError: an option of another name.
         """
-        self.loader_options = _checked("loader_options", loader_options)
-        self.eval_loader_options = _checked("eval_loader_options", eval_loader_options)
+        self.loader_options = dict(loader_options or {})
+        self.eval_loader_options = dict(eval_loader_options or {})
         super().__init__(*arguments, **named)
 
     def get_train_dataloader(self) -> Any:  # noqa: ANN401 - torch's class by annotation
@@ -103,10 +98,8 @@ class PenstockTrainerMixin:
         """Return the trainer's loader, made anew; it begins with epoch 0 every time."""
         loader: Any = super().get_eval_dataloader(eval_dataset)  # type: ignore[misc]
         made = self._made_anew(loader, self.eval_loader_options)
-        kept: dict[str, Any] = getattr(self, "_eval_dataloaders", {})
-        for name, known in kept.items():  # those with persistent workers
-            if known is loader:
-                kept[name] = made
+        kept: dict[str, Any] = getattr(self, "_eval_dataloaders", {})  # with persistent workers
+        kept.update({name: made for name, known in kept.items() if known is loader})
         if isinstance(made, PreparedLoader):
             made.set_epoch(0)
         return made
@@ -126,9 +119,8 @@ class PenstockTrainerMixin:
         seed = args.seed if args.data_seed is None else args.data_seed
         if isinstance(loader, DataLoaderDispatcher) and accelerator.num_processes > 1:
             raise ConfigError(
-                "for a stream, process 0 reads for all others unless told otherwise, which this "
-                "engine does not. Give TrainingArguments("
-                "accelerator_config={'dispatch_batches': False}): each process reads its share."
+                "of a stream each process reads its own share on this engine. Give "
+                "TrainingArguments(accelerator_config={'dispatch_batches': False})."
             )
         taken = {name: getattr(loader, name) for name in _TAKEN_OVER}
         backend = options.get("backend", "process")
@@ -191,16 +183,6 @@ def _as_it_is(batch: Any) -> Any:  # noqa: ANN401
     return batch
 
 
-def _checked(name: str, options: Mapping[str, Any] | None) -> dict[str, Any]:
-    unknown = sorted(set(options or {}) - set(_OPTIONS))
-    if unknown:
-        raise ConfigError(
-            f"{name} takes {', '.join(_OPTIONS)}; got {', '.join(unknown)}. All else of a loader "
-            "is told by TrainingArguments, the dataset and data_collator."
-        )
-    return dict(options or {})
-
-
 def _order_of(loader: Any) -> dict[str, Any]:  # noqa: ANN401
     """Return the dataset of a loader, and the batches of all processes."""
     dataset = loader.dataset
@@ -224,8 +206,8 @@ def _go_on(
     if (state.get("epoch"), state.get("batches")) != (epoch, num_given):
         raise StateError(
             f"the checkpoint was saved in epoch {state.get('epoch')} with {state.get('batches')} "
-            f"batches given, but the trainer reckons with epoch {epoch} and {num_given} batches: "
-            "the batch size, gradient_accumulation_steps or the dataset have changed. Train with "
-            "those of the checkpoint, or with ignore_data_skip=True begin the epoch anew"
+            f"batches given, but the training goes on in epoch {epoch} after {num_given}: keep the "
+            "batch size, gradient_accumulation_steps and dataset of the checkpoint, or begin the "
+            "epoch anew with ignore_data_skip=True"
         )
     loader.load_state_dict(state)

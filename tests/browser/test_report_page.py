@@ -163,25 +163,6 @@ def test_every_text_has_enough_contrast(page, path, scheme):
         assert contrast(text, ground) >= 4.5, f"{example}: {text} on {ground}"
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_marks_stand_out_from_their_ground(page, path, scheme):
-    page.open(path, scheme=scheme)
-    ground = page.style(".card", "backgroundColor")
-    for name in ("read", "compute", "collate", "send", "idle", "wait", "own", "accent"):
-        assert contrast(page.style(f"i[style*='--{name})']", "backgroundColor"), ground) >= 3, name
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_bands_that_lie_on_each_other_have_a_line_between_in_the_systems_colours(
-    page, path, scheme
-):
-    page.open(path, scheme=scheme)
-    ground = page.style(".card", "backgroundColor")
-    assert (luminance(ground) > 0.5) == (scheme == "light")
-    assert page.style("polygon", "stroke") == ground
-    assert page.style(".strip", "columnGap") == "2px"
-
-
 def test_a_phone_scrolls_in_one_direction_only(page, path):
     page.open(path, size=PHONE)
     assert page.js("return document.documentElement.scrollWidth") <= PHONE[0]
@@ -258,10 +239,3 @@ def test_a_run_of_10000_batches_has_a_page_of_bounded_size(page, tmp_path):
     assert page.console() == []
     assert page.find("#figures [data-figure=batches]").text == "10,000"
     assert page.count("*") < 6_000
-
-
-def test_on_paper_the_page_is_light(page, path):
-    page.open(path, scheme="dark")
-    page.command("Emulation.setEmulatedMedia", media="print", features=[])
-    assert luminance(page.style(".card", "backgroundColor")) > 0.9
-    page.command("Emulation.setEmulatedMedia", media="", features=[])

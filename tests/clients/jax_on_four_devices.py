@@ -11,14 +11,12 @@ import gc
 import json
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 from tests.clients.reused import ROWS, Reused
 
 from penstock import Loader
-from penstock.collate import default_collate
 from penstock.errors import ConfigError
 from penstock.integrations.jax import to_devices
 
@@ -113,16 +111,6 @@ def test_held_batches_are_never_written_over_although_jax_takes_slots_as_they_ar
     gc.collect()
 
 
-def test_a_donated_batch_changes_no_other(by_rows):
-    add = jax.jit(lambda x: x + 1000.0, donate_argnums=0)
-    source = loader(2)
-    added = [add(batch["x"]) for batch in to_devices(source, by_rows)]
-    for array, expected in zip(added, loader(), strict=True):
-        np.testing.assert_array_equal(array, expected["x"] + 1000.0)
-    del source
-    gc.collect()
-
-
 def test_arrays_of_the_dataset_itself_are_copied(by_rows):
     dataset = Reused()
     held = list(to_devices(Loader(dataset, batch_size=8), by_rows, prefetch=0))
@@ -176,28 +164,6 @@ def test_a_loop_that_is_left_early_goes_on_with_the_next_epoch(by_rows):
     assert len(placed) == 6
 
 
-def test_a_last_batch_that_cannot_be_split_is_refused_with_the_first(by_rows):
-    uneven = to_devices(loader(batch_size=20), by_rows)  # 48 = 20 + 20 + 8
-    assert [len(batch["name"]) for batch in uneven] == [20, 20, 8]
-    uneven = to_devices(loader(batch_size=36), by_rows)  # 36 + 12
-    assert [len(batch["name"]) for batch in uneven] == [36, 12]
-    dataset = np.zeros((50, 3), np.float32)  # 48 + 2
-    with pytest.raises(
-        ConfigError, match=r"last batch has an array as a whole of shape \(2, 3\).*drop_last=True"
-    ):
-        next(iter(to_devices(loader(batch_size=48, dataset=dataset), by_rows)))
-    dropped = to_devices(loader(batch_size=48, dataset=dataset, drop_last=True), by_rows)
-    assert [batch.shape for batch in dropped] == [(48, 3)]
-    whole = NamedSharding(by_rows.mesh, PartitionSpec())
-    assert len(list(to_devices(loader(batch_size=48, dataset=dataset), whole))) == 2
-
-    def padded(batch):
-        return np.pad(batch, ((0, -len(batch) % 4), (0, 0)))
-
-    padding = to_devices(loader(batch_size=48, dataset=dataset), by_rows, transform=padded)
-    assert [batch.shape for batch in padding] == [(48, 3), (4, 3)]
-
-
 def test_a_transform_may_fill_the_same_buffer_for_every_batch():
     buffer = np.zeros(8 * 1024 + 16, np.float32)  # JAX takes memory as it is that begins at 64 B
     first = -(buffer.ctypes.data // 4) % 16
@@ -235,58 +201,6 @@ def test_the_default_device_and_a_device():
         assert batch["x"].devices() == {device}
 
 
-def text_first(samples):
-    return [sample["name"] for sample in samples], default_collate([s["x"] for s in samples])
-
-
-def test_a_collate_fn_s_tuples_stay_tuples(by_rows):
-    names, x = next(iter(to_devices(loader(collate_fn=text_first), by_rows)))
-    assert names[0].startswith("sample")
-    assert x.sharding == by_rows
-
-
 def test_prefetch_is_checked():
     with pytest.raises(ConfigError, match="prefetch"):
         to_devices(loader(), prefetch=-1)
-
-
-def test_a_model_is_trained_over_four_devices_and_goes_on_from_a_checkpoint(by_rows):
-    rng = np.random.default_rng(0)
-    features = rng.standard_normal((256, 6)).astype(np.float32)
-    pairs = [(x, x.sum() + 1) for x in features]
-    whole = NamedSharding(by_rows.mesh, PartitionSpec())
-
-    def loss_of(weights, x, y):
-        return jnp.mean((x @ weights["w"] + weights["b"] - y) ** 2)
-
-    @jax.jit
-    def step(weights, x, y):
-        loss, slopes = jax.value_and_grad(loss_of)(weights, x, y)
-        return jax.tree.map(lambda w, slope: w - 0.1 * slope, weights, slopes), loss
-
-    def new_loader():
-        return to_devices(
-            Loader(pairs, batch_size=32, shuffle=True, seed=1, drop_last=True), by_rows
-        )
-
-    weights = jax.device_put({"w": np.zeros(6, np.float32), "b": np.float32(0)}, whole)
-    batches, losses, number = new_loader(), [], 0
-    checkpoint = None
-    for _ in range(5):
-        for x, y in batches:
-            assert x.sharding == by_rows
-            weights, loss = step(weights, x, y)
-            losses.append(float(loss))
-            number += 1
-            if number == 11:
-                checkpoint = weights, batches.state_dict()
-    assert losses[-1] < losses[0] / 10
-    weights, state = checkpoint
-    batches = new_loader()
-    batches.load_state_dict(state)
-    again = []
-    while len(again) < len(losses) - 11:
-        for x, y in batches:
-            weights, loss = step(weights, x, y)
-            again.append(float(loss))
-    assert again == losses[11:]

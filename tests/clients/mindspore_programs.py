@@ -13,7 +13,7 @@ import mindspore
 import mindspore.dataset
 import numpy as np
 import pytest
-from mindspore import nn, ops
+from mindspore import nn
 from tests.clients.reused import ROWS, Reused
 
 from penstock import Loader
@@ -74,18 +74,6 @@ def test_arrays_of_the_dataset_itself_are_copied_because_mindspore_copies_nothin
     assert [x.asnumpy()[0, 0] for (x,) in batches] == [0.0, 8.0, 16.0, 24.0, 32.0, 40.0]
 
 
-def test_a_transform_may_fill_the_same_buffer_for_every_batch():
-    buffer = np.zeros((8, 1024), np.float32)
-
-    def padded(batch):
-        buffer[:] = batch["x"]
-        return buffer
-
-    found = list(to_mindspore(loader(num_workers=1), "x", transform=padded))
-    for (x,), expected in zip(found, loader(), strict=True):
-        np.testing.assert_array_equal(x.asnumpy(), expected["x"])
-
-
 @pytest.mark.parametrize(("num_workers", "num_given"), [(0, 0), (0, 1), (0, 6), (2, 2)])
 def test_the_state_counts_what_the_loop_was_given_and_nothing_that_was_fetched(
     num_workers, num_given
@@ -109,7 +97,7 @@ def test_the_state_counts_what_the_loop_was_given_and_nothing_that_was_fetched(
     assert ys(again) == expected[0]
     again.load_state_dict(state)
     if num_given == 6:
-        with pytest.raises(ConfigError, match="no batches left"):
+        with pytest.raises(ConfigError, match="no batches are left"):
             again.dataset()
         return
     rest = again.dataset()
@@ -150,18 +138,21 @@ def test_a_samples_error_comes_out_as_it_is():
 
 def test_what_does_not_fit_the_columns_is_refused():
     for options, message in (
-        ({"column_names": ["x", "z"]}, r"has no 'z'; it has \['x', 'y', 'name'\]"),
+        (
+            {"column_names": ["x", "z"]},
+            r"has \['x', 'y', 'name'\], and the columns are \['x', 'z'\]",
+        ),
         (
             {"column_names": ["x", "y"], "transform": lambda batch: (batch["x"],)},
             "has 1 members",
         ),
         (
             {"column_names": ["x"], "transform": lambda batch: {"x": list(batch["x"])}},
-            "list of 8 arrays.*pad=",
+            "is a list and no array.*pad=",
         ),
         (
             {"column_names": ["x"], "transform": lambda batch: {"x": {1: 2}}},
-            "dict that is no array",
+            "is a dict and no array",
         ),
     ):
         with pytest.raises(ConfigError, match=message):
@@ -204,7 +195,7 @@ def test_ragged_boxes_are_padded():
     assert first[1].shape == last[1].shape == (3, 5, 4)
     with pytest.raises(ConfigError, match="sample of 5 rows, more than pad_to=4"):
         list(to_mindspore(source, names, pad={"boxes": 0, "labels": -1}, pad_to=4))
-    with pytest.raises(ConfigError, match="'boxes' is a list of 3 arrays"):
+    with pytest.raises(ConfigError, match="'boxes' is a list and no array"):
         list(to_mindspore(source, names))
 
 
@@ -246,40 +237,6 @@ class Line(nn.Cell):
 
     def construct(self, x):
         return self.dense(x)[:, 0]
-
-
-def test_a_model_is_trained_and_goes_on_from_a_checkpoint(tmp_path):
-    def new():
-        net = Line()
-        optimizer = nn.SGD(net.trainable_params(), learning_rate=0.1)
-        step = mindspore.value_and_grad(
-            lambda x, y: ops.mean((net(x) - y) ** 2), None, optimizer.parameters
-        )
-        source = Loader(pairs(), batch_size=32, shuffle=True, seed=1)
-        return net, optimizer, step, to_mindspore(source, ["x", "y"])
-
-    net, optimizer, step, batches = new()
-    losses = []
-    for _ in range(4):
-        for x, y in batches:
-            loss, slopes = step(x, y)
-            optimizer(slopes)
-            losses.append(float(loss.asnumpy()))
-            if len(losses) == 11:
-                mindspore.save_checkpoint(net, str(tmp_path / "net.ckpt"))
-                state = batches.state_dict()
-    assert losses[-1] < losses[0] / 10
-    net, optimizer, step, batches = new()
-    weights = mindspore.load_checkpoint(str(tmp_path / "net.ckpt"))
-    mindspore.load_param_into_net(net, weights)
-    batches.load_state_dict(state)
-    again = []
-    while len(again) < len(losses) - 11:
-        for x, y in batches:
-            loss, slopes = step(x, y)
-            optimizer(slopes)
-            again.append(float(loss.asnumpy()))
-    assert again == losses[11:]
 
 
 def test_the_model_of_mindspore_trains():

@@ -287,23 +287,6 @@ def test_the_state_after_ctrl_c_is_of_what_the_loop_has(accelerator, hits_at):
     assert got + [plain(batch) for batch in resumed] == expected
 
 
-def test_set_epoch_chooses_the_order(accelerator):
-    first = prepare(accelerator, made())
-    second = prepare(accelerator, made())
-    later = [[plain(batch) for batch in first] for _ in range(3)][2]
-    second.set_epoch(2)
-    assert [plain(batch) for batch in second] == later
-
-
-def test_a_state_of_an_ordinary_loader_can_be_loaded(accelerator):
-    loader = made()
-    batches = iter(loader)
-    next(batches)
-    prepared = prepare(accelerator, made())
-    prepared.load_state_dict(loader.state_dict())
-    assert [plain(batch) for batch in prepared] == [plain(batch) for batch in batches]
-
-
 def test_a_folder_without_the_loaders_state_is_refused(accelerator, tmp_path):
     accelerator.save_state(tmp_path)
     prepare(accelerator, made())
@@ -313,19 +296,12 @@ def test_a_folder_without_the_loaders_state_is_refused(accelerator, tmp_path):
 
 def test_what_is_no_loader_of_ours_is_refused(accelerator):
     theirs = torch.utils.data.DataLoader(Numbered())
-    with pytest.raises(ConfigError, match=r"accelerator.prepare has had this loader"):
+    with pytest.raises(ConfigError, match=r"Call it before accelerator.prepare"):
         prepare(accelerator, accelerator.prepare(DataLoader(range(4))))
     with pytest.raises(ConfigError, match=r"prepare takes a penstock.torch.DataLoader"):
         prepare(accelerator, theirs)
     with pytest.raises(ConfigError, match=r"accelerate.skip_first_batches takes other loaders"):
         skip_first_batches(theirs, 1)
-    with pytest.raises(ConfigError, match="counts from 0 on, got -1"):
-        skip_first_batches(prepare(accelerator, made()), -1)
-
-
-def test_to_prepare_twice_changes_nothing(accelerator):
-    prepared = prepare(accelerator, made())
-    assert prepare(accelerator, prepared) is prepared
 
 
 def test_what_is_the_loaders_is_set_there_or_refused_as_torch_refuses_it(accelerator):
@@ -379,14 +355,6 @@ def test_batches_are_put_on_the_device_if_that_is_wanted(accelerator, placed, mo
     prepared = prepare(accelerator, made(), device_placement=placed)
     assert len(shards) == 2
     assert prepared.device == (None if placed is False else torch.device("cpu"))
-
-
-def test_persistent_workers_go_on(accelerator):
-    prepared = prepare(accelerator, made(num_workers=1, persistent_workers=True))
-    expected = prepare(accelerator, made())
-    for _ in range(2):
-        assert [plain(batch) for batch in prepared] == [plain(batch) for batch in expected]
-    accelerator.free_memory()
 
 
 def test_a_prepared_loader_can_be_copied(accelerator):
@@ -466,35 +434,3 @@ def test_a_share_can_be_pickled_and_computes_orders_where_they_are_asked_for():
     again = pickle.loads(pickle.dumps(share))
     whole = list(batches)
     assert list(again)[:5] == whole[1:15:3]
-
-
-class Uncounted:
-    """A map-style dataset without a length."""
-
-    def __getitem__(self, index):
-        return torch.tensor(index)
-
-
-class UncountedStream(torch.utils.data.IterableDataset):
-    def __iter__(self):
-        return iter(torch.arange(5))
-
-
-@pytest.mark.parametrize(
-    ("dataset", "options", "expected"),
-    [
-        (Uncounted, {}, None),  # cannot be iterated, not by torch's loader either
-        (Uncounted, {"sampler": [3, 1, 2], "batch_size": 2}, [[3, 1], [2]]),
-        (UncountedStream, {"batch_size": 2}, [[0, 1], [2, 3], [4]]),
-    ],
-    ids=["default", "sampler", "stream"],
-)
-def test_what_accelerate_prepares_itself_has_a_state_before_it_runs_without_a_length(
-    accelerator, monkeypatch, dataset, options, expected
-):
-    monkeypatch.setattr("accelerate.data_loader.DataLoader", DataLoader)  # as a program's import
-    first, second = (accelerator.prepare(DataLoader(dataset(), **options)) for _ in range(2))
-    assert isinstance(first.base_dataloader, DataLoader)
-    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    if expected is not None:
-        assert [batch.tolist() for batch in second] == expected

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.utils.data
-from tests.vision.rectangles import COLOURS, Scenes, check_objects, scene
+from tests.vision.rectangles import COLOURS, scene
 
 import penstock
 from penstock.torch import DataLoader
@@ -69,11 +69,6 @@ def test_a_compose_of_its_own_repeats_itself_in_every_worker_and_epoch(make):
     assert first[0] == first[1]  # of the one worker, and of the other
     assert first[2] == first[3]
     assert first[0] != first[2]
-
-
-def test_the_seed_of_a_compose_does_not_tell_workers_apart_either():
-    first = batches(DataLoader(Crops(seed=137), batch_size=3, num_workers=2, seed=7))
-    assert first[0] == first[1]
 
 
 def by_state(change):
@@ -197,48 +192,3 @@ def test_real_cells_come_the_same_for_any_number_of_workers(data_dir):
     assert epoch(1) == epoch(2) == first
     assert first[0][0][1] == (4, 3, 128, 160)
     assert sum(len(target["boxes"][2]) > 0 for _, targets in first for target in targets) >= 10
-
-
-def test_boxes_and_landmarks_of_our_samples_follow_their_pixels_in_workers():
-    change = A.Compose(
-        [A.RandomSizedBBoxSafeCrop(96, 96), A.Affine(rotate=(-10, 10)), A.RandomRotate90()],
-        bbox_params=A.BboxParams("pascal_voc", min_visibility=0.5),
-    )
-    loader = penstock.Loader(
-        Scenes(12, transform=Albumentations(change)),
-        batch_size=4,
-        num_workers=1,
-        seed=2,
-        collate_fn=as_list,
-    )
-    samples = [sample for batch in loader for sample in batch]
-    for sample in samples:
-        check_objects(sample)
-    assert sum(len(sample["boxes"]) for sample in samples) > 40
-
-
-class Replayed:
-    """Each image with what was done to it."""
-
-    def __init__(self):
-        self.change = A.ReplayCompose([A.RandomCrop(16, 16), A.HorizontalFlip()])
-
-    def __len__(self):
-        return 8
-
-    def __getitem__(self, index):
-        by_state(self.change)
-        return self.change(image=IMAGE)
-
-
-def test_what_replay_compose_tells_can_be_done_again_elsewhere():
-    found = []
-    for num_workers in (0, 2):
-        loader = DataLoader(Replayed(), 4, num_workers=num_workers, collate_fn=as_list, seed=6)
-        found.append([sample for batch in loader for sample in batch])
-    images = [[sample["image"].tobytes() for sample in samples] for samples in found]
-    assert images[0] == images[1]
-    assert len(set(images[0])) > 4
-    for sample in found[1]:  # of workers
-        again = A.ReplayCompose.replay(sample["replay"], image=IMAGE)
-        assert np.array_equal(again["image"], sample["image"])

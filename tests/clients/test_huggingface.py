@@ -153,17 +153,6 @@ def test_a_dataset_as_it_is_gives_what_it_gives_to_torchs_loader(dataset, form):
     assert_equal(given_, expected)
 
 
-@settings(max_examples=40, suppress_health_check=list(HealthCheck))
-@given(tables())
-def test_the_loader_of_numpy_gives_what_collating_gives(dataset):
-    batches = list(Loader(dataset, batch_size=5))
-    expected = [
-        default_collate(dataset.__getitems__(list(range(k, min(k + 5, len(dataset))))))
-        for k in range(0, len(dataset), 5)
-    ]
-    assert_equal(batches, expected)
-
-
 def tabular(count=400):
     rng = np.random.default_rng(0)
     return datasets.Dataset.from_dict(
@@ -210,16 +199,15 @@ def test_which_datasets_as_they_are_are_gathered(form):
     assert batch_reader(dataset.add_column("big", np.arange(400, dtype=np.uint64))) is None
 
 
-def test_a_dataset_is_looked_at_once_and_again_when_its_format_changes():
+def test_a_dataset_is_looked_at_again_when_its_format_changes():
     dataset = tabular()
-    reader = batch_reader(dataset)
-    assert batch_reader(dataset) is reader
+    assert batch_reader(dataset) is not None
     dataset.set_format("torch", columns=["x"])
     assert list(batch_reader(dataset)(np.array([0]), np.empty)) == ["x"]
     dataset.set_format("numpy", columns=["name"])
     assert batch_reader(dataset) is None
     gone = weakref.ref(dataset)
-    del dataset, reader
+    del dataset
     gc.collect()
     assert gone() is None
 
@@ -278,30 +266,6 @@ def test_no_function_is_called_per_row(tmp_path, is_mapped):
         assert many.count > few.count + 256  # what is not to happen, and is counted
 
 
-def test_a_table_in_many_pieces_of_a_file_gives_its_rows(tmp_path):
-    memory = tabular()
-    mapped = on_disk(tmp_path, memory)
-    indices = np.random.default_rng(3).permutation(len(memory))
-    assert_equal(
-        from_huggingface(mapped).get_batch(indices, np.empty),
-        from_huggingface(memory).get_batch(indices, np.empty),
-    )
-    del mapped
-    gc.collect()
-
-
-@pytest.mark.parametrize("size", [300, 512])
-def test_long_rows_are_copied_as_blocks(size):
-    values = np.arange(40 * size, dtype=np.int16).reshape(40, size)
-    features = datasets.Features({"x": datasets.List(datasets.Value("int16"))})
-    whole = datasets.Dataset.from_dict({"x": values}, features=features)
-    odd = datasets.concatenate_datasets([whole.select(range(3, 20)), whole.select(range(20, 40))])
-    for table, first in ((whole, 0), (odd, 3)):
-        indices = np.array([5, 0, 16, 30])
-        batch = from_huggingface(table).get_batch(indices, np.empty)
-        np.testing.assert_array_equal(batch["x"], values[first + indices], strict=True)
-
-
 def test_arrays_are_written_into_the_memory_of_the_batch():
     given_memory = []
 
@@ -338,18 +302,6 @@ def test_workers_give_the_same_from_a_file_that_is_mapped(tmp_path, start_method
     gc.collect()
 
 
-def test_state_goes_on_in_the_middle_of_an_epoch():
-    rows = from_huggingface(tabular(50))
-    loader = Loader(rows, batch_size=8, shuffle=True, seed=3)
-    batches = iter(loader)
-    next(batches)
-    state = loader.state_dict()
-    rest = list(batches)
-    again = Loader(from_huggingface(tabular(50)), batch_size=8, shuffle=True, seed=3)
-    again.load_state_dict(state)
-    assert_equal(list(again), rest)
-
-
 def test_subsets_and_columns_of_a_format():
     dataset = tabular().with_format("torch", columns=["id", "x"])
     rows = from_huggingface(dataset)
@@ -359,34 +311,6 @@ def test_subsets_and_columns_of_a_format():
     assert next(iter(Loader(part, batch_size=2)))["id"].tolist() == [7, 3]
     part = torch.utils.data.Subset(dataset, [7, 3])
     assert next(iter(penstock.torch.DataLoader(part, batch_size=2)))["id"].tolist() == [7, 3]
-
-
-def test_missing_values():
-    table = datasets.Dataset.from_dict(
-        {
-            "f": [1.5, None, 2.0],
-            "i": [1, 2, None],
-            "s": ["a", None, "c"],
-            "l": [[1.0], None, [None]],
-        }
-    )
-    table = table.cast_column("f", datasets.Value("float32"))
-    rows = from_huggingface(table)
-    assert rows[1]["s"] is None
-    assert rows[1]["l"] is None
-    assert rows[2]["i"] is None
-    assert np.isnan(rows[2]["l"]).all()
-    floats = from_huggingface(table, ["f", "s"]).get_batch(np.arange(3), np.empty)
-    np.testing.assert_array_equal(floats["f"], np.array([1.5, np.nan, 2.0], np.float32))
-    assert floats["s"] == ["a", None, "c"]
-    assert from_huggingface(table, ["i"]).get_batch(np.array([1, 0]), np.empty)["i"].tolist() == [
-        2,
-        1,
-    ]
-    for name, place in (("i", 2), ("l", 1)):
-        with pytest.raises(CollateError, match=f"sample {place} .* has no value") as caught:
-            from_huggingface(table, [name]).get_batch(np.arange(3), np.empty)
-        assert caught.value.__notes__[:-1] == [f"in the column {name!r}"]
 
 
 STRUCT = pa.struct({"i": pa.int64(), "s": pa.string()})
@@ -465,22 +389,6 @@ def test_ragged_lists_name_the_rows_that_differ():
 
     (batch,) = Loader(from_huggingface(table), batch_size=3, collate_fn=padded)
     assert batch.tolist() == [[1, 2], [3, 0], [4, 5]]
-
-
-def test_other_columns_are_what_arrow_makes_of_them():
-    table = datasets.Dataset(
-        pa.table(
-            {
-                "pair": pa.array([{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]),
-                "deep": pa.array([[[1], [2]], [[3], [4]]]),
-            }
-        )
-    )
-    rows = from_huggingface(table)
-    batch = rows.get_batch(np.array([1, 0]), np.empty)
-    assert_equal(batch, default_collate([rows[1], rows[0]]))
-    assert batch["pair"]["a"].tolist() == [2, 1]
-    assert batch["pair"]["b"] == ["y", "x"]
 
 
 def encoded(array, form="PNG"):
@@ -614,22 +522,3 @@ def test_an_epoch_of_a_stream_is_shuffled_by_its_number():
     assert sorted(epochs[0]) == sorted(epochs[1])
     loader.set_epoch(0)
     assert all_ids(loader) == epochs[0]
-
-
-def test_a_model_is_trained():
-    dataset = tabular(256)
-    torch.manual_seed(0)
-    model = torch.nn.Linear(6, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    losses = []
-    loader = penstock.torch.DataLoader(
-        from_huggingface(dataset, ["x"]), batch_size=32, shuffle=True, seed=1
-    )
-    for _ in range(4):
-        for batch in loader:
-            loss = (model(batch["x"])[:, 0] - batch["x"].sum(1)).square().mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-    assert losses[-1] < losses[0] / 10

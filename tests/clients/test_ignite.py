@@ -80,14 +80,6 @@ def test_metrics_of_both_count_what_a_plain_loop_counts():
     assert measured.compute() == {"accuracy": 1.0, "f1": 1.0}
 
 
-def test_a_metric_may_keep_batches_as_long_as_it_likes():
-    # Batches lie in slots that are used again; a slot that is kept is not.
-    kept = torchmetrics.CatMetric()
-    for points, _ in loader_of(prefetch_factor=1):
-        kept.update(points)
-    assert torch.equal(kept.compute(), torch.cat([points for points, _ in loader_of()]))
-
-
 @pytest.mark.parametrize("iteration", [5, 7], ids=["after an epoch", "within one"])
 def test_a_checkpoint_of_the_engine_and_the_loader_resumes_exactly(tmp_path, iteration):
     engine, seen = engine_of()

@@ -12,11 +12,9 @@ import lightning
 import pytest
 import torch
 from lightning.fabric.utilities import data as fabric_data
-from lightning.pytorch.callbacks import BasePredictionWriter, ModelCheckpoint
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import data as trainer_data
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tests.distributed.launching import TORCHRUN, environment
 from tests.support.processes import completed
 from tests.torch.comparing import assert_same
@@ -26,7 +24,6 @@ import penstock.torch
 from penstock.data import IterableDataset, shard
 from penstock.errors import ConfigError
 from penstock.integrations.lightning import ExactResume
-from penstock.integrations.tensorboard import StatsWriter
 from penstock.sampling import (
     BalancedBatchSampler,
     BucketBatchSampler,
@@ -314,20 +311,6 @@ def test_the_trainer_gets_the_batches_of_a_plain_loop(tmp_path):
     assert loader.stats().run.batches == 3 * NUM_BATCHES  # by our engine
 
 
-class OwnNoise(Noisy):
-    """Draws from what is each sample's own, as threads need it."""
-
-    def __getitem__(self, index):
-        return index, torch.from_numpy(penstock.sample_rng().random(2, "float32"))
-
-
-@pytest.mark.parametrize("options", [{"num_workers": 0}, {"backend": "thread"}])
-def test_other_workers_give_the_same_batches(tmp_path, options):
-    model = Model()
-    trainer_of(tmp_path, max_epochs=2).fit(model, loader_of(OwnNoise(), **options))
-    assert_same(epochs_of(loader_of(OwnNoise()), 2), model.seen)
-
-
 def test_without_a_seed_the_batches_are_torchs(tmp_path):
     models = []
     for module in (torch.utils.data, penstock.torch):
@@ -380,72 +363,6 @@ def test_persistent_workers_live_as_long_as_the_training(tmp_path):
     assert len(workers[0]) == 2
     assert workers == [workers[0]] * 3
     assert loader._iterator is None  # the trainer has let them go
-
-
-def test_several_loaders_are_combined(tmp_path):
-    model = Model()
-    loaders = {"a": loader_of(), "b": loader_of(range(8), batch_size=2, seed=1, num_workers=0)}
-    trainer_of(tmp_path, max_epochs=1).fit(model, CombinedLoader(loaders, "max_size_cycle"))
-    a, b = loader_of(), loader_of(range(8), batch_size=2, seed=1, num_workers=0)
-    cycled = [*b, *b][:NUM_BATCHES]  # the shorter one begins its second epoch
-    assert_same([{"a": x, "b": y} for x, y in zip(a, cycled, strict=True)], _batches(model))
-
-
-def test_a_limited_epoch_is_left_early_and_the_next_one_is_another(tmp_path):
-    model = Model()
-    trainer_of(tmp_path, max_epochs=2, limit_train_batches=3).fit(model, loader_of())
-    whole = epochs_of(loader_of(), 2)
-    assert_same([*whole[:3], *whole[NUM_BATCHES : NUM_BATCHES + 3]], model.seen)
-
-
-def test_overfitting_takes_the_same_samples_in_every_epoch(tmp_path):
-    model = Model()
-    with pytest.warns(UserWarning, match="turning off the train dataloader shuffling"):
-        trainer_of(tmp_path, max_epochs=2, overfit_batches=2).fit(model, loader_of())
-    assert [b[0].tolist() for b in _batches(model)] == [[0, 1, 2, 3], [4, 5, 6, 7]] * 2
-    noise = [b[1] for b in _batches(model)]
-    assert not torch.equal(noise[0], noise[2])  # augmented anew: the loader has kept its seed
-
-
-def test_predictions_come_with_their_indices(tmp_path):
-    class Writer(BasePredictionWriter):
-        def __init__(self):
-            super().__init__("batch")
-            self.given = []
-
-        def write_on_batch_end(self, trainer, module, prediction, indices, batch, *rest):
-            self.given.append((prediction.tolist(), indices))
-
-    writer = Writer()
-    trainer_of(tmp_path, [writer]).predict(Model(), loader_of(shuffle=False, drop_last=True))
-    assert [p for p, _ in writer.given] == [i for _, i in writer.given]
-    assert [i for p, _ in writer.given for i in p] == list(range(NUM_SAMPLES))
-
-
-def test_balanced_samplers_are_taken_as_they_are(tmp_path):
-    model = Model()
-    sampler = ClassBalancedSampler(Noisy(), seed=1)
-    trainer_of(tmp_path).fit(model, loader_of(shuffle=None, sampler=sampler))
-    expected = loader_of(shuffle=None, sampler=ClassBalancedSampler(Noisy(), seed=1))
-    assert_same(epochs_of(expected, 3), model.seen)
-
-
-def test_the_stats_go_to_tensorboard(tmp_path):
-    class Stats(lightning.Callback):
-        def on_train_start(self, trainer, pl_module):
-            write = StatsWriter(
-                trainer.logger.experiment, "loader", global_step=lambda: trainer.global_step
-            )
-            trainer.train_dataloader.subscribe(write, every_s=0)
-
-    logger = TensorBoardLogger(tmp_path, name="run")
-    trainer_of(tmp_path, [Stats()], logger=logger).fit(Model(), loader_of())
-    logger.experiment.close()
-    found = EventAccumulator(logger.log_dir)
-    found.Reload()
-    shares = found.Scalars("loader/wait_share")
-    assert [point.step for point in shares] == list(range(3 * NUM_BATCHES))
-    assert all(0 <= point.value <= 1 for point in shares)
 
 
 # Resuming.

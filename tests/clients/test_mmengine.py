@@ -25,7 +25,6 @@ import penstock.torch
 from penstock.collate import Collator
 from penstock.errors import ConfigError, StateError
 from penstock.sampling import DistributedSampler
-from penstock.torch import DevicePrefetcher
 
 declare_missing()  # mmengine's list of versions imports torchvision
 with warnings.catch_warnings():
@@ -38,7 +37,6 @@ with warnings.catch_warnings():
         DATA_SAMPLERS,
         DATASETS,
         FUNCTIONS,
-        HOOKS,
         METRICS,
         MODELS,
         RUNNERS,
@@ -46,7 +44,7 @@ with warnings.catch_warnings():
     )
     from mmengine.visualization import Visualizer
 
-    from penstock.integrations.mmengine import PenstockHook, PenstockRunner
+    from penstock.integrations.mmengine import PenstockRunner
 
 pytestmark = [
     # mmengine 0.10.7, of 2024, and what it imports
@@ -214,19 +212,6 @@ def test_workers_of_ours_make_the_batches(tmp_path):
     assert Noisy.read == []  # not in this process
 
 
-def test_by_mmengine_alone_workers_draw_the_same_in_every_epoch_and_with_a_seed_they_do_not(
-    tmp_path,
-):
-    settings = config(tmp_path, num_workers=1, sampler={"type": "DefaultSampler", "shuffle": False})
-    settings["train_cfg"]["max_epochs"] = 2
-    seeded = {**settings, "train_dataloader": {**settings["train_dataloader"], "seed": "runner"}}
-    theirs = trained(as_mmengine_has_it(settings)).model.seen
-    ours = trained(seeded).model.seen
-    assert theirs[:4] == theirs[4:]
-    assert [i for i, _ in ours[:4]] == [i for i, _ in ours[4:]]
-    assert all(first != second for (_, first), (_, second) in zip(ours[:4], ours[4:], strict=True))
-
-
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("saved_after", [2, 4, 6, 8])
 def test_an_epoch_goes_on_where_it_was_saved(tmp_path, num_workers, saved_after):
@@ -272,16 +257,6 @@ def test_without_a_seed_the_order_of_an_epoch_goes_on(tmp_path):
     whole = trained(settings)
     rest = resumed(settings, tmp_path / "iter_6.pth")
     assert [i for i, _ in rest.model.seen] == [i for i, _ in whole.model.seen[6:]]
-
-
-def test_without_a_seed_a_loop_over_iterations_reads_again_and_says_so(tmp_path):
-    settings = config(tmp_path, by_epoch=False, every=2, max_iters=3)
-    whole = trained(settings)
-    rest = resumed(settings, tmp_path / "iter_2.pth")
-    assert [i for i, _ in rest.model.seen] == [i for i, _ in whole.model.seen[2:]]
-    assert len(Noisy.read) == 3 * BATCH_SIZE
-    log = Path(rest.log_dir, f"{rest.timestamp}.log").read_text()
-    assert "mmengine reads 2 batches again" in log
 
 
 def test_checkpoints_at_the_ends_of_epochs_and_the_number_of_the_epoch_fit(tmp_path):
@@ -346,11 +321,6 @@ def test_what_mmengine_builds_is_built():
     assert isinstance(next(iter(lists))["index"], list)
 
 
-def test_a_bare_default_collate_of_torchs_is_known_as_such():
-    loader = loader_of(collate_fn={"type": "torch.utils.data.default_collate"})
-    assert loader.collate_fn is torch.utils.data.default_collate
-
-
 def test_an_object_that_collates_into_the_slot_is_made_of_its_config():
     halves = loader_of(collate_fn={"type": "Rows", "scale": 0.5}, seed=1, num_workers=1)
     wholes = loader_of(seed=1)
@@ -358,12 +328,6 @@ def test_an_object_that_collates_into_the_slot_is_made_of_its_config():
     for half, whole in zip(halves, wholes, strict=True):
         assert torch.equal(half["noise"], whole["noise"] / 2)
         assert torch.equal(half["index"], whole["index"])
-
-
-def test_a_prefetcher_around_a_loader_brings_its_batches_where_they_belong():
-    loader = loader_of(seed="runner")
-    prefetcher = DevicePrefetcher(loader, "cpu", transform=lambda batch: -batch["index"])
-    assert [(-i).tolist() for i in prefetcher] == [b["index"].tolist() for b in loader_of(seed=5)]
 
 
 def test_a_loader_of_ones_own_is_taken_as_it_is(tmp_path):
@@ -439,7 +403,3 @@ def test_two_ranks_share_an_epoch_and_go_on_exactly(tmp_path):
     assert sorted(first + second) == list(range(NUM_SAMPLES))
     noise = [{n for _, rows in rank["whole"] for row in rows for n in row} for rank in ranks]
     assert noise[0].isdisjoint(noise[1])
-
-
-def test_the_hook_is_registered_under_its_name():
-    assert HOOKS.get("PenstockHook") is PenstockHook

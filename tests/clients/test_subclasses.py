@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.utils.data
 from tests.torch.comparing import assert_same
-from torch.utils.data import BatchSampler, Dataset, get_worker_info
+from torch.utils.data import Dataset
 from torch.utils.data import dataloader as torchs
 
 import penstock.torch
@@ -107,27 +107,6 @@ def multi_epochs(base):
     return MultiEpochs
 
 
-def own_iterator(base):
-    """A loader that is its own iterator, and begins again by itself."""
-
-    class OwnIterator(base):
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, **kwargs)
-            self.batches = super().__iter__()
-
-        def __iter__(self):
-            return self
-
-        def __next__(self):
-            try:
-                return next(self.batches)
-            except StopIteration:
-                self.batches = super().__iter__()
-                return next(self.batches)
-
-    return OwnIterator
-
-
 def transforming(base):
     """`__iter__` and `__len__` overridden."""
 
@@ -209,7 +188,6 @@ def with_attributes(base):
 PATTERNS = [
     infinite,
     multi_epochs,
-    own_iterator,
     transforming,
     wrapped_iterator,
     torchs_iterators,
@@ -237,20 +215,6 @@ def test_a_subclass_gives_what_it_gives_on_torchs_loader(pattern, num_workers):
 
 
 @both
-def test_samples_that_repeat_for_ever_come_one_by_one_as_well(num_workers):
-    found = []
-    for base in BASES:
-        torch.manual_seed(5)
-        loader = multi_epochs(base)(
-            range(6), batch_size=None, shuffle=True, num_workers=num_workers
-        )
-        found.append([len(loader), [list(loader) for _ in range(3)]])
-    assert found[0] == found[1]
-    assert found[1][1][0] != found[1][1][1]
-    assert [sorted(epoch) for epoch in found[1][1]] == [list(range(6))] * 3
-
-
-@both
 def test_a_reset_begins_with_a_new_iterator_and_sees_what_was_changed(num_workers):
     class Closable(Noisy):
         mosaic = True
@@ -269,46 +233,6 @@ def test_a_reset_begins_with_a_new_iterator_and_sees_what_was_changed(num_worker
         del loader
     assert_same(*found)
     assert not any(torch.any(mosaic) for _, mosaic, _ in found[1][1])
-
-
-@both
-def test_with_a_seed_an_endless_epoch_is_the_same_with_any_workers(num_workers):
-    kind = infinite(penstock.torch.DataLoader)
-    loader = kind(Noisy(), batch_size=3, shuffle=True, seed=7, num_workers=num_workers)
-    found = [list(loader) for _ in range(2)]
-    again = kind(Noisy(), batch_size=3, shuffle=True, seed=7, num_workers=1)
-    assert_same(found, [list(again) for _ in range(2)])
-    orders = [[i for batch in epoch for i in batch[0].tolist()] for epoch in found]
-    assert orders[0] != orders[1]
-    assert [sorted(order) for order in orders] == [list(range(NUM_SAMPLES))] * 2
-
-
-class WorkerNamed(BatchSampler):
-    """Gives each index with a number of its batch, so that a dataset may know its batch."""
-
-    def __iter__(self):
-        for number, batch in enumerate(super().__iter__()):
-            yield [(number, index) for index in batch]
-
-
-class KnowsBatch(Dataset):
-    def __len__(self):
-        return NUM_SAMPLES
-
-    def __getitem__(self, key):
-        number, index = key
-        worker = get_worker_info()
-        return number, index, -1 if worker is None else worker.id
-
-
-@both
-def test_batch_samplers_may_give_whatever_the_dataset_takes(num_workers):
-    found = []
-    for base in BASES:
-        batches = WorkerNamed(range(NUM_SAMPLES), 3, True)
-        loader = base(KnowsBatch(), batch_sampler=batches, num_workers=num_workers)
-        found.append([len(loader), list(loader)])
-    assert_same(*found)
 
 
 # A loader in a config.
@@ -339,16 +263,6 @@ def test_a_loader_is_copied_with_its_config_before_an_epoch(kind, seed):
 
 
 @pytest.mark.parametrize("kind", ["pickled", "copied deeply"])
-def test_a_loader_is_copied_after_an_epoch(kind):
-    options = {"batch_size": 3, "shuffle": True, "num_workers": 2, "seed": 7}
-    loader = penstock.torch.DataLoader(Noisy(), **options)
-    list(loader)
-    again = COPIES[kind](loader)
-    assert again.epoch == loader.epoch == 1
-    assert_same(list(loader), list(again))  # both go on with epoch 1
-
-
-@pytest.mark.parametrize("kind", ["pickled", "copied deeply"])
 @pytest.mark.parametrize("base", BASES, ids=["torch", "penstock"])
 def test_persistent_workers_cannot_be_copied_and_say_so(kind, base):
     loader = base(range(6), num_workers=1, persistent_workers=True)
@@ -362,59 +276,6 @@ def test_persistent_workers_cannot_be_copied_and_say_so(kind, base):
 
 
 # Wrappers around a loader, and code that looks inside.
-
-
-class Grouped(torch.utils.data.IterableDataset):
-    """Batches of images of one shape, made of single samples (as detection libraries do it)."""
-
-    def __init__(self, samples, batch_size):
-        self.samples = samples
-        self.batch_size = batch_size
-        self.buckets = [[], []]
-
-    def __iter__(self):
-        for sample in self.samples:
-            bucket = self.buckets[0 if sample["width"] > sample["height"] else 1]
-            bucket.append(sample)
-            if len(bucket) == self.batch_size:
-                data = bucket[:]
-                del bucket[:]
-                yield data
-
-
-class Shapes(Dataset):
-    def __len__(self):
-        return NUM_SAMPLES
-
-    def __getitem__(self, index):
-        height, width = (2, 3) if index % 3 else (3, 2)
-        image = torch.rand(3, height, width)
-        return {"image": image, "height": height, "width": width, "index": index}
-
-
-def first(samples):
-    return samples[0]
-
-
-def as_they_are(samples):
-    return samples
-
-
-@both
-@pytest.mark.parametrize(
-    "options",
-    [{"batch_size": None}, {"batch_size": 1, "collate_fn": first}],
-    ids=["no batches", "trivial collate"],
-)
-def test_samples_are_grouped_by_aspect_outside_of_the_loader(num_workers, options):
-    found = []
-    for base in BASES:
-        torch.manual_seed(2)
-        samples = base(Shapes(), shuffle=True, num_workers=num_workers, **options)
-        outer = base(Grouped(samples, 2), batch_size=None, collate_fn=as_they_are)
-        found.append(list(outer))
-    assert_same(*found)
-    assert len(found[1]) >= 4
 
 
 @pytest.mark.parametrize("base", BASES, ids=["torch", "penstock"])

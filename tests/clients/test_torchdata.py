@@ -12,7 +12,6 @@ import torchdata.nodes as tn
 
 import penstock.torch
 from penstock import Loader
-from penstock.data import IterableDataset
 
 
 def squares(count=60):
@@ -82,49 +81,3 @@ def test_nodes_that_prefetch_count_only_what_was_given_out():
     again = graph()
     again.load_state_dict(state)
     assert first_values(again) == rest
-
-
-class Nodes(IterableDataset):
-    """A graph of nodes as a stream for a loader: each worker reads every num_workers-th item."""
-
-    def __init__(self, count):
-        self.graph = tn.Loader(tn.IterableWrapper(range(count)), restart_on_stop_iteration=False)
-
-    def __iter__(self):
-        return iter(self.graph)
-
-    def state_dict(self):
-        return self.graph.state_dict()
-
-    def load_state_dict(self, state):
-        self.graph.load_state_dict(state)
-
-
-def test_a_graph_is_a_stream_for_a_loader_and_its_state_is_the_loaders():
-    loader = Loader(Nodes(30), batch_size=4)
-    batches = iter(loader)
-    taken = [next(batches).tolist() for _ in range(3)]
-    state = loader.state_dict()
-    rest = first_values(batches)
-    assert [value for batch in taken + rest for value in batch] == list(range(30))
-    again = Loader(Nodes(30), batch_size=4)
-    again.load_state_dict(state)
-    assert first_values(again) == rest
-
-
-def test_a_model_is_trained_through_a_graph():
-    torch.manual_seed(0)
-    model = torch.nn.Linear(1, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
-    loader = torch_loader(num_workers=1)
-    node = tn.Mapper(tn.IterableWrapper(loader), lambda batch: (batch[0] / 60, batch[0] / 30 + 1))
-    losses = []
-    for _ in range(6):
-        for x, y in tn.Loader(node):
-            loss = (model(x[:, None])[:, 0] - y).square().mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-    assert losses[-1] < losses[0] / 10
-    assert loader.stats().run.batches == len(losses)

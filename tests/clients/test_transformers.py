@@ -25,7 +25,7 @@ from tests.clients.trainer_run import (
 from tests.distributed.launching import TORCHRUN, environment, started
 from tests.support.processes import ended
 
-from penstock.errors import ConfigError, StateError
+from penstock.errors import StateError
 from penstock.integrations.accelerate import PreparedLoader
 
 SKIPPED = 10  # batches before checkpoint 5, each step of which takes two
@@ -170,7 +170,7 @@ def test_ignore_data_skip_begins_the_epoch_anew(alone, tmp_path):
 
 def test_a_checkpoint_of_other_steps_is_refused(alone, tmp_path):
     made = trainer(Ours, tmp_path, gradient_accumulation_steps=1)
-    with pytest.raises(StateError, match=r"saved in epoch 0 with 10 batches .* 5 batches"):
+    with pytest.raises(StateError, match=r"saved in epoch 0 with 10 batches .* after 5:"):
         made.train(resume_from_checkpoint=str(alone[1] / "checkpoint-5"))
 
 
@@ -211,8 +211,3 @@ def test_training_arguments_decide(tmp_path):
     made = trainer(Ours, tmp_path, loader_options=options)
     assert made.get_train_dataloader().on_error == "replace"
     assert made.get_eval_dataloader().on_error == "raise"
-
-
-def test_options_that_training_arguments_decide_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"loader_options takes backend, .*; got batch_size"):
-        trainer(Ours, tmp_path, loader_options={"batch_size": 4})

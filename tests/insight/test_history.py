@@ -15,7 +15,6 @@ from tests.insight.batches import batch
 from penstock.data import ConcatDataset
 from penstock.engine.timing import UNKNOWN, EpochEnd
 from penstock.insight.history import History
-from penstock.insight.stats import Change
 
 MS = 1_000_000
 S = 1_000_000_000
@@ -126,13 +125,6 @@ def test_an_epoch_without_a_batch_has_sums_of_nothing():
     history.epoch_ended(3)
     stats = stats_of(history)
     assert (stats.epoch_number, stats.epoch.batches) == (3, 0)
-
-
-def test_before_the_first_batch_there_are_no_figures():
-    stats = stats_of(History())
-    assert stats.verdict.bottleneck == "nothing yet"
-    assert stats.run.batches == stats.window.batches == stats.epoch.batches == 0
-    assert stats.run.wait_share == 0
 
 
 def test_the_window_is_the_last_ten_seconds():
@@ -259,14 +251,6 @@ def test_batches_come_back_as_they_were_but_for_what_is_large():
     assert first == given[0].row
     assert rows["trainer_starved_ns"][0] == UNKNOWN
     assert rows["starved_ns"][0] == UNKNOWN
-
-
-def test_changes_are_told_in_their_order():
-    history = History()
-    changes = [Change(0, step, 2 + step, 2, "the main process waits") for step in range(3)]
-    for change in changes:
-        history.note_change(change)
-    assert stats_of(history).changes == tuple(changes)
 
 
 def test_memory_is_told_at_its_peak():

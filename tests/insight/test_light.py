@@ -100,12 +100,6 @@ def test_the_user_may_say_it(monitor, is_measured):
         cheap(monitor="none")
 
 
-def test_samples_of_a_stream_are_counted():
-    loader = Loader(Stream(), 4)
-    list(loader)
-    assert loader.stats().run.samples == 4 * NUM_BATCHES - 2
-
-
 def test_the_loops_own_time_is_that_between_two_batches():
     loader = cheap()
     begun = time.monotonic()
@@ -117,21 +111,6 @@ def test_the_loops_own_time_is_that_between_two_batches():
     assert run.consumer_s >= 0.05
     assert run.seconds - run.wait_s - run.consumer_s >= 0.05
     assert run.seconds <= took_s
-
-
-def test_bad_samples_are_counted(recwarn):
-    class Bad:
-        def __len__(self):
-            return 40
-
-        def __getitem__(self, index):
-            if index % 10 == 3:
-                raise ValueError(index)
-            return index
-
-    loader = Loader(Bad(), 4, on_error="skip")
-    list(loader)
-    assert loader.stats().run.failed == len(loader.failures) == 4
 
 
 def test_a_page_and_a_trace_of_it_show_no_work_that_nobody_saw(tmp_path):

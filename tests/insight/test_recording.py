@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.insight.batches import batch
 
-import penstock
 from penstock.errors import ConfigError
 from penstock.faults import Failure
 from penstock.insight.history import History
@@ -96,16 +95,6 @@ def test_moments_count_from_the_first_of_all_and_unknown_times_are_none():
     assert batches["read_ns"][1] == 2 * MS
     assert batches["worker"][:3] == [0, 1, 0]
     assert {len(column) for column in batches.values()} == {12}
-
-
-def test_a_batch_of_which_no_worker_told_leaves_the_others_their_moments():
-    history = a_history()
-    start = 10**15 + 120 * MS
-    moments = {"asked_ns": start, "given_ns": start + MS}
-    history.add(*batch(epoch=2, pid=7, num_samples=3, num_workers=2, lookahead=4, **moments))
-    batches = recorded(history).batches
-    assert batches["asked_ns"][0] == 5 * MS
-    assert batches["begun_ns"][-1] == 0
 
 
 def test_it_tells_of_every_epoch_and_of_the_machine():
@@ -271,10 +260,3 @@ def test_a_recording_with_a_part_replaced_is_read_or_refused(data):
     else:
         refused = "a recording"
     assert "recording" in refused
-
-
-def test_the_version_of_penstock_is_told():
-    assert recorded(History()).machine.penstock in (
-        getattr(penstock, "__version__", "unknown"),
-        "unknown",
-    )

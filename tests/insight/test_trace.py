@@ -155,20 +155,6 @@ def test_a_file_that_is_no_trace_is_refused_with_the_reason(tmp_path):
         read_trace(path)
 
 
-def test_a_trace_that_cannot_be_written_leaves_the_old_one(recording, tmp_path, monkeypatch):
-    path = tmp_path / "run.json"
-    path.write_text("the old one")
-
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.replace", full)
-    with pytest.raises(OSError, match="No space"):
-        write_trace(recording, path)
-    assert path.read_text() == "the old one"
-    assert list(tmp_path.iterdir()) == [path]
-
-
 @st.composite
 def batch_columns(draw):
     """Columns as no sane run has them: tasks that overlap, parts longer than their whole."""

@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from penstock.insight.model import DELIVERY_S
-from penstock.insight.stats import SlowSample, SourceTiming, Span, Stats
+from penstock.insight.stats import SlowSample, SourceTiming, Span
 from penstock.insight.verdict import BOTTLENECKS, Inputs, judge
 
 MS = 1e-3
@@ -115,12 +115,6 @@ def test_with_batches_ready_there_is_nothing_to_do():
     assert verdict.text == (
         "The main process waits 0 % of the time: 3.4 batches lie ready. There is nothing to do."
     )
-
-
-def test_workers_that_are_not_needed_are_remarked():
-    verdict = training(workers=8, compute=12 * MS, trainer=10 * MS, num_ready=10)
-    assert verdict.bottleneck == "trainer"
-    assert verdict.text.endswith("There is nothing to do. 2 workers of the 8 would do.")
 
 
 def test_cheap_cores_that_idle_call_for_workers():
@@ -483,14 +477,6 @@ def test_workers_on_ray_are_not_bound_by_the_main_processes_cores():
     away = training(workers=2, compute=40 * MS, trainer=2 * MS, cores=2.0, backend="ray")
     assert (here.bottleneck, away.bottleneck) == ("cpu", "workers")
     assert away.expected_gain > 5
-
-
-def test_printed_they_are_the_verdict_and_what_it_is_judged_by():
-    verdict = training(compute=40 * MS)
-    stats = Stats(verdict, Span(batches=50, seconds=2.0, wait_s=1.5), num_workers=2)
-    assert str(stats) == (
-        f"{verdict}\nLast 50 batches: 1.5 s of 2 s waited for; backend 'serial', 2 workers"
-    )
 
 
 def test_batches_that_come_over_more_slowly_than_they_are_made_want_no_workers():

@@ -133,10 +133,6 @@ def test_a_loader_that_is_gone_is_told_of_no_more(reader, meter):
     assert collect(reader) == {}
 
 
-def test_without_a_provider_nothing_happens():
-    observe(Counting())  # the global meter measures nothing before a provider is set
-
-
 def test_a_meter_of_before_and_after_the_provider_was_set_is_one():
     got = python(
         "-c",

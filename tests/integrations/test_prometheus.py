@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
 import urllib.request
 
 import pytest
@@ -13,7 +11,6 @@ import pytest
 from penstock import Loader
 from penstock.errors import ConfigError
 from penstock.insight.stats import Span, Stats, Verdict
-from penstock.optional import install_command
 
 prometheus_client = pytest.importorskip("prometheus_client")
 from prometheus_client.openmetrics import exposition as openmetrics  # noqa: E402
@@ -150,16 +147,6 @@ def test_a_loader_that_is_gone_is_told_of_no_more_and_leaves_its_labels(registry
     assert samples(registry)["penstock_batches_total", ("loader", "train")] == 100
 
 
-def test_a_real_loader_is_not_kept_alive(registry):
-    loader = Loader(list(range(8)), batch_size=4, num_workers=1)
-    assert sum(1 for _ in loader) == 2
-    collector = StatsCollector(loader, registry=registry)
-    del loader
-    gc.collect()
-    assert list(samples(registry)) == []
-    del collector
-
-
 def test_a_second_collector_in_a_registry_is_refused(registry):
     loader = Fixed()
     StatsCollector(loader, registry=registry)
@@ -172,36 +159,6 @@ def test_labels_of_other_names_are_refused():
     collector = StatsCollector(first, {"loader": "train"})
     with pytest.raises(ConfigError, match=r"got \['name'\], and the first has \['loader'\]"):
         collector.add(second, {"name": "val"})
-
-
-def test_labels_of_another_loader_are_refused():
-    first, second = Fixed(), Fixed()
-    collector = StatsCollector(first, {"loader": "train"})
-    with pytest.raises(ConfigError, match=r"another loader has the labels {'loader': 'train'}"):
-        collector.add(second, {"loader": "train"})
-
-
-@pytest.mark.parametrize(
-    ("module", "extra"), [("prometheus_client", "prometheus"), ("opentelemetry", "opentelemetry")]
-)
-def test_without_the_library_the_error_names_the_extra(module, extra):
-    program = (
-        "import sys\n"
-        "class Absent:\n"
-        "    def find_spec(self, name, path=None, target=None):\n"
-        f"        if name.split('.')[0] == {module!r}:\n"
-        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
-        "sys.meta_path.insert(0, Absent())\n"
-        "from penstock.errors import MissingExtraError\n"
-        "try:\n"
-        f"    import penstock.integrations.{extra}\n"
-        "except MissingExtraError as error:\n"
-        "    print(error)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
-    message = done.stdout.decode()
-    assert message.startswith(f"this module needs {module}")
-    assert message.endswith(f"which is not installed. Install it with: {install_command(extra)}\n")
 
 
 def test_labels_are_texts_and_names_that_cannot_be_are_refused():

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import pytest
 
-from penstock import Loader
 from penstock.insight.stats import Span, Stats, Verdict
 from penstock.integrations.tensorboard import StatsWriter
 
@@ -96,33 +95,6 @@ def test_the_main_process_may_say_which_step_it_is(read):
 
     events = read(write)
     assert [step for step, _ in points(events, "penstock/workers")] == [70_000, 80_000]
-
-
-def test_before_any_batch_there_are_points_and_no_shares(read):
-    events = read(lambda writer: StatsWriter(writer)(Stats(Verdict("nothing yet", "Too few."))))
-    assert points(events, "penstock/samples_per_s") == [(0, 0.0)]
-    assert "penstock/worker_share/idle" not in events.Tags()["scalars"]
-
-
-def test_two_loaders_write_their_curves_while_they_run(read):
-    def write(writer):
-        train = Loader(list(range(64)), batch_size=4, num_workers=1)
-        val = Loader(list(range(30)), batch_size=4)
-        train.subscribe(StatsWriter(writer, tag="train"), every_s=3600)
-        val.subscribe(StatsWriter(writer, tag="val"), every_s=3600)
-        for _ in range(2):
-            assert sum(1 for _ in train) == 16
-            assert sum(1 for _ in val) == 8
-
-    events = read(write)
-    # The first batch, and the end of each epoch.
-    assert [step for step, _ in points(events, "train/workers")] == [1, 16, 32]
-    assert [step for step, _ in points(events, "val/workers")] == [1, 8, 16]
-    assert points(events, "train/workers")[-1] == (32, 1.0)
-    shares = [points(events, f"train/worker_share/{name}")[-1][1]
-              for name in ("idle", "read", "compute", "collate", "send")]  # fmt: skip
-    assert sum(shares) == pytest.approx(1.0)
-    assert texts(events, "train/verdict")
 
 
 def test_a_batch_is_written_once():

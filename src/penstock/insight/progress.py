@@ -135,6 +135,7 @@ class ProgressBar:
 
     def _draw(self, bar: Any, since: tuple[int, int, int], *, is_last: bool = False) -> None:  # noqa: ANN401
         if os.getpid() != self._pid:  # a forked process
+            bar.disable = True  # as tqdm draws once more when it goes
             return
         elapsed_ns = self._given_ns - since[0]
         texts = []

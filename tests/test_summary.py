@@ -3,9 +3,9 @@
 
 import importlib
 import inspect
+import re
 import shutil
 from pathlib import Path
-from xml.etree import ElementTree
 
 import cv2
 import numpy as np
@@ -162,17 +162,12 @@ def test_every_promised_loader_dataset_sampler_and_report_is_tried():
 
 
 @pytest.mark.parametrize("name", MAKE)
-def test_repr_is_one_short_line_and_a_notebook_shows_a_table(name, root):
-    shown = made(name, root)
-    line, table = repr(shown), ElementTree.fromstring(shown._repr_html_())
-    assert line.startswith(f"{type(shown).__name__}(")
+def test_repr_is_one_short_line(name, root):
+    line = repr(made(name, root))
+    assert re.match(r"\w+\(.", line)
     assert line.isprintable()
     assert len(line) <= 200
-    rows = {row[0].text: row[1].text for row in table.iter("tr")}
-    assert table.find("caption").text == type(shown).__name__
-    assert rows
-    for text in (line, *rows.values()):
-        assert "0x" not in text
+    assert "0x" not in line
 
 
 def test_what_is_shown_was_in_memory(root, tmp_path):
@@ -215,7 +210,6 @@ def test_the_length_of_a_stream_is_not_asked_of_the_loader():
 def test_what_cannot_be_had_ends_the_line_and_does_not_raise():
     unmade = object.__new__(dropin.DataLoader)
     assert repr(unmade) == "DataLoader()"
-    ElementTree.fromstring(unmade._repr_html_())
 
     class Hollow(data.Dataset):
         def __len__(self):
@@ -225,16 +219,10 @@ def test_what_cannot_be_had_ends_the_line_and_does_not_raise():
     assert kind_of(Hollow()) == "Hollow"
 
 
-def test_no_text_of_a_user_is_markup_a_secret_or_a_second_line():
-    hostile = "<img src=x>\n\x1b[31m mongodb://me:s3cret@host/a?token=s3cret"
-    verdict = Verdict("workers", hostile)
-    table = verdict._repr_html_()
-    ElementTree.fromstring(table)
-    for text in (repr(verdict), table):
-        assert "s3cret" not in text
-        assert "\x1b" not in text
-        assert "\n" not in text
-    assert "<img" not in table
+def test_no_text_of_a_user_is_a_secret_or_a_second_line():
+    hostile = "\n\x1b[31m mongodb://me:s3cret@host/a?token=s3cret"
+    text = repr(Verdict("workers", hostile))
+    assert not any(part in text for part in ("s3cret", "\x1b", "\n"))
 
 
 def test_a_long_value_loses_its_middle():
@@ -249,14 +237,6 @@ def test_str_has_what_repr_leaves_out():
     assert str(stats.verdict) in str(stats)
     assert str(sampling.balance_report(MAKERS["balanced"](3))).count("\n") > 4
     assert isinstance(stats, Stats)
-
-
-def test_a_subclass_with_a_repr_of_its_own_is_shown_by_it():
-    class Mine(data.ArrayDataset):
-        def __repr__(self):
-            return "mine"
-
-    assert Mine(ARRAY)._repr_html_() is None
 
 
 def test_rows_of_hugging_face_are_datasets_of_ours():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A one-line `repr`, and a table in a notebook, made from names and values."""
+"""A one-line `repr`, made from names and values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ __all__ = ["Summarized", "kind_of"]
 
 _LINE: Final = 200  # characters of a repr
 _IN_LINE: Final = 60  # characters of a value in it
-_IN_TABLE: Final = 500
 _MOST_ITEMS: Final = 3
 _DEEPEST: Final = 2
 _ADDRESS: Final = re.compile(r" at 0x[0-9a-fA-F]+")
@@ -60,26 +59,13 @@ class Summarized:
         """Return one line: the class, and what is known of it by name."""
         kind = type(self).__name__
         line = ""
-        for name, text in _told(self._summary(), _IN_LINE):
+        for name, text in _texts(self._summary()):
             part = f"{', ' if line else ''}{name}={text}"
             if len(kind) + len(line) + len(part) > _LINE - len("(, …)"):
                 line += ", …"
                 break
             line += part
         return f"{kind}({line})"
-
-    def _repr_html_(self) -> str | None:
-        """Return a table, for notebooks; None where a subclass has a `__repr__` of its own."""
-        if type(self).__repr__ is not Summarized.__repr__:
-            return None
-        import html
-
-        rows = "".join(
-            f"<tr><th>{html.escape(name)}</th><td>{html.escape(text)}</td></tr>"
-            for name, text in _told(self._summary(), _IN_TABLE)
-        )
-        caption = html.escape(type(self).__name__)
-        return f"<table><caption>{caption}</caption><tbody>{rows}</tbody></table>"
 
 
 def kind_of(value: object) -> str:
@@ -96,11 +82,11 @@ def kind_of(value: object) -> str:
     return kind if length is None else f"{kind} of {length}"
 
 
-def _told(summary: Iterable[tuple[str, object]], most: int) -> Iterator[tuple[str, str]]:
+def _texts(summary: Iterable[tuple[str, object]]) -> Iterator[tuple[str, str]]:
     """Yield names and texts, up to what cannot be had."""
     with contextlib.suppress(Exception):
         for name, value in summary:
-            yield name, _shortened(_text(value), most)
+            yield name, _shortened(_text(value))
 
 
 def _part(name: str, value: Any) -> object:  # noqa: ANN401
@@ -137,11 +123,11 @@ def _listed(items: Sequence[Any], text: Callable[[Any], str]) -> str:
     return f"({', '.join(shown + more)})"
 
 
-def _shortened(text: str, most: int) -> str:
+def _shortened(text: str) -> str:
     """Return a text in one line, without secrets, its middle left out if it is long."""
     text = " ".join(without_queries(without_password(text)).split())
-    if len(text) > most:
-        text = f"{text[: most // 2]}…{text[len(text) - most // 2 + 1 :]}"
+    if len(text) > _IN_LINE:
+        text = f"{text[: _IN_LINE // 2]}…{text[len(text) - _IN_LINE // 2 + 1 :]}"
     return "".join(letter if letter.isprintable() else "�" for letter in text)
 
 

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.insight.batches import batch
 
-from penstock.data import ConcatDataset
 from penstock.engine.timing import UNKNOWN, EpochEnd
 from penstock.insight.history import History
 
@@ -342,9 +341,8 @@ def test_samples_far_beyond_the_typical_one_are_counted_as_slow():
     ],
 )
 def test_keys_of_any_kind_are_put_up_with(indices):
-    dataset = ConcatDataset([[0, 1, 2], [3, 4]])
     history = history_of(
-        (record(n, indices=indices, sample_us=microseconds(5, 6)) for n in range(10)), dataset
+        record(n, indices=indices, sample_us=microseconds(5, 6)) for n in range(10)
     )
     stats = stats_of(history)
     assert stats.run.batches == 10
@@ -370,16 +368,6 @@ def test_a_dataset_that_answers_nonsense_does_not_reach_the_training():
     assert stats.slowest[0].name is None
 
 
-def test_parts_are_told_of_the_whole_window_however_often_one_asks():
-    history = History(ConcatDataset([range(500), range(500)]))
-    for step in range(300):
-        one = record(step, asked_ns=step * MS, indices=[step], sample_us=microseconds(900))
-        history.add(*one)
-        stats = stats_of(history)
-    assert stats.window.timed == 299
-    assert sum(source.samples for source in stats.sources) == 299
-
-
 def test_samples_for_which_no_core_was_free_are_no_evidence():
     timed = (
         record(
@@ -391,34 +379,6 @@ def test_samples_for_which_no_core_was_free_are_no_evidence():
     )
     window = stats_of(history_of([FIRST, *timed])).window
     assert (window.timed, window.slow) == (240, 0)
-
-
-def test_parts_of_a_dataset_are_told_apart_below_a_wrapper():
-    class Wrapper:
-        dataset = ConcatDataset([range(2), [0] * 2])
-
-        def __len__(self):
-            return 4
-
-    history = history_of(
-        [FIRST]
-        + [
-            record(n, indices=[2, 0, 3, -3], sample_us=microseconds(900, 100, 900, 100))
-            for n in range(10)
-        ],
-        Wrapper(),
-    )
-    costly, cheap = stats_of(history).sources
-    assert (costly.name, costly.samples) == ("datasets[1] (list)", 20)
-    assert costly.mean_s == pytest.approx(900e-6)
-    assert (cheap.name, cheap.samples) == ("datasets[0] (range)", 20)
-    assert cheap.mean_s == pytest.approx(100e-6)
-
-
-def test_indices_out_of_a_dataset_of_parts_end_its_accounts_and_nothing_else():
-    dataset = ConcatDataset([range(10), range(10)])
-    history = history_of([FIRST, record(1, indices=[99], sample_us=microseconds(5))], dataset)
-    assert stats_of(history).sources == ()
 
 
 @settings(max_examples=30, deadline=None)

@@ -8,7 +8,6 @@ import importlib.metadata
 import platform
 import re
 import warnings
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,7 +20,6 @@ from penstock.insight.report.charts import over_time, series_of, spread
 from penstock.insight.report.markup import element, to_html
 from penstock.insight.report.page import page
 from penstock.insight.segments import columns_of
-from penstock.insight.stats import SourceTiming
 from penstock.sampling import ClassBalancedSampler
 
 from .recordings import Photos, Run, change, failure, recording_of
@@ -153,13 +151,6 @@ def test_of_many_failures_the_last_are_listed():
     assert "The last 200 of 250." in text
     assert '<td class="text">249</td>' in text
     assert '<td class="text">49</td>' not in text
-
-
-def test_parts_of_a_dataset_are_listed_with_their_costs(recording):
-    stats = replace(recording.stats, sources=(SourceTiming("datasets[1] (Tar)", 90, 0.004),))
-    text = page(replace(recording, stats=stats))
-    assert ">datasets[1] (Tar)</td><td" in text
-    assert ">4.0 ms<" in text
 
 
 class Numbers:

@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from penstock.insight.model import DELIVERY_S
-from penstock.insight.stats import SlowSample, SourceTiming, Span
+from penstock.insight.stats import SlowSample, Span
 from penstock.insight.verdict import BOTTLENECKS, Inputs, judge
 
 MS = 1e-3
@@ -36,7 +36,6 @@ def training(
     cpu=None,
     num_ready=0.0,
     lookahead=None,
-    sources=(),
     slowest=(),
     backend="process",
     run=None,
@@ -77,7 +76,6 @@ def training(
             cores=cores,
             num_ready=num_ready,
             lookahead=2 * workers if lookahead is None else lookahead,
-            sources=sources,
             slowest=slowest,
             backend=backend,
             run=run,
@@ -160,18 +158,6 @@ def test_reads_wait_without_cpu_so_more_may_wait_at_a_time():
     assert "640 ms of it waiting for reads" in verdict.text
 
 
-def test_a_costly_part_of_the_dataset_is_named():
-    sources = [
-        SourceTiming("datasets[2] (Tar)", 800, 9 * MS),
-        SourceTiming("datasets[0] (A)", 2400, 1 * MS),
-    ]
-    verdict = training(read=72 * MS, compute=24 * MS, sources=sources)
-    assert verdict.bottleneck == "slow source"
-    assert "a sample of datasets[2] (Tar) takes 9.0 ms, one of the others 1.0 ms" in verdict.text
-    # 6400 of 9600 ms are beyond their due; 48 ms a batch become 16, and the main process takes 8.
-    assert verdict.expected_gain == pytest.approx(3.0)
-
-
 def test_a_few_slow_files_are_named():
     slowest = [SlowSample(n, name, 0.5, 0, n, 0) for n, name in enumerate(["a.tif", None])]
     verdict = training(
@@ -239,14 +225,11 @@ def test_without_workers_slow_reads_are_storage_and_workers_the_remedy():
     assert verdict.expected_gain == pytest.approx(50e-3 / (8 * MS + HANDED))
 
 
-PART_A, PART_B = "datasets[0] (A)", "datasets[1] (B)"
 START = {
     "compute": 12 * MS, "trainer": 10 * MS, "wait": 15 * MS, "first_wait_s": 3.0, "idle": 10 * MS,
 }  # fmt: skip
 
 
-FEW_OF_B = [SourceTiming(PART_B, 20, 9 * MS), SourceTiming(PART_A, 6000, 1 * MS)]
-EVEN = [SourceTiming(PART_B, 800, 3 * MS), SourceTiming(PART_A, 2400, 2 * MS)]
 SLOW = {"compute": 48 * MS, "timed": 6400, "timed_s": 9.6, "slow_s": 6.4}
 STARVES = {"trainer": 20 * MS, "trainer_starved_s": 200 * 6 * MS}
 ONE_EACH = Span(batches=20, starts=20, wait_s=2.0, first_wait_s=2.0, seconds=2.2)
@@ -259,9 +242,6 @@ CASES = {  # figures, verdict, what it says, and what not
     "sending numbers": (
         {"compute": 6 * MS, "send": 6 * MS, "trainer": 1 * MS, "bytes": 200 * 23_552},
         "transport", "24 kB", "uint8"),
-    "parts that cost the same": ({"compute": 96 * MS, "sources": EVEN}, "workers", "", PART_B),
-    "a costly part that is rare": (
-        {"compute": 96 * MS, "sources": FEW_OF_B}, "workers", "", PART_B),
     "many slow samples": (SLOW | {"slow": 2000}, "workers", "", None),
     "workers idle behind slow files": (
         SLOW | {"slow": 64, "workers": 8, "wait": 40 * MS}, "slow source", "", None),
@@ -387,10 +367,6 @@ SPANS = st.builds(
         if name.endswith("_s") or name == "seconds"
     },
 )
-PARTS = st.lists(
-    st.builds(SourceTiming, name=st.text(max_size=3), samples=st.integers(1, 1000), mean_s=SECONDS),
-    max_size=4,
-)
 SLOWEST = st.lists(
     st.builds(
         SlowSample,
@@ -409,7 +385,6 @@ OPTIONS = st.fixed_dictionaries(
         "cores": st.floats(0.05, 256),
         "num_ready": st.floats(0, 100),
         "lookahead": st.integers(0, 300),
-        "sources": PARTS,
         "slowest": SLOWEST,
         "backend": st.sampled_from(["serial", "process", "thread"]),
         "run": st.one_of(st.none(), SPANS),

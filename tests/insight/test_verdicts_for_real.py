@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from penstock import Loader
-from penstock.data import ConcatDataset
 
 
 class Samples:
@@ -65,16 +64,12 @@ def verdict_of(dataset, *, step=quick, batches=40, **options):
 
 
 THREADS = {"num_workers": 3, "backend": "thread"}
-PARTS = ConcatDataset([Samples(lambda _: time.sleep(0.001)), Samples(reading)])
 TRAININGS = {  # a dataset, options, what may be found, and what it says
     "computing": (Samples(computing), {"num_workers": 2}, {"workers", "cpu"}, ""),
     "reading": (Samples(reading), {"num_workers": 2, "batches": 20}, {"storage"}, "num_workers="),
     # Or no core is free for it.
     "collating": (
         Samples(quick), {"num_workers": 1, "collate_fn": slow_collate}, {"collate", "cpu"}, ""),
-    "a slow part": (
-        PARTS, {"num_workers": 2, "shuffle": True, "batches": 30}, {"slow source"},
-        "datasets[1] (Samples)"),
     "slow files, and workers that idle behind them": (
         Samples(slow_one_in_fifty), {"num_workers": 4, "batches": 50}, {"slow source"}, "sample "),
     # On one core, or where others have them all, threads make no difference.

@@ -164,7 +164,7 @@ def test_labels_of_other_names_are_refused():
 def test_labels_are_texts_and_names_that_cannot_be_are_refused():
     loader = Loader([1, 2], batch_size=1)
     for name in ("stage", "worker", "bottleneck", "my-loader", "1st", "__name__"):
-        with pytest.raises(ConfigError, match="cannot be a label"):
+        with pytest.raises(ConfigError, match="cannot be labels"):
             StatsCollector(loader, {name: "train"})
     (batches,) = [m for m in StatsCollector(loader, {"rank": 0}).collect()
                   if m.name == "penstock_batches"]  # fmt: skip

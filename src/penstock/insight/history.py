@@ -4,7 +4,7 @@
     light ──────────────────────▶
     add(row) ──────▶ pending ──▶ fold ──▶ rows: the last 10,000 batches, 320 bytes each
                                       ──▶ sums: of each epoch, and of the run
-                                      ──▶ samples: the slowest, costs per part
+                                      ──▶ samples: the slowest
 
 The *window* that verdicts are made by: the last 64 batches, or those of the last 10 seconds if
 these are more; 4,096 at most. After a change of workers it begins when all workers of the new one
@@ -75,7 +75,7 @@ class History:
         """Know nothing yet.
 
         Args:
-            dataset: Asked for the names of samples, its parts and its length, never for a sample.
+            dataset: Asked for the names of samples, never for a sample.
                 None if nothing of that is wanted.
             backend: "serial", "process", "thread" or "ray"; 0 workers are always "serial".
             keep: How many batches are kept one by one; 320 bytes each.
@@ -91,7 +91,7 @@ class History:
         self.light: deque[tuple[int, ...]] = deque()
         self._lock = threading.Lock()
         self._rows = Ring(keep)
-        self._samples = SampleAccounts(dataset)
+        self._samples = SampleAccounts()
         self._epochs: dict[int, Sums] = {}
         self._epoch = 0
         self._is_over = False  # that epoch; another of its number is another one
@@ -208,7 +208,6 @@ class History:
             is_measured = bool(rows["is_measured"].any()) or not len(rows)
             if is_measured:
                 rows = rows.take(np.flatnonzero(rows["is_measured"]))
-            sources = self._samples.sources()
             slowest = self._samples.slowest()
             epoch, run = self._epochs.get(self._epoch, Sums()).span(), self._run.span()
             window, num_ready = Sums.of(rows).span(), mean_ready(rows)
@@ -226,7 +225,6 @@ class History:
                 worker_rss_bytes=dict(sorted(self._rss_bytes.items())),
                 changes=tuple(self._changes),
                 slowest=slowest,
-                sources=sources,
                 cores=cores,
                 replaced_workers=self._num_replaced,
                 first_batch_s=(self._first_wait_ns or 0) / 1e9,
@@ -243,7 +241,6 @@ class History:
                 cores=cores,
                 num_ready=num_ready,
                 lookahead=int(rows["lookahead"][-1]) if len(rows) else 0,
-                sources=sources,
                 slowest=slowest,
                 backend=stats.backend,
                 run=run,

@@ -79,10 +79,6 @@ class AutoWorkers(int):
         """Say what it means."""
         return "auto" if self.limits == Auto() else repr(self.limits)
 
-    def __format__(self, spec: str) -> str:
-        """As the text, unless an integer is asked for."""
-        return int.__format__(self, spec) if spec.endswith("d") else format(str(self), spec)
-
     def __eq__(self, other: object) -> bool:
         """Equal to "auto", and to the number."""
         return other == "auto" or int.__eq__(self, other) is True

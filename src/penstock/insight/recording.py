@@ -157,6 +157,8 @@ class Recording:
                 "`loader.report` and `loader.trace` write them."
             )
         known = {key: value for key, value in data.items() if key != "classes"}  # of older ones
+        if isinstance(stats := known.get("stats"), Mapping):  # as are the costs of parts
+            known["stats"] = {key: value for key, value in stats.items() if key != "sources"}
         found: Self = read_versioned(cls, known, _VERSION, "recording")
         _check_columns(found.batches)
         return found

@@ -11,7 +11,7 @@ from penstock.summary import Summarized
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Change", "SlowSample", "SourceTiming", "Span", "Stats", "Verdict"]
+__all__ = ["Change", "SlowSample", "Span", "Stats", "Verdict"]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -178,21 +178,6 @@ class SlowSample:
     worker_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class SourceTiming:
-    """One part of a dataset that is made of several.
-
-    Attributes:
-        name: Of the part.
-        samples: How many of its samples were timed.
-        mean_s: What one took on average.
-    """
-
-    name: str
-    samples: int
-    mean_s: float
-
-
 @dataclass(frozen=True, slots=True, repr=False)
 class Stats(Summarized):
     """Who waited for whom.
@@ -212,8 +197,6 @@ class Stats(Summarized):
         changes: What `num_workers="auto"` did, in order.
         slowest: The samples that took longest since the loader was made, each once, the longest
             first: 20 at most.
-        sources: Parts of the dataset and what their samples cost since the loader was made, the
-            costliest first; empty if it is not made of parts.
         cores: Cores that this process may use.
         replaced_workers: Workers that died, or were ended as they were stuck, and that others
             replaced, since the loader was made.
@@ -233,7 +216,6 @@ class Stats(Summarized):
     worker_rss_bytes: dict[int, int] = field(default_factory=dict)
     changes: tuple[Change, ...] = ()
     slowest: tuple[SlowSample, ...] = ()
-    sources: tuple[SourceTiming, ...] = ()
     cores: float = 0.0
     replaced_workers: int = 0
     first_batch_s: float = 0.0

@@ -23,7 +23,7 @@ from penstock.plural import counted
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from penstock.insight.stats import SlowSample, SourceTiming, Span
+    from penstock.insight.stats import SlowSample, Span
 
 __all__ = ["BOTTLENECKS", "RULES", "Advice", "Inputs", "Rule", "judge"]
 
@@ -38,9 +38,7 @@ _IDLE: Final = 0.25  # share of workers' time: beyond it what they make is enoug
 _WORKERS_STARVED: Final = 0.25
 _LACKS_CORES: Final = 0.1  # share of a batch's cost, beyond which it explains late batches
 _EXCESS: Final = 0.3  # share of all samples' time that slow ones take beyond their due
-_COSTLIER: Final = 3.0  # times the other parts
 _FEW: Final = 0.1  # more than this share of samples are not "some samples"
-_FEWEST_OF_PART: Final = 16  # timed samples
 _MOST_PREFETCH: Final = 8  # batches per worker: further ahead costs memory and brings little
 _COPIED_PER_S: Final = 10e9  # bytes: the least that collating a batch takes
 
@@ -55,7 +53,6 @@ class Inputs:
         cores: Cores that main process and workers may use together.
         num_ready: Batches that lay ready when one was asked for, on average.
         lookahead: Batches under way at a time.
-        sources: What samples of each part of the dataset cost, if it has parts.
         slowest: Samples that took longest, the longest first; named where they are to blame.
         backend: "serial", "process", "thread" or "ray", whose workers have cores of their own.
         run: Sums over many epochs, by which their starts are judged; None for `span`.
@@ -70,7 +67,6 @@ class Inputs:
     cores: float
     num_ready: float
     lookahead: int
-    sources: Sequence[SourceTiming] = ()
     slowest: Sequence[SlowSample] = ()
     backend: str = "process"
     run: Span | None = None
@@ -123,23 +119,8 @@ class Inputs:
         """Whether there are workers, and fewer than are enough."""
         return 0 < self.num_workers < self.at.enough_workers
 
-    @property
+    @cached_property
     def excess(self) -> float:
-        """Share of samples' time that a part, or slow samples, take beyond their due."""
-        return max(self.excess_of_part, self.excess_of_samples)
-
-    @cached_property
-    def excess_of_part(self) -> float:
-        """Share of samples' time that the costliest part takes beyond its due."""
-        total_s = sum(source.samples * source.mean_s for source in self.sources)
-        if len(self.sources) < 2 or self.sources[0].samples < _FEWEST_OF_PART or total_s <= 0:
-            return 0.0
-        worst, others_s = self.sources[0], _mean_of(self.sources[1:])
-        is_costly = worst.mean_s >= _COSTLIER * others_s
-        return worst.samples * (worst.mean_s - others_s) / total_s if is_costly else 0.0
-
-    @cached_property
-    def excess_of_samples(self) -> float:
         """Share of samples' time that slow ones take beyond their due."""
         span = self.span
         others = span.timed - span.slow
@@ -226,11 +207,6 @@ def _times(gain: float) -> str:
     return f"about {gain:.1f} x"
 
 
-def _mean_of(sources: Sequence[SourceTiming]) -> float:
-    num = sum(source.samples for source in sources)
-    return sum(source.samples * source.mean_s for source in sources) / num if num else 0.0
-
-
 def _first_waits(inputs: Inputs) -> tuple[Span, float, float]:
     """Return the run, its seconds, and those for which the first batches of epochs were waited."""
     run = inputs.run or inputs.span
@@ -274,12 +250,11 @@ def _unmeasured(inputs: Inputs) -> Advice:
 def _may_be_locked(inputs: Inputs) -> bool:
     """Whether the threads take about one core together, as if Python's lock held them up."""
     at = inputs.at
-    return (
-        inputs.are_threads
-        and at.cores > _ONE_CORE[1]
-        and at.wait_share >= _WAITS
-        and _ONE_CORE[0] <= at.cores_taken <= _ONE_CORE[1]
-    )
+    if not inputs.are_threads or at.cores <= _ONE_CORE[1] or at.wait_share < _WAITS:
+        return False
+    # Who holds the lock, and has no core as other programs take them, keeps it.
+    held = at.cores_taken + at.rate * (at.worker_starved_s + at.trainer_starved_s)
+    return held >= _ONE_CORE[0] and at.cores_taken <= _ONE_CORE[1]
 
 
 def _locked(inputs: Inputs) -> Advice:
@@ -359,21 +334,13 @@ def _delivery(inputs: Inputs) -> Advice:
 
 def _slow_source(inputs: Inputs) -> Advice:
     at, span = inputs.at, inputs.span
-    saved_s = min(inputs.excess, 1.0) * at.fetch_s
-    gain = at.gain(at.num_workers, saved_s=saved_s) * at.shortfall
-    if inputs.excess_of_part >= inputs.excess_of_samples:
-        worst = inputs.sources[0]
-        blamed = (
-            f"a sample of {worst.name} takes {duration(worst.mean_s)}, one of the others "
-            f"{duration(_mean_of(inputs.sources[1:]))}."
-        )
-    else:
-        blamed = (
-            f"{percent(span.slow / span.timed)} of the samples take "
-            f"{percent(min(span.slow_s / span.timed_s, 1.0))} of the time.{inputs.names}"
-        )
-    remedy = f"Look at them: if they cost what the others do, it would go {_times(gain)} as fast."
-    return Advice(f"{inputs.waits}: {blamed}", remedy, gain)
+    gain = at.gain(at.num_workers, saved_s=inputs.excess * at.fetch_s) * at.shortfall
+    return Advice(
+        f"{inputs.waits}: {percent(span.slow / span.timed)} of the samples take "
+        f"{percent(min(span.slow_s / span.timed_s, 1.0))} of the time.{inputs.names}",
+        f"Look at them: if they cost what the others do, it would go {_times(gain)} as fast.",
+        gain,
+    )
 
 
 def _bursts(inputs: Inputs) -> Advice:

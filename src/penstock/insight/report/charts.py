@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from penstock.insight.report.markup import Element
     from penstock.insight.segments import Columns
 
-__all__ = ["STAGE_LABELS", "Series", "legend", "over_time", "series_of", "spread"]
+__all__ = ["WORKER_BANDS", "Series", "legend", "over_time", "series_of", "spread"]
 
-STAGE_LABELS: Final = {
+_LABELS: Final = {
     "read": "reading",
     "compute": "computing",
     "collate": "collating",
@@ -30,6 +30,7 @@ STAGE_LABELS: Final = {
     "wait": "main process waits",
     "accent": "samples per second",
 }
+WORKER_BANDS: Final = ("read", "compute", "collate", "send", "idle")
 _MOST_POINTS: Final = 240
 _BATCHES_PER_POINT: Final = 4  # fewer, and a line shows every batch's luck
 _WIDTH: Final = 1000
@@ -101,33 +102,18 @@ def over_time(recording: Recording) -> list[Element]:
     run, is_serial = recording.stats.run, recording.stats.backend == "serial"
     step_s = float(series.edges_s[1])
     parts = {name: seconds / step_s for name, seconds in series.stages_s.items()}
-    workers = {name: parts[name] for name in ("read", "compute", "collate", "send", "idle")}
+    parts["accent"] = series.samples / step_s
+    samples = f"{amount(run.samples_per_s)} samples per second, without time between epochs."
+    seconds = "Seconds per second of all workers: two that are busy have 2."
+    waits = f"It waited for {percent(run.wait_share)} of the run."
+    charts: tuple[tuple[str, str, str, tuple[str, ...], str], ...] = (
+        ("throughput", "Throughput", samples, ("accent",), "samples/s"),
+        ("workers", "Making batches" if is_serial else "Workers", seconds, WORKER_BANDS, "s per s"),
+        ("trainer", "Main process", waits, ("own", "wait"), "s per s"),
+    )
     return [
-        _chart(
-            "throughput",
-            "Throughput",
-            f"{amount(run.samples_per_s)} samples per second over the whole run. Time between "
-            "epochs is left out.",
-            series,
-            {"accent": series.samples / step_s},
-            "samples/s",
-        ),
-        _chart(
-            "workers",
-            "Making batches" if is_serial else "Workers",
-            "Seconds per second of all workers: two that are busy have 2.",
-            series,
-            workers,
-            "s per s",
-        ),
-        _chart(
-            "trainer",
-            "Main process",
-            f"It waited for {percent(run.wait_share)} of the run.",
-            series,
-            {name: parts[name] for name in ("own", "wait")},
-            "s per s",
-        ),
+        _chart(key, title, text, series, {name: parts[name] for name in bands}, unit)
+        for key, title, text, bands, unit in charts
     ]
 
 
@@ -150,7 +136,7 @@ def _chart(
         drawn.append(_area(name, x, *(_HEIGHT * (1 - y / highest) for y in (top, below))))
         below = top
     for number, values in enumerate(zip(*(band.tolist() for band in bands.values()), strict=True)):
-        texts = [f"{STAGE_LABELS[n]} {_figure(v)}" for n, v in zip(bands, values, strict=True)]
+        texts = [f"{_LABELS[n]} {_figure(v)}" for n, v in zip(bands, values, strict=True)]
         text = f"{series.edges_s[number] / factor:.3g} {time_unit}: {', '.join(texts)}"
         drawn.append(
             element(
@@ -187,7 +173,7 @@ def legend(bands: dict[str, NDArray[np.float64]] | dict[str, str]) -> Element:
         element(
             "li",
             element("i", style=f"background:var(--{name})", aria_hidden="true"),
-            f"{STAGE_LABELS[name]} ",
+            f"{_LABELS[name]} ",
             element("b", value) if isinstance(value, str) else None,
         )
         for name, value in bands.items()

@@ -11,7 +11,7 @@ import json
 from importlib import resources
 from typing import TYPE_CHECKING, Final
 
-from penstock.insight.report.charts import legend, over_time
+from penstock.insight.report.charts import WORKER_BANDS, legend, over_time
 from penstock.insight.report.markup import element, to_html
 from penstock.insight.units import amount, duration, percent, size
 from penstock.plural import counted
@@ -90,8 +90,6 @@ def _content(recording: Recording) -> Iterator[Element | None]:
     yield from over_time(recording) or [_note("No batch was given yet.")]
     yield _epochs(recording)
     yield _slowest(recording)
-    if recording.stats.sources:
-        yield _sources(recording)
     yield _failures(recording)
     if recording.stats.changes:
         yield _changes(recording)
@@ -105,7 +103,6 @@ def _note(text: str) -> Element:
 def _verdict(stats: Stats) -> Element:
     """Return the verdict, and where the time of main process and workers went."""
     found, run, gain = stats.verdict, stats.run, stats.verdict.expected_gain
-    names = ("read", "compute", "collate", "send", "idle")
     return element(
         "section",
         element("h2", found.bottleneck.capitalize()),
@@ -117,7 +114,7 @@ def _verdict(stats: Stats) -> Element:
         _strip("The main process's time over the run", {"own": run.consumer_s, "wait": run.wait_s}),
         _strip(
             "The time of making batches over the run",
-            {name: getattr(run, f"{name}_s") for name in names},
+            {name: getattr(run, f"{name}_s") for name in WORKER_BANDS},
         ),
         class_=f"card verdict {_TONES.get(found.bottleneck, 'act')}",
         id="verdict",
@@ -200,11 +197,6 @@ def _slowest(recording: Recording) -> Element:
     header = ("sample", "name", "took", "epoch", "batch", "worker")
     none = "No sample was timed: they are read at once, or are too quick to be timed one by one."
     return _table("slowest", "Slowest samples", header, rows, none, num_texts=2)
-
-
-def _sources(recording: Recording) -> Element:
-    rows = [(s.name, f"{s.samples:,}", duration(s.mean_s)) for s in recording.stats.sources]
-    return _table("sources", "Parts of the dataset", ("part", "samples", "each took"), rows, "")
 
 
 def _failures(recording: Recording) -> Element:

@@ -44,7 +44,7 @@ def run(tmp_path_factory):
     return loader.stats(), loader.report(folder / "run.html"), loader.trace(folder / "run.json")
 
 
-def told(element):
+def noted(element):
     return float(element.get_attribute("data-value"))
 
 
@@ -54,13 +54,13 @@ def test_the_key_figures_are_those_of_the_loader_and_of_the_dataset(page, run):
     assert page.console() == []
     figures = {e.get_attribute("data-figure"): e for e in page.all("#figures [data-figure]")}
     known = {"batches": 16, "failed": 2 * len(BAD), "num_workers": 2}
-    assert {name: told(figures[name]) for name in known} == known
+    assert {name: noted(figures[name]) for name in known} == known
     assert {name: figures[name].text for name in known} == {k: str(v) for k, v in known.items()}
     assert stats.run.samples == 2 * (64 - len(BAD))
     assert f"{stats.run.samples} samples" in page.find("#figures").text
-    assert told(figures["samples_per_s"]) == stats.run.samples_per_s
-    assert told(figures["wait_share"]) == stats.run.wait_share
-    assert told(figures["slot_bytes"]) == stats.slot_bytes
+    assert noted(figures["samples_per_s"]) == stats.run.samples_per_s
+    assert noted(figures["wait_share"]) == stats.run.wait_share
+    assert noted(figures["slot_bytes"]) == stats.slot_bytes
     assert page.find("#verdict .answer").text == stats.verdict.text
 
 
@@ -88,10 +88,10 @@ def test_the_tables_list_every_epoch_and_every_failure(page, run):
 def test_what_is_drawn_adds_up_to_what_the_loader_counted(page, run):
     stats, path, trace = run
     page.open(path)
-    told = [
+    noted = [
         title.get_attribute("textContent") for title in page.all("#chart-throughput rect title")
     ]
-    rates = [float(re.search(r"per second ([\d,.]+)", text)[1].replace(",", "")) for text in told]
+    rates = [float(re.search(r"per second ([\d,.]+)", text)[1].replace(",", "")) for text in noted]
     samples = sum(rates) / len(rates) * stats.run.seconds
     assert samples == pytest.approx(stats.run.samples, rel=0.05)
     events = json.loads(trace.read_text())["traceEvents"]

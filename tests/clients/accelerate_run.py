@@ -65,7 +65,7 @@ class Counting(torch.utils.data.IterableDataset):
 
 
 class EveryThird:
-    """Somebody's own sampler."""
+    """A sampler of one's own."""
 
     def __len__(self):
         return LENGTH
@@ -75,7 +75,7 @@ class EveryThird:
 
 
 class Pairs:
-    """Somebody's own batch sampler."""
+    """A batch sampler of one's own."""
 
     batch_size, drop_last = 2, False
 
@@ -96,15 +96,15 @@ def plain(batch):
 
 def epoch_of(loader, accelerator):
     """Batches, flags, and what all processes together give a metric, of one epoch."""
-    told = {"batches": [], "ends": [], "remainders": [], "gathered": []}
+    noted = {"batches": [], "ends": [], "remainders": [], "gathered": []}
     for batch in loader:
-        told["batches"].append(plain(batch))
-        told["ends"].append(accelerator.gradient_state.end_of_dataloader)
-        told["remainders"].append(accelerator.gradient_state.remainder)
+        noted["batches"].append(plain(batch))
+        noted["ends"].append(accelerator.gradient_state.end_of_dataloader)
+        noted["remainders"].append(accelerator.gradient_state.remainder)
         indices = batch[0] if isinstance(batch, list) else batch
         if accelerator.even_batches:
-            told["gathered"] += accelerator.gather_for_metrics(indices).tolist()
-    return told
+            noted["gathered"] += accelerator.gather_for_metrics(indices).tolist()
+    return noted
 
 
 def seeded(accelerator=None, *, seed=SEED, num_workers=0, num_epochs=2, **arguments):
@@ -167,16 +167,16 @@ def with_batches_that_deal_themselves():
 
 def unseeded(kind, **settings):
     """The epochs of a loader without `seed=`: `kind` is which of the two loaders prepares it."""
-    told = {}
+    noted = {}
     for shuffle in (False, True):
         set_seed(11)
         accelerator = accelerator_with(**settings)
         loader = kind(Numbered(), batch_size=BATCH_SIZE, shuffle=shuffle)
         ours = isinstance(loader, DataLoader)
         loader = prepare(accelerator, loader) if ours else accelerator.prepare(loader)
-        told[str(shuffle)] = [epoch_of(loader, accelerator) for _ in range(2)]
-        told[f"{shuffle} size"] = loader.total_batch_size
-    return told
+        noted[str(shuffle)] = [epoch_of(loader, accelerator) for _ in range(2)]
+        noted[f"{shuffle} size"] = loader.total_batch_size
+    return noted
 
 
 def without_seed():
@@ -326,24 +326,24 @@ SCENARIOS = (
 
 
 def all_scenarios(folder):
-    told = {scenario.__name__: scenario() for scenario in SCENARIOS}
+    noted = {scenario.__name__: scenario() for scenario in SCENARIOS}
     if (folder / "of_one").exists():
-        told["left_in_mid_epoch"] = left_in_mid_epoch(folder / "of_two")
-        told["taken_over"] = taken_over(folder / "of_one")
-    told["resumed"] = resumed(folder / "seeded", seed=SEED)
-    told["resumed_in_workers"] = resumed(folder / "workers", seed=SEED, num_workers=1)
-    told["resumed_without_seed"] = resumed(folder / "unseeded", seed=None)
-    told["resumed_seedable"] = resumed(folder / "seedable", seed=None, use_seedable_sampler=True)
-    told["split_stream"] = stream(split_batches=True)
-    return told
+        noted["left_in_mid_epoch"] = left_in_mid_epoch(folder / "of_two")
+        noted["taken_over"] = taken_over(folder / "of_one")
+    noted["resumed"] = resumed(folder / "seeded", seed=SEED)
+    noted["resumed_in_workers"] = resumed(folder / "workers", seed=SEED, num_workers=1)
+    noted["resumed_without_seed"] = resumed(folder / "unseeded", seed=None)
+    noted["resumed_seedable"] = resumed(folder / "seedable", seed=None, use_seedable_sampler=True)
+    noted["split_stream"] = stream(split_batches=True)
+    return noted
 
 
 if __name__ == "__main__":
     warnings.simplefilter("error")
     folder = Path(sys.argv[1])
     accelerator = Accelerator(cpu=True)
-    told = all_scenarios(folder)
-    (folder / f"rank{accelerator.process_index}.json").write_text(json.dumps(told))
+    noted = all_scenarios(folder)
+    (folder / f"rank{accelerator.process_index}.json").write_text(json.dumps(noted))
     accelerator.wait_for_everyone()
     gc.collect()  # see tests.distributed.launching.TORCHRUN
     accelerator.end_training()

@@ -200,7 +200,7 @@ def test_ragged_boxes_are_padded():
 
 
 class Counted(IterableDataset):
-    """A stream, whose length nobody knows."""
+    """A stream, without a length."""
 
     def __iter__(self):
         return iter(range(10))

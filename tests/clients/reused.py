@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A dataset whose batches must be copied by whoever keeps them."""
+"""A dataset whose batches must be copied to be kept."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def left(folders):
 
 
 @pytest.fixture(scope="module")
-def told(folders, left):
+def noted(folders, left):
     """What the scenarios of accelerate_run said: that of one process, and those of two."""
     found = []
     for number, folder in enumerate(folders, 1):
@@ -94,8 +94,8 @@ def in_turns(first, second):
 
 
 @pytest.mark.parametrize("name", SEEDED)
-def test_two_processes_together_get_what_one_gets_random_numbers_included(told, name):
-    alone, *ranks = (each[name] for each in told)
+def test_two_processes_together_get_what_one_gets_random_numbers_included(noted, name):
+    alone, *ranks = (each[name] for each in noted)
     for epoch in range(2):
         whole = [p for b in alone["epochs"][epoch]["batches"] for p in zip(*b, strict=True)]
         dealt = in_turns(*(rank["epochs"][epoch]["batches"] for rank in ranks))
@@ -106,33 +106,33 @@ def test_two_processes_together_get_what_one_gets_random_numbers_included(told, 
 
 
 @pytest.mark.parametrize("name", ["seeded", "split", "in_workers", "with_anybodys_sampler"])
-def test_a_gathered_metric_is_given_every_sample_once(told, name):
-    for each in told:
+def test_a_gathered_metric_is_given_every_sample_once(noted, name):
+    for each in noted:
         for epoch in each[name]["epochs"]:
             assert sorted(epoch["gathered"]) == list(range(LENGTH))
 
 
-def test_a_gathered_metric_is_given_what_a_sampler_of_another_length_draws(told):
-    for each in told:
+def test_a_gathered_metric_is_given_what_a_sampler_of_another_length_draws(noted):
+    for each in noted:
         assert [len(epoch["gathered"]) for epoch in each["with_balance"]["epochs"]] == [19, 19]
 
 
-def test_the_last_batch_is_known_as_the_last(told):
-    for each in told:
+def test_the_last_batch_is_known_as_the_last(noted):
+    for each in noted:
         for epoch in each["seeded"]["epochs"]:
             assert epoch["ends"] == [False] * (each["seeded"]["length"] - 1) + [True]
             assert set(epoch["remainders"]) == {LENGTH % each["seeded"]["total_batch_size"]}
 
 
-def test_processes_draw_other_numbers_for_the_batches_of_anybodys_batch_sampler(told):
-    epochs = [rank["with_anybodys_batches"]["epochs"][0]["batches"] for rank in told[1:]]
+def test_processes_draw_other_numbers_for_the_batches_of_anybodys_batch_sampler(noted):
+    epochs = [rank["with_anybodys_batches"]["epochs"][0]["batches"] for rank in noted[1:]]
     samples = in_turns(*epochs)
     assert sorted(index for index, _ in samples) == list(range(20))
     assert len({number for _, number in samples}) == 20
 
 
-def test_a_batch_sampler_that_deals_by_itself_goes_on_to_do_so(told):
-    alone, *ranks = (each["with_batches_that_deal_themselves"]["epochs"] for each in told)
+def test_a_batch_sampler_that_deals_by_itself_goes_on_to_do_so(noted):
+    alone, *ranks = (each["with_batches_that_deal_themselves"]["epochs"] for each in noted)
     dealt = in_turns(*(epochs[0]["batches"] for epochs in ranks))
     whole = [pair for batch in alone[0]["batches"] for pair in zip(*batch, strict=True)]
     assert dealt[: len(whole)] == whole
@@ -143,8 +143,8 @@ NO_SEED = ("with_balance_and_no_seed", "with_batches_that_deal_themselves_and_no
 
 
 @pytest.mark.parametrize("name", NO_SEED)
-def test_what_is_dealt_is_not_dealt_again_without_a_seed(told, name):
-    alone, *ranks = (each[name]["epochs"] for each in told)
+def test_what_is_dealt_is_not_dealt_again_without_a_seed(noted, name):
+    alone, *ranks = (each[name]["epochs"] for each in noted)
     for epoch in range(2):
         whole = [index for batch in alone[epoch]["batches"] for index in batch[0]]
         dealt = [index for index, _ in in_turns(*(e[epoch]["batches"] for e in ranks))]
@@ -152,8 +152,8 @@ def test_what_is_dealt_is_not_dealt_again_without_a_seed(told, name):
         assert dealt[: len(whole)] == whole
 
 
-def test_without_a_seed_batches_are_those_of_accelerates_own_loader(told):
-    for each in told:
+def test_without_a_seed_batches_are_those_of_accelerates_own_loader(noted):
+    for each in noted:
         for ours, theirs in each["without_seed"]:
             assert ours == theirs
 
@@ -162,8 +162,8 @@ RESUMED = ("resumed", "resumed_in_workers", "resumed_without_seed", "resumed_see
 
 
 @pytest.mark.parametrize("name", RESUMED)
-def test_load_state_goes_on_exactly_in_mid_epoch_and_reads_nothing_again(told, name):
-    for processes, each in zip((1, 2, 2), told, strict=True):
+def test_load_state_goes_on_exactly_in_mid_epoch_and_reads_nothing_again(noted, name):
+    for processes, each in zip((1, 2, 2), noted, strict=True):
         resumed = each[name]
         assert resumed["epoch"] == 1
         assert resumed["got"] == resumed["expected"]
@@ -173,25 +173,25 @@ def test_load_state_goes_on_exactly_in_mid_epoch_and_reads_nothing_again(told, n
 
 
 def test_another_number_of_processes_goes_on_where_a_state_was_saved(
-    told, left, folders, accelerator
+    noted, left, folders, accelerator
 ):
     whole = [pair for batch in left for pair in zip(*batch, strict=True)]
     assert len(whole) == LENGTH - 8
-    assert in_turns(*(rank["taken_over"] for rank in told[1:]))[: len(whole)] == whole
+    assert in_turns(*(rank["taken_over"] for rank in noted[1:]))[: len(whole)] == whole
     assert taken_over(folders[1] / "of_two") == left
-    assert in_turns(*(rank["left_in_mid_epoch"] for rank in told[1:]))[: len(whole)] == whole
+    assert in_turns(*(rank["left_in_mid_epoch"] for rank in noted[1:]))[: len(whole)] == whole
 
 
-def test_skipped_batches_are_not_read(told):
-    for processes, each in zip((1, 2, 2), told, strict=True):
+def test_skipped_batches_are_not_read(noted):
+    for processes, each in zip((1, 2, 2), noted, strict=True):
         skipped = each["skipped"]
         assert skipped["same"]
         assert skipped["num_read"] == (4 if processes == 2 else 21 - 8)
         assert skipped["later"] == (6 if processes == 2 else 11)
 
 
-def test_a_stream_is_read_by_each_process_and_dealt(told):
-    alone, *ranks = told
+def test_a_stream_is_read_by_each_process_and_dealt(noted):
+    alone, *ranks = noted
     assert alone["stream"]["gathered"] == list(range(LENGTH))
     for rank in ranks:
         assert rank["stream"]["gathered"] == list(range(LENGTH))
@@ -200,15 +200,15 @@ def test_a_stream_is_read_by_each_process_and_dealt(told):
     assert [rank["split_stream"]["batches"][0] for rank in ranks] == [[0], [1]]
 
 
-def test_gradients_are_accumulated_up_to_the_last_batch(told):
-    alone, *ranks = (each["accumulated"] for each in told)
+def test_gradients_are_accumulated_up_to_the_last_batch(noted):
+    alone, *ranks = (each["accumulated"] for each in noted)
     assert alone["steps"] == [False, False, True] * 7
     assert ranks[0]["steps"] == [False, False, True] * 3 + [False, True]
     assert ranks[0] == ranks[1]
 
 
-def test_what_cannot_be_had_on_several_processes_is_refused(told):
-    alone, first, _ = (each["refused"] for each in told)
+def test_what_cannot_be_had_on_several_processes_is_refused(noted):
+    alone, first, _ = (each["refused"] for each in noted)
     assert set(alone.values()) == {None}
     assert first["dispatch"].startswith("ConfigError: dispatch_batches=True has process 0 read")
     assert first["unbatched"].startswith("ConfigError: Accelerate deals batches, and a loader with")
@@ -318,7 +318,7 @@ def test_what_is_the_loaders_is_set_there_or_refused_as_torch_refuses_it(acceler
 
 
 class Doubled(DataLoader):
-    """Somebody's own, which makes other batches of ours."""
+    """A subclass that makes other batches of ours."""
 
     def __iter__(self):
         for indices, numbers in super().__iter__():

@@ -20,21 +20,21 @@ from penstock.vision import Albumentations, VOCDetection, detection_collate
 pytestmark = pytest.mark.filterwarnings("ignore:seed=. does not reach what the dataset keeps")
 
 
-def told(tree):
+def noted(tree):
     """A batch to the last bit."""
     if isinstance(tree, torch.Tensor):
         return tree.dtype, tuple(tree.shape), tree.numpy().tobytes()
     if isinstance(tree, np.ndarray):
         return tree.dtype, tree.shape, tree.tobytes()
     if isinstance(tree, dict):
-        return {key: told(value) for key, value in tree.items()}
+        return {key: noted(value) for key, value in tree.items()}
     if isinstance(tree, (list, tuple)):
-        return [told(value) for value in tree]
+        return [noted(value) for value in tree]
     return tree
 
 
 def batches(loader):
-    return [told(batch) for batch in loader]
+    return [noted(batch) for batch in loader]
 
 
 def as_list(samples):
@@ -186,7 +186,7 @@ def test_real_cells_come_the_same_for_any_number_of_workers(data_dir):
             collate_fn=detection_collate,
             seed=1,
         )
-        return [(told(images), told(list(targets))) for images, targets in loader]
+        return [(noted(images), noted(list(targets))) for images, targets in loader]
 
     first = epoch(0)
     assert epoch(1) == epoch(2) == first

@@ -337,13 +337,13 @@ STRUCT = pa.struct({"i": pa.int64(), "s": pa.string()})
 def test_with_nulls_a_batch_may_be_another_than_its_rows_collated(kind, values, of_batch, of_rows):
     rows = from_huggingface(datasets.Dataset(pa.table({"x": pa.array(values, kind)})))
 
-    def is_as_told(make, told):
-        if isinstance(told, type):
-            with pytest.raises(told) as caught:
+    def is_as_told(make, noted):
+        if isinstance(noted, type):
+            with pytest.raises(noted) as caught:
                 make()
-            assert type(caught.value) is told
+            assert type(caught.value) is noted
         else:
-            assert_equal(make()["x"], told)
+            assert_equal(make()["x"], noted)
 
     is_as_told(lambda: rows.get_batch(np.arange(2), np.empty), of_batch)
     of_rows = of_batch if isinstance(of_rows, str) else of_rows

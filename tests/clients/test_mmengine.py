@@ -228,7 +228,7 @@ def test_an_epoch_goes_on_where_it_was_saved(tmp_path, num_workers, saved_after)
 
 @DATA_SAMPLERS.register_module(force=True)
 def dealt(dataset, seed, shuffle):
-    """A sampler of Penstock's, which knows how often it was told an epoch."""
+    """A sampler of Penstock's, which knows how often it was noted an epoch."""
     return DistributedSampler(dataset, seed=seed, shuffle=shuffle)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock run` over programs of Lightning and Accelerate, which nobody has edited."""
+"""`penstock run` over programs of Lightning and Accelerate, unedited."""
 
 from __future__ import annotations
 
@@ -103,6 +103,6 @@ def test_accelerate_launches_it(num_processes, tmp_path):
     assert {line[0] for line in stock} == set("01"[:num_processes])
     got, stderr = losses("-m", "penstock", "run", "train.py")
     assert got == stock
-    told = [line for line in stderr.splitlines() if line.startswith("penstock run: ")]
-    assert len(told) == 1, stderr
-    assert re.match(r"penstock run: train\.py:13: .*, \d+ batches\. Waited ", told[0])
+    noted = [line for line in stderr.splitlines() if line.startswith("penstock run: ")]
+    assert len(noted) == 1, stderr
+    assert re.match(r"penstock run: train\.py:13: .*, \d+ batches\. Waited ", noted[0])

@@ -70,20 +70,20 @@ def as_lists(samples):
     return tuple(zip(*samples, strict=True))
 
 
-def told(tree):
+def noted(tree):
     """What a batch is, to the last bit: classes, attributes, values."""
     if isinstance(tree, torch.Tensor):
         values = tree.as_subclass(torch.Tensor)
         return type(tree), vars(tree), tree.dtype, tuple(tree.shape), values.numpy().tobytes()
     if isinstance(tree, dict):
-        return {key: told(value) for key, value in tree.items()}
+        return {key: noted(value) for key, value in tree.items()}
     if isinstance(tree, (list, tuple)):
-        return [told(value) for value in tree]
+        return [noted(value) for value in tree]
     return tree
 
 
 def batches(loader):
-    return [told(batch) for batch in loader]
+    return [noted(batch) for batch in loader]
 
 
 def runs_on_penstock(loader):
@@ -285,7 +285,7 @@ def test_transforms_of_both_make_one_batch_for_any_number_of_workers():
         loader = DataLoader(
             dataset, 4, num_workers=num_workers, collate_fn=detection_collate, seed=8
         )
-        return [told((images, list(targets))) for images, targets in loader]
+        return [noted((images, list(targets))) for images, targets in loader]
 
     assert epoch(1) == epoch(2) == epoch(0)
     assert epoch(0)[0][0][3] == (4, 3, 64, 64)

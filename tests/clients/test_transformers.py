@@ -69,11 +69,11 @@ def ranks(alone, folder_of_ranks):
 
 
 def test_training_resumes_in_mid_epoch_without_reading_what_was_read(alone):
-    told, folder = alone
-    assert len(told["given"]) == 26
-    assert told["given_after"] == told["given"][SKIPPED:]
-    assert told["num_read"] == 2 * LENGTH - 2 * SKIPPED
-    assert told["weights_after"] == told["weights"]
+    noted, folder = alone
+    assert len(noted["given"]) == 26
+    assert noted["given_after"] == noted["given"][SKIPPED:]
+    assert noted["num_read"] == 2 * LENGTH - 2 * SKIPPED
+    assert noted["weights_after"] == noted["weights"]
     assert (folder / "checkpoint-5" / "penstock_loader_rank0.json").exists()
 
 
@@ -162,10 +162,10 @@ def test_a_checkpoint_of_transformers_own_trainer_is_resumed_too(alone, tmp_path
 
 
 def test_ignore_data_skip_begins_the_epoch_anew(alone, tmp_path):
-    told, folder = alone
+    noted, folder = alone
     made = trainer(Ours, tmp_path, ignore_data_skip=True)
     made.train(resume_from_checkpoint=str(folder / "checkpoint-5"))
-    assert made.given[:13] == told["given"][:13]
+    assert made.given[:13] == noted["given"][:13]
 
 
 def test_a_checkpoint_of_other_steps_is_refused(alone, tmp_path):

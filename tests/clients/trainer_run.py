@@ -106,7 +106,7 @@ class Ours(Noting, PenstockTrainer):
 
 
 class Users(PenstockTrainerMixin, OfTorch):
-    """Somebody's trainer with the mixin."""
+    """A `Trainer` of one's own with the mixin."""
 
 
 def model():
@@ -182,9 +182,9 @@ def given_after(checkpoint, folder, **settings):
 if __name__ == "__main__":
     warnings.simplefilter("error", UserWarning)
     folder = Path(sys.argv[1])
-    told = run(folder, per_device_train_batch_size=1)
-    told["taken_over"] = given_after(sys.argv[2], folder, per_device_train_batch_size=1)
-    (folder / f"rank{torch.distributed.get_rank()}.json").write_text(json.dumps(told))
+    noted = run(folder, per_device_train_batch_size=1)
+    noted["taken_over"] = given_after(sys.argv[2], folder, per_device_train_batch_size=1)
+    (folder / f"rank{torch.distributed.get_rank()}.json").write_text(json.dumps(noted))
     torch.distributed.barrier()
     gc.collect()  # see tests.distributed.launching.TORCHRUN
     torch.distributed.destroy_process_group()

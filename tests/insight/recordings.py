@@ -65,8 +65,8 @@ def recording_of(run=None, *, dataset=None, failures=(), changes=(), keep=10_000
     for change in changes:
         history.note_change(change)
     stats = history.stats(num_workers=run.workers, prefetch_factor=2, cores=4.0)
-    told = {"batch_size": run.batch_size, "num_workers": run.workers, "seed": 7}
-    return history.recording(told | (settings or {}), list(failures), stats)
+    noted = {"batch_size": run.batch_size, "num_workers": run.workers, "seed": 7}
+    return history.recording(noted | (settings or {}), list(failures), stats)
 
 
 def batches_of(run, num_samples):
@@ -102,7 +102,7 @@ def batches_of(run, num_samples):
             num_ready=ready,
             num_workers=run.workers,
             lookahead=run.lookahead,
-            **times.told,
+            **times.noted,
         )
 
 
@@ -120,7 +120,7 @@ def _made(run, rng, free, given, number, asked):
     ended = begun + sum(parts) + round(0.05 * MS)
     per_sample_us = np.full(run.batch_size, (read + compute) // run.batch_size // 1000, np.uint32)
     per_sample_us[number % run.batch_size] += rng.integers(0, 9000)
-    told = {
+    noted = {
         "begun_ns": begun,
         "ended_ns": ended,
         "idle_ns": begun - free[seat],
@@ -136,7 +136,7 @@ def _made(run, rng, free, given, number, asked):
         "num_samples": run.batch_size,
     }
     free[seat] = ended
-    return types.SimpleNamespace(worker_id=seat, ended_ns=ended, told=told)
+    return types.SimpleNamespace(worker_id=seat, ended_ns=ended, noted=noted)
 
 
 def failure(index=7, name="photos/broken.jpg", error=None, **changed):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of a loader that nobody has asked about, and what from the first question on."""
+"""What is known of a loader before and after the first question."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ MS = 1_000_000
 
 
 class Pets(list):
-    """A dataset that knows its classes, and whose samples nobody may read."""
+    """A dataset that knows its classes, and whose samples must not be read."""
 
     labels = (0, 1, 1, 2)
     classes = ("cat", "dog", "cow", "owl")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page's content, as far as it can be told without a browser; see also tests/browser."""
+"""The page's content, as far as it can be noted without a browser; see also tests/browser."""
 
 from __future__ import annotations
 
@@ -214,4 +214,4 @@ def test_the_page_says_who_made_the_batches_and_what_was_bad(arguments, text):
     texts, _ = content_of(Loader(Numbers(), 4, on_error="skip", **arguments))
     assert text in texts
     assert texts[texts.index("Bad samples") + 1] == "2"
-    assert any(told.startswith("38 samples, ") for told in texts)
+    assert any(noted.startswith("38 samples, ") for noted in texts)

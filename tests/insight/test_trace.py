@@ -118,8 +118,8 @@ def test_failures_and_changes_are_marked_where_their_batch_is_kept(written):
 
 
 def test_counters_tell_every_change_of_their_value(written, recording):
-    told = [e["args"] for e in of_phase(written["traceEvents"], "C") if e["name"] == "workers"]
-    assert told == [{"workers": 3}]
+    noted = [e["args"] for e in of_phase(written["traceEvents"], "C") if e["name"] == "workers"]
+    assert noted == [{"workers": 3}]
     ready = [
         e["args"]["ready batches"]
         for e in of_phase(written["traceEvents"], "C")

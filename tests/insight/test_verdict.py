@@ -173,7 +173,7 @@ def test_collating_that_takes_longer_than_the_samples_is_named():
     verdict = training(compute=10 * MS, collate=30 * MS)
     assert verdict.bottleneck == "collate"
     assert "30 ms of the 40 ms" in verdict.text
-    # Its 10 MB are copied once, whoever makes it: that leaves 11 ms for 2 workers.
+    # Its 10 MB are copied once in any case: that leaves 11 ms for 2 workers.
     assert verdict.expected_gain == pytest.approx(20e-3 / (8 * MS + HANDED))
     assert "get_batch" in verdict.remedy
 

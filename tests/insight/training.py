@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A training that is only reckoned: a main process, workers, cores and storage, event by event.
 
-Whoever needs a core while there are more such than cores gets an equal share of them; so it is with
+What needs a core while there are more such than cores gets an equal share of them; so it is with
 reads, of which storage serves `parallel_reads` at full speed. Batches are given in order, a step
 goes to the worker with the least to do, and what the tuner asks for is done at once. With
 0 workers the main process makes its batches itself.
@@ -206,7 +206,7 @@ class Training:
         """Return what a batch that is whole now took."""
         regime, took_s = self.regime, self._now_s - begun_s
         collate_s = regime.collate_s * factor
-        # Whoever shares cores takes longer for everything.
+        # What shares cores takes longer for everything.
         stretch = 1 + starved_s / max(cpu_s, 1e-9) if regime.threads == 1 else 1.0
         collate_s, send_s = collate_s * stretch, send_s * stretch
         return TimingRow(
@@ -239,7 +239,7 @@ class Training:
             "cpu": min(on_cores, by_lock),
             "read": min(1.0, self.regime.parallel_reads / max(kinds.count("read"), 1)),
         }
-        assert jobs, "nobody is at work, and the main process waits"
+        assert jobs, "none is at work, and the main process waits"
         took_s = max(min(job.left_s / speed[job.kind] for job in jobs), 1e-12)
         self._now_s += took_s
         for job in jobs:

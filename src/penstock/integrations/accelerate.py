@@ -225,7 +225,7 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[T_co]):  # type: ignore[mi
         if self._rng_types:
             synchronize_rng_states(self._rng_types, self._generator)
         if self.loader._seed is None:
-            self.loader.set_epoch(self.loader.epoch)  # Accelerate's samplers are told
+            self.loader.set_epoch(self.loader.epoch)  # in Accelerate's samplers too
         self.begin()
         try:
             yield from self._batches()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Batches that a framework takes ahead of the loop, and where the loop is meanwhile.
 
-A framework that keeps NumPy's memory must be given memory that nobody writes to. An array that
-comes from another process is held by whoever has it. One that comes from this process, of a loader
+A framework that keeps NumPy's memory must be given memory that is not written to. An array that
+comes from another process is such memory. One that comes from this process, of a loader
 without workers or with threads, may be the dataset's own, and what a transform returns may be a
 buffer that it fills again: those are copied.
 """
@@ -35,7 +35,7 @@ class AheadOfLoop:
 
     @property
     def _is_shared(self) -> bool:
-        """Whether somebody else may write to the arrays of a batch later."""
+        """Whether the arrays of a batch may be written to later."""
         return (
             self.transform is not None
             or getattr(self.loader, "num_workers", 0) == 0

@@ -25,7 +25,7 @@ class ExactResume(Callback):  # type: ignore[misc,unused-ignore]  # Any, where m
     an epoch (`every_n_train_steps`) the rest of that epoch, which is nothing, would be taken for a
     whole epoch: the next one would be left out. Here both begin the next epoch.
 
-    It is needed in the trainer that resumes, and touches no loaders but Penstock's.
+    It is needed in the `Trainer` that resumes, and touches no loaders but Penstock's.
 
     Example:
         >>> from lightning.pytorch import Trainer

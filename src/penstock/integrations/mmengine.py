@@ -243,7 +243,7 @@ class PenstockHook(Hook):  # type: ignore[misc]  # mmengine has no types
     After each epoch it says in words what limits the loader.
     """
 
-    # After mmengine's own hook has told the sampler the epoch, before those that log and save.
+    # After mmengine's own hook has set the sampler's epoch, before those that log and save.
     priority = "NORMAL"
 
     def __init__(self, interval: int = 10) -> None:

@@ -56,7 +56,7 @@ class PenstockTrainerMixin:
         >>> import torch
         >>> from transformers import Trainer, TrainingArguments
         >>> class Reweighted(Trainer):
-        ...     "Somebody's own."
+        ...     "One's own."
         >>> class MyTrainer(PenstockTrainerMixin, Reweighted):
         ...     pass
         >>> args = TrainingArguments(use_cpu=True, report_to="none", per_device_train_batch_size=2)

@@ -100,17 +100,13 @@ class Accounts(NamedTuple):
 
 
 class Monitor:
-    """The accounts of one loader, over all its epochs.
+    """The accounts of one loader, over all its epochs; a pickled copy knows nothing yet.
 
     Attributes:
         num_workers: As a loader has it: `AutoWorkers` where "auto" was asked for.
         measures: Whether each batch is measured. Else only when it was asked for and given.
         made_at: The line of the program that made the loader, as "train.py:31"; empty where
             there are no `watchers`.
-
-    Concurrency:
-        The main process's thread; `stats` and `recording` from any. A pickled copy knows nothing
-        yet.
     """
 
     def __init__(self, dataset: object, options: LoaderOptions) -> None:

@@ -49,17 +49,7 @@ _MAY_BE_UNKNOWN: Final = ("trainer_starved_ns", "starved_ns")
 
 @dataclass(frozen=True, slots=True)
 class FailedSample:
-    """A sample that failed, in texts.
-
-    Attributes:
-        index: Its key; None for an iterable's. A number or a text.
-        name: Its file or key in the store.
-        error: Type and message of what was raised.
-        worker_id: Who tried to make it; None without workers.
-        epoch: In which epoch.
-        step: For which batch.
-        partner_of: Key of the sample that it was drawn for; None if it was asked for itself.
-    """
+    """A sample that failed, in texts; `partner_of` is the key of the sample that it was drawn for."""
 
     index: int | str | None
     name: str | None
@@ -72,12 +62,7 @@ class FailedSample:
 
 @dataclass(frozen=True, slots=True)
 class EpochSpan:
-    """The sums of one epoch.
-
-    Attributes:
-        epoch: Its number.
-        span: The sums.
-    """
+    """The sums of one epoch."""
 
     epoch: int
     span: Span
@@ -85,16 +70,7 @@ class EpochSpan:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Where it ran.
-
-    Attributes:
-        cores: Cores that the process might use.
-        python: Version.
-        numpy: Version.
-        penstock: Version; "unknown" if it is not installed.
-        torch: Version; empty if the run did not use it.
-        started: When the run began, ISO 8601; empty if not said.
-    """
+    """Where and with what versions a run was, and when it began (ISO 8601); empty if not known."""
 
     cores: float = 0.0
     python: str = ""

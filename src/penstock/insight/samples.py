@@ -43,11 +43,6 @@ class SampleAccounts:
 
         Times of a worker's first batch are left out, and those of batches for which no core was
         free: they tell nothing of the samples.
-
-        Args:
-            rows: Of the batches.
-            indices: Of each, the keys of its samples.
-            sample_us: Of each, the times of its samples.
         """
         for number, (worker_id, pid) in enumerate(rows[["worker_id", "pid"]].tolist()):
             # Such a batch may have cost what its samples do not: opening files, importing.

@@ -39,20 +39,10 @@ _ARGUMENTS: Final = ("epoch", "step", "samples", "failed", "bytes", "pid")
 
 
 def write_trace(recording: Recording, path: str | os.PathLike[str]) -> Path:
-    """Write a run for chrome://tracing and ui.perfetto.dev, as JSON.
+    """Write a run for chrome://tracing and ui.perfetto.dev, as JSON; returns the path.
 
     The recording itself is in it, under "otherData", so that `penstock report` can draw its page
     from the file.
-
-    Args:
-        recording: The run; `loader.trace(path)` makes one.
-        path: Where to; an existing file is replaced.
-
-    Returns:
-        The path.
-
-    Raises:
-        OSError: the file cannot be written.
 
     Reference:
         Trace Event Format, JSON object form: events of the phases X, M, C and i.
@@ -94,11 +84,7 @@ def read_json(path: str | os.PathLike[str]) -> JSON:
 
 
 def recording_in(content: JSON, path: str | os.PathLike[str]) -> Recording:
-    """Return the recording in the content of a trace.
-
-    Args:
-        content: What `read_json` returned.
-        path: Of the file, for messages.
+    """Return the recording in what `read_json` returned for `path`.
 
     Raises:
         ConfigError: it is no trace, or damaged; the message says where.

@@ -50,15 +50,10 @@ class Inputs:
     Attributes:
         span: Sums over the batches to judge, without the main process's pauses.
         num_workers: Workers that made them; 0 if the main process's thread did.
-        cores: Cores that main process and workers may use together.
         num_ready: Batches that lay ready when one was asked for, on average.
         lookahead: Batches under way at a time.
-        slowest: Samples that took longest, the longest first; named where they are to blame.
-        backend: "serial", "process", "thread" or "ray", whose workers have cores of their own.
         run: Sums over many epochs, by which their starts are judged; None for `span`.
         pause_s: What the main process's rare long steps took.
-        keeps_workers: Whether workers are kept from epoch to epoch.
-        is_auto: Whether `num_workers="auto"` chooses the workers.
         is_measured: Whether the batches were measured; else only the waiting is known.
     """
 

@@ -85,16 +85,10 @@ class BatchShare(BatchSampler):
         process_index: int,
         even_batches: bool = True,
     ) -> None:
-        """Set which batches are this process's.
+        """Set which batches are this process's, of an order of all processes.
 
-        Args:
-            batch_sampler: Whose batches they are; it says whether the rest is dropped.
-            order: Of all processes.
-            batch_size: Indices of one process in one batch.
-            num_processes: Number of processes.
-            process_index: This one.
-            even_batches: Whether the last round is filled up with the first indices of the order.
-                Otherwise some processes get fewer there, or none.
+        With `even_batches` the last round is filled up with the first indices of the order; otherwise
+        some processes get fewer there, or none.
         """
         self.batch_sampler = batch_sampler
         self.num_processes = num_processes

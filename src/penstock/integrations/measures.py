@@ -23,16 +23,7 @@ __all__ = ["MEASURES", "Measure", "WatchedLoaders", "stage_seconds"]
 
 
 class Measure(NamedTuple):
-    """One metric.
-
-    Attributes:
-        name: In words, joined by underscores, without its unit.
-        unit: As UCUM has it: "s", "By", or what is counted, in braces.
-        text: What it is, in a sentence.
-        values: Returns them, by the value of the label; "" if there is one.
-        label: What tells its values apart; empty if there is one value.
-        is_counter: It only grows; otherwise it goes up and down.
-    """
+    """One metric: its name without unit, its unit as UCUM has it, and its values by `label`."""
 
     name: str
     unit: str

@@ -38,14 +38,10 @@ _HEIGHT: Final = 220
 
 
 class Series(NamedTuple):
-    """What happened in each of some equal spans of training time; arrays of shape (points,).
+    """Samples and seconds of each stage in some equal spans of training time, between `edges_s`.
 
-    Time of training leaves out what lies between epochs, a night perhaps.
-
-    Attributes:
-        edges_s: Where spans begin and end, shape (points + 1,).
-        samples: Given to the main process; one batch may be shared out over several spans.
-        stages_s: Seconds of each stage, by its name; those of all workers added up.
+    Time of training leaves out what lies between epochs, a night perhaps. Seconds are those of all
+    workers added up.
     """
 
     edges_s: NDArray[np.float64]

@@ -37,18 +37,7 @@ _TONES: Final = {"trainer": "good", "nothing yet": "open", "unknown": "open"}
 
 
 def write_report(recording: Recording, path: str | os.PathLike[str]) -> Path:
-    """Write a run as one HTML page, which needs no network.
-
-    Args:
-        recording: The run; `loader.report(path)` makes one.
-        path: Where to; an existing file is replaced.
-
-    Returns:
-        The path.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Write a run as one HTML page, which needs no network; returns the path."""
     return write_whole(path, page(recording))
 
 

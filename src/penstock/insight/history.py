@@ -75,7 +75,7 @@ class History:
         """Know nothing yet.
 
         Args:
-            dataset: Asked for the names of samples, never for a sample; None if they are not wanted.
+            dataset: Asked for the names of samples, never for a sample; None leaves them out.
             backend: "serial", "process", "thread" or "ray"; 0 workers are always "serial".
             keep: How many batches are kept one by one; 320 bytes each.
             persistent_workers: Whether workers are kept from epoch to epoch.

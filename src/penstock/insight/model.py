@@ -173,7 +173,7 @@ class WorkerLimits:
 class Means:
     """Means per batch, in seconds, without what the first batch of an iterator waited for.
 
-    `wait_share`, `pause_s`, and what begins with `trainer_` or `consumer_`, are of the main process;
+    `wait_share`, `pause_s`, and what begins with `trainer_` or `consumer_` are of the main process;
     the other times are of a worker, or with `num_workers=0` of the main process as it makes the
     batch, which counts as waiting. Shares are from 0 to 1.
     """

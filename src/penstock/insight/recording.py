@@ -49,7 +49,7 @@ _MAY_BE_UNKNOWN: Final = ("trainer_starved_ns", "starved_ns")
 
 @dataclass(frozen=True, slots=True)
 class FailedSample:
-    """A sample that failed, in texts; `partner_of` is the key of the sample that it was drawn for."""
+    """A sample that failed, in texts; `partner_of` is the sample that it was drawn for."""
 
     index: int | str | None
     name: str | None

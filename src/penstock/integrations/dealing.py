@@ -87,8 +87,8 @@ class BatchShare(BatchSampler):
     ) -> None:
         """Set which batches are this process's, of an order of all processes.
 
-        With `even_batches` the last round is filled up with the first indices of the order; otherwise
-        some processes get fewer there, or none.
+        With `even_batches` the last round is filled up with the first indices of the order;
+        otherwise some processes get fewer there, or none.
         """
         self.batch_sampler = batch_sampler
         self.num_processes = num_processes

@@ -3,9 +3,9 @@
 
 On a CPU, `jax.device_put` may take NumPy's memory as it is, also with `may_alias=False`. It keeps
 the array, and with it the slot of shared memory that the array lies in, for as long as the jax
-array lives; so a batch that is held is never written over. Nothing writes into the NumPy array
-meanwhile: batches are not handed out before they are jax arrays. Only where no process lies between, without workers or with threads, the array may
-be one of the dataset itself, and what a `transform` returns may be its own; both are copied first.
+array lives; so a batch that is held is never written over. Where no process lies between, without
+workers or with threads, the array may be one of the dataset itself, and what a `transform` returns
+may be its own; both are copied first.
 """
 
 from __future__ import annotations

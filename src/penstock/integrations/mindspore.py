@@ -223,8 +223,8 @@ class MindSporeBatches(AheadOfLoop):
 class _BatchSource:
     """What a `GeneratorDataset` iterates.
 
-    `states` are the loader's, behind each batch that MindSpore took and the loop did not get yet; of
-    an epoch without a known length the last one. `error` is what ended an epoch.
+    `states` are the loader's, behind each batch that MindSpore took and the loop did not get yet;
+    of an epoch without a known length the last one. `error` is what ended an epoch.
     """
 
     def __init__(

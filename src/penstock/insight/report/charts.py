@@ -86,8 +86,8 @@ def spread(
         [4.0, 4.0, 0.0]
     """
     lasts = np.maximum(stops - starts, 1e-12)
-    so_far = [np.clip((edge - starts) / lasts, 0.0, 1.0) @ amounts for edge in edges]
-    return np.diff(np.array(so_far))
+    so_far: NDArray[np.float64] = np.clip((edges[:, None] - starts) / lasts, 0.0, 1.0) @ amounts
+    return np.diff(so_far)
 
 
 def over_time(recording: Recording) -> list[Element]:

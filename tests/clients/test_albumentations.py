@@ -141,25 +141,6 @@ def test_called_by_names_it_follows_the_loaders_seed(backend):
     assert epoch(1, number=1) != first
 
 
-def test_called_by_names_everything_lies_on_the_same_pixels():
-    loader = penstock.Loader(Marked(), batch_size=4, collate_fn=as_list, seed=3)
-    num_checked = 0
-    for batch in loader:
-        for sample in batch:
-            assert sample["image"].shape == (64, 64, 3)
-            assert sample["mask"].shape == (64, 64)
-            centres = np.asarray(sample["bboxes"])[:, :2] * 64
-            # A key point is the centre of a pixel, a box counts from its edge.
-            assert sample["keypoints"][: len(centres)] == pytest.approx(centres - 0.5, abs=2.0)
-            label = int(sample["labels"][0])
-            x, y = centres[0].astype(int)
-            assert sample["mask"][y, x] == 1
-            colour = sample["image"][y, x].astype(int)
-            assert (colour > 90).tolist() == (COLOURS[label] > 0).tolist()
-            num_checked += len(centres)
-    assert num_checked == 12 * 6
-
-
 CHAIN = A.Compose(
     [
         A.RandomSizedBBoxSafeCrop(128, 160),

@@ -266,18 +266,6 @@ def test_no_function_is_called_per_row(tmp_path, is_mapped):
         assert many.count > few.count + 256  # what is not to happen, and is counted
 
 
-def test_arrays_are_written_into_the_memory_of_the_batch():
-    given_memory = []
-
-    def alloc(shape, dtype):
-        given_memory.append(np.empty(shape, dtype))
-        return given_memory[-1]
-
-    rows = from_huggingface(tabular(), ["id", "x", "tokens"])
-    batch = rows.get_batch(np.arange(5), alloc)
-    assert [id(array) for array in batch.values()] == [id(array) for array in given_memory]
-
-
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
 def test_workers_give_the_same_from_a_file_that_is_mapped(tmp_path, start_method):
     mapped = on_disk(tmp_path, tabular(60)).shuffle(seed=2)

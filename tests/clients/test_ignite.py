@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torchmetrics
 from ignite.engine import Engine, Events
 from ignite.handlers import Checkpoint, DiskSaver
-from ignite.metrics import Accuracy, Average
 from tests.torch.comparing import assert_same
 from torch.utils.data import Dataset
 
@@ -58,26 +56,6 @@ def test_the_engine_gets_the_batches_of_a_plain_loop():
     assert (state.epoch_length, state.iteration) == (NUM_BATCHES, 3 * NUM_BATCHES)
     assert iterators == {_LoaderIterator}
     assert loader.stats().run.batches == 3 * NUM_BATCHES
-
-
-def test_metrics_of_both_count_what_a_plain_loop_counts():
-    engine, _ = engine_of()
-    Accuracy().attach(engine, "accuracy")
-    Average(output_transform=lambda output: output[0].max()).attach(engine, "score")
-    measured = torchmetrics.MetricCollection(
-        {
-            "accuracy": torchmetrics.classification.MulticlassAccuracy(2, average="micro"),
-            "f1": torchmetrics.classification.MulticlassF1Score(2),
-        }
-    )
-    engine.add_event_handler(
-        Events.ITERATION_COMPLETED, lambda engine: measured.update(*engine.state.output)
-    )
-    found = engine.run(loader_of(), max_epochs=1).metrics
-    scores = [float((points.sum(1) - 1).abs().max()) for points, _ in loader_of()]
-    assert found["accuracy"] == 1.0
-    assert found["score"] == pytest.approx(sum(scores) / NUM_BATCHES)
-    assert measured.compute() == {"accuracy": 1.0, "f1": 1.0}
 
 
 @pytest.mark.parametrize("iteration", [5, 7], ids=["after an epoch", "within one"])

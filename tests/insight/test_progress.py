@@ -1,243 +1,339 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The progress bar, as it is written to a terminal."""
+"""The progress bar, in real pseudo-terminals and in IPython's shell."""
 
 from __future__ import annotations
 
-import io
 import os
 import re
 import subprocess
 import sys
-import types
 
 import pytest
-from tests.insight.batches import batch
+from tests.insight.screen import IMPORTS_FROM, PRELUDE, run, without_bar
 
-from penstock import FaultPolicy, Loader
-from penstock.errors import MissingExtraError
-from penstock.insight import progress
-from penstock.insight.progress import open_progress
 from penstock.optional import install_command
 
 pytest.importorskip("tqdm")
 
-BAR = re.compile(r"\s*\d+%\|.*?\| (\d+/\d+) \[[\d:]+<[\d:?]+(.*)\]")
-
-
-class Terminal(io.StringIO):
-    """Keeps what is written; `lines` is what stands there, without bars and times."""
-
-    def isatty(self):
-        return True
-
-    @property
-    def lines(self):
-        shown = [line.split("\r")[-1].rstrip() for line in self.getvalue().split("\n")]
-        return [BAR.sub(r" \1\2", line) for line in shown if line]
-
-
-@pytest.fixture
-def terminal(monkeypatch):
-    made = Terminal()
-    # Of the module alone: pytest sets that of `sys` anew for the test itself.
-    fake = types.SimpleNamespace(stderr=made, modules=sys.modules)
-    monkeypatch.setattr(progress, "sys", fake)
-    for name, value in {"TERM": "xterm", "COLUMNS": "100", "LINES": "30"}.items():
-        monkeypatch.setenv(name, value)
-    for name in ("CI", "RANK", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    return made
-
-
-def record(n, **fields):
-    """Batch n of 32 samples: 1/4 s after the one before; for half of that it was waited for."""
-    asked_ns = 10**9 + n * 250_000_000 + 125_000_000
-    given = {"asked_ns": asked_ns, "given_ns": asked_ns + 125_000_000, "num_samples": 32, **fields}
-    return batch(step=n, **given).row
-
-
-def in_ms(n):
-    return record(0, asked_ns=n * 10**6, given_ns=(n + 1) * 10**6)
-
-
-def test_the_last_line_says_what_the_epoch_was(terminal):
-    bar = open_progress("train")
+EPOCH = """
+bar = open_progress("train")
+if bar is None:
+    print("no bar")
+else:
     bar.begin(3, 8)
     for n in range(8):
-        bar.advance(record(n, num_failed=n // 3))
+        bar.advance(batch(n)._replace(num_failed=n // 3))
     bar.end()
-    assert terminal.lines == ["train epoch 3: 8/8, 137 samples/s, 53 % waiting, 7 bad"]
-    assert "\x1b[?" not in terminal.getvalue()  # neither the cursor nor any mode is touched
+"""
+LAST_LINE = "train epoch 3: 8/8, 137 samples/s, 53 % waiting, 7 bad"
 
 
-def test_while_it_goes_the_line_is_of_the_last_seconds_of_a_resumed_epoch(terminal):
-    bar = open_progress()
-    bar.begin(0, 4000, done=1000)
-    for n in range(1000):
-        bar.advance(record(n))
+def test_the_last_line_says_what_the_epoch_was():
+    got = run(EPOCH)
+    assert [without_bar(line) for line in got.lines] == [LAST_LINE]
+    assert got.returncode == 0
+    assert "\x1b[?" not in got.written  # neither the cursor nor any mode is touched
+
+
+def test_while_it_goes_the_line_is_of_the_last_seconds_of_a_resumed_epoch():
+    got = run("""
+        bar = open_progress()
+        bar.begin(0, 4000, done=1000)
+        for n in range(1000):
+            bar.advance(batch(n))
+        print("here")
+        os._exit(0)
+    """)
     # 4 batches of 32 samples per second, half of the time waiting.
-    assert terminal.lines == ["epoch 0: 2000/4000, 128 samples/s, 50 % waiting"]
+    line = "epoch 0: 2000/4000, 128 samples/s, 50 % waiting"
+    assert [without_bar(line) for line in got.lines] == ["here", line]
+    assert re.search(r"\[[\d:]+<[\d:]+, ", got.lines[-1])  # elapsed and left
 
 
-def test_an_epoch_of_unknown_length_has_no_bar(terminal):
-    bar = open_progress("stream")
-    bar.begin(0, None)
-    for n in range(4):
-        bar.advance(record(n))
-    bar.end()
-    (line,) = terminal.lines
+def test_an_epoch_of_unknown_length_has_no_bar():
+    got = run("""
+        bar = open_progress("stream")
+        bar.begin(0, None)
+        for n in range(4):
+            bar.advance(batch(n))
+        bar.end()
+    """)
+    (line,) = got.lines
     assert re.fullmatch(r"stream epoch 0: 4 \[[\d:]+, 146 samples/s, 57 % waiting\]", line)
 
 
-def test_it_is_drawn_at_most_ten_times_a_second_and_goes_on_when_batches_come_slowly(terminal):
-    bar = open_progress()
-    bar.begin(0, 10_000)
-    for n in range(3000):
-        bar.advance(in_ms(n))
-    assert 25 <= terminal.getvalue().count("samples/s") <= 32
-    for n in range(3000, 8000, 1000):
-        bar.advance(in_ms(n))
-    assert terminal.lines[-1].startswith("epoch 0: 3005/10000, ")
+def test_it_is_drawn_at_most_ten_times_a_second():
+    got = run("""
+        bar = open_progress()
+        bar.begin(0, 10_000)
+        for n in range(10_000):  # 10 s in steps of 1 ms
+            bar.advance(batch(0)._replace(asked_ns=n * 10**6, given_ns=(n + 1) * 10**6))
+        os._exit(0)
+    """)
+    assert 90 <= got.written.count("samples/s") <= 100
 
 
-def test_a_forked_process_draws_nothing(terminal):
-    bar = open_progress()
-    bar.begin(0, 100)
-    bar.advance(record(0))
-    written = terminal.getvalue()
-    bar._pid += 1  # as it is in a child
-    bar.advance(record(9))
-    bar.end()
-    bar.begin(1, 100)
-    assert terminal.getvalue() == written
+def test_it_goes_on_when_batches_come_more_slowly_than_before():
+    got = run("""
+        bar = open_progress()
+        bar.begin(0, 10_000)
+        for n in range(3000):  # 3 s in steps of 1 ms, then one each second
+            bar.advance(batch(0)._replace(asked_ns=n * 10**6, given_ns=(n + 1) * 10**6))
+        for n in range(3, 8):
+            bar.advance(batch(0)._replace(asked_ns=n * 10**9, given_ns=(n + 1) * 10**9))
+        os._exit(0)
+    """)
+    assert without_bar(got.lines[-1]).startswith("epoch 0: 3005/10000, ")
+
+
+def test_what_others_print_stands_above_it_as_it_was_printed():
+    got = run("""
+        import logging
+        logging.basicConfig(format="%(message)s")  # takes hold of stderr before the bar does
+        bar = open_progress("train")
+        bar.begin(0, 8)
+        for n in range(8):
+            bar.advance(batch(n))
+            print("loss", n, "[/bold] [red]")
+            print("half", end="")
+            print(" a line", "x" * 150, sep="")
+            logging.warning("careful")
+            sys.stderr.writelines(["one\\n", "two\\n"])
+        bar.end()
+        print("after")
+        assert "write" not in vars(sys.stdout) and "write" not in vars(sys.stderr)
+    """)
+    assert got.returncode == 0, got.written
+    *lines, bar, after = got.lines
+    assert without_bar(bar).startswith("train epoch 0: 8/8, ")
+    assert after == "after"
+    for n in range(8):
+        printed = [f"loss {n} [/bold] [red]", "half a line" + "x" * 150, "careful", "one", "two"]
+        assert lines[n * 5 : n * 5 + 5] == printed
+
+
+def test_half_a_line_keeps_it_away_for_two_seconds():
+    got = run("""
+        bar = open_progress()
+        bar.begin(0, None)
+        print("Continue? ", end="", flush=True)
+        for n in range(20):
+            bar.advance(batch(n))
+        print("# 20 shown", end="", flush=True)
+        for n in range(20, 41):
+            bar.advance(batch(n))
+        os._exit(0)
+    """)
+    question, bar = got.lines
+    assert question == "Continue? # 20 shown"
+    assert bar.startswith("epoch 0: 41 ")
+
+
+@pytest.mark.parametrize("what", ["is killed", "presses Ctrl-C", "forgets it"])
+def test_a_program_that_ends_leaves_the_line_where_it_was(what):
+    then = {
+        "is killed": "os.kill(os.getpid(), signal.SIGKILL)",
+        "presses Ctrl-C": "wait_for_ctrl_c()",
+        "forgets it": "",
+    }[what]
+    got = run(
+        f"""
+        bar = open_progress("train")
+        bar.begin(0, 100)
+        for n in range(4):
+            bar.advance(batch(n))
+        print("begun")
+        {then}
+        """,
+        press_ctrl_c=what == "presses Ctrl-C",
+    )
+    assert got.returncode == {"is killed": -9, "presses Ctrl-C": -2, "forgets it": 0}[what]
+    assert got.lines[0] == "begun"
+    assert without_bar(got.lines[-1]).startswith("train epoch 0: 4/100, ")
+    if what != "is killed":
+        assert got.written.endswith("\n")
+    assert "\x1b[?" not in got.written
+
+
+def test_a_forked_process_draws_nothing_and_prints_as_it_is():
+    got = run("""
+        bar = open_progress()
+        bar.begin(0, 100)
+        bar.advance(batch(0))
+        if not os.fork():
+            bar.advance(batch(9))
+            print("child")
+            bar.end()
+            os._exit(0)
+        os.wait()
+        bar.end()
+    """)
+    assert "child\r\n" in got.written
+    assert sum("epoch 0" in line for line in got.lines) <= 2
+    assert got.lines[-1].startswith("epoch 0:   1%|")
+
+
+def test_an_epoch_that_begins_in_a_forked_process_draws_nothing():
+    got = run("""
+        bar = open_progress()
+        if not os.fork():
+            bar.begin(0, 100)
+            bar.advance(batch(0))
+            print("child")
+            bar.end()
+            sys.exit()
+        os.wait()
+    """)
+    assert got.written == "child\r\n"
+
+
+def test_streams_are_afterwards_as_they_were():
+    got = run("""
+        raw = sys.stdout.write
+        sys.stdout.write = loud = lambda text: raw(text.upper())
+        bar = open_progress()
+        bar.begin(0, 100)
+        bar.advance(batch(0))
+        print("while")
+        bar.end()
+        assert sys.stdout.write is loud
+    """)
+    assert got.returncode == 0, got.written
+    assert got.lines[0] == "WHILE"
+
+
+@pytest.mark.parametrize("stdout", ["closed", "without attributes of its own"])
+def test_stdout_may_be_anything(stdout):
+    got = run(f"""
+        class Slotted:
+            __slots__ = ()
+            isatty = sys.stdout.isatty
+            write = sys.stdout.write
+            flush = sys.stdout.flush
+
+        if {stdout!r} == "closed":
+            sys.stdout.close()
+        else:
+            sys.stdout = Slotted()
+        bar = open_progress()
+        bar.begin(0, 100)
+        bar.advance(batch(0))
+        bar.end()
+    """)
+    assert got.returncode == 0, got.written
+    assert without_bar(got.lines[-1]).startswith("epoch 0: 1/100, ")
 
 
 @pytest.mark.parametrize(
-    ("environment", "is_seen"),
-    [
-        ({"RANK": "1", "WORLD_SIZE": "2"}, False),
-        ({"RANK": "0", "WORLD_SIZE": "2", "CI": "false"}, True),
-        ({"TERM": "dumb"}, False),
-        ({"TERM": ""}, False),
-        ({"CI": "true"}, False),
-    ],
+    "environment",
+    [{"RANK": "1", "WORLD_SIZE": "2"}, {"TERM": "dumb"}, {"TERM": ""}, {"CI": "true"}],
     ids=str,
 )
-def test_it_is_quiet_where_it_would_not_be_seen(terminal, monkeypatch, environment, is_seen):
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    assert (open_progress() is not None) is is_seen
+def test_it_is_quiet_where_it_would_not_be_seen(environment):
+    assert run(EPOCH, **environment).lines == ["no bar"]
 
 
-def test_nothing_is_written_where_stderr_is_no_terminal(capfd):
-    assert sum(1 for _ in Loader(list(range(8)), batch_size=4, progress=True)) == 2
-    assert capfd.readouterr() == ("", "")
+def test_rank_0_shows_it():
+    got = run(EPOCH, RANK="0", WORLD_SIZE="2", CI="false")
+    assert [without_bar(line) for line in got.lines] == [LAST_LINE]
 
 
-def test_a_name_is_one_line(terminal):
-    bar = open_progress("tr\nain")
-    bar.begin(3, 8)
-    bar.end()
-    assert terminal.lines == ["tr ain epoch 3: 0/8"]
+def test_nothing_is_written_where_stderr_is_piped():
+    command = [sys.executable, "-c", PRELUDE + EPOCH]
+    environment = {**os.environ, "TERM": "xterm", "PYTHONPATH": IMPORTS_FROM}
+    done = subprocess.run(command, env=environment, capture_output=True, check=True)
+    assert (done.stdout, done.stderr) == (b"no bar\n", b"")
 
 
-def test_a_terminal_that_hangs_up_does_not_end_the_training(terminal, monkeypatch):
-    bar = open_progress()
-    bar.begin(0, 100)
-
-    def full(text):
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr(terminal, "write", full)
-    for n in range(4):
-        bar.advance(record(n))
-    bar.end()
+def test_what_the_program_prints_can_be_piped_while_the_bar_is_watched(tmp_path):
+    with (tmp_path / "out.txt").open("w") as out:
+        got = run(EPOCH + "print('the result')\n", stdout=out)
+    assert [without_bar(line) for line in got.lines] == [LAST_LINE]
+    assert (tmp_path / "out.txt").read_text() == "the result\n"
 
 
-def test_without_tqdm_the_error_names_the_extra(terminal, monkeypatch):
-    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
-    with pytest.raises(MissingExtraError, match="progress=True needs tqdm") as caught:
-        open_progress()
-    assert install_command("progress") in str(caught.value)
+@pytest.mark.parametrize("total", ["8", "None"])
+@pytest.mark.parametrize("columns", [10, 40, 60, 300])
+def test_the_line_fits_into_the_terminal(columns, total):
+    (line,) = run(EPOCH.replace("8)", f"{total})", 1), columns=columns).lines
+    assert len(line) <= columns
+    assert line.startswith("train ep")
+
+
+def test_a_terminal_that_writes_ascii_only_gets_ascii_only_and_a_name_is_one_line():
+    program = EPOCH.replace('"train"', '"tr\\u65e5\\nain"')
+    got = run(program, PYTHONIOENCODING="ascii", PYTHONUTF8="0")
+    assert got.returncode == 0
+    assert got.written.isascii()
+    (line,) = got.lines
+    assert re.match(r"tr\S+ ain epoch 3: 100%", line)
+
+
+def test_a_terminal_that_hangs_up_does_not_end_the_training():
+    got = run("""
+        bar = open_progress()
+        bar.begin(0, 100)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        null = os.open("/dev/full", os.O_WRONLY)
+        for descriptor in (1, 2):
+            os.dup2(null, descriptor)
+        for n in range(4):
+            bar.advance(batch(n))
+        bar.end()
+        os._exit(5)
+    """)
+    assert got.returncode == 5
+
+
+def test_without_tqdm_the_error_names_the_extra():
+    got = run("""
+        sys.modules["tqdm.auto"] = None
+        from penstock.errors import MissingExtraError
+        try:
+            open_progress()
+        except MissingExtraError as error:
+            print(error)
+    """)
+    message = "".join(got.lines)
+    assert message.startswith("progress=True needs tqdm, which is not installed.")
+    assert install_command("progress") in message
+
+
+NOTEBOOK = """
+from IPython.core.interactiveshell import InteractiveShell
+
+class Kernel(InteractiveShell):  # as ipykernel's is one with an attribute `kernel`
+    kernel = "here"
+
+shell = Kernel.instance()
+shell.showtraceback = lambda *_, **__: None
+shell.run_cell('''
+from penstock import Loader
+kept = iter(Loader(range(40), 4, progress=True))
+for n, batch in enumerate(kept):
+    if n == 6: 1 / 0
+''')
+print("the cell has ended", file=sys.stderr)
+"""
+
+
+def test_in_a_notebook_the_bar_ends_with_its_cell():
+    pytest.importorskip("IPython")
+    command = [sys.executable, "-c", PRELUDE + NOTEBOOK]
+    environment = {**os.environ, "PYTHONPATH": IMPORTS_FROM}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    *bar, last = done.stderr.replace("\r", "\n").splitlines()
+    assert last == "the cell has ended"
+    assert without_bar(bar[-1]).startswith("epoch 0: 7/10, ")
 
 
 def test_a_bar_leaves_the_start_method_of_multiprocessing_open():
-    program = (
-        "import sys, multiprocessing\n"
-        "sys.stderr.isatty = lambda: True\n"
-        "from penstock.insight.progress import open_progress\n"
-        "bar = open_progress()\n"
-        "bar.begin(0, 8)\n"
-        "bar.end()\n"
-        "print(multiprocessing.get_start_method(allow_none=True))\n"
+    got = run(
+        EPOCH
+        + """
+    import multiprocessing
+    print(multiprocessing.get_start_method(allow_none=True))
+    """.replace("\n    ", "\n")
     )
-    environment = {**os.environ, "TERM": "xterm", "CI": ""}
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, check=True, text=True
-    )
-    assert done.stdout == "None\n"
-
-
-class Samples:
-    def __len__(self):
-        return 40
-
-    def __getitem__(self, index):
-        if index in (3, 17):
-            raise ValueError(f"bad sample {index}")
-        return float(index)
-
-
-def shown(terminal):
-    """Return the lines without what depends on the clock."""
-    return [re.sub(r", [\d,.]+ samples/s, \d+ % waiting", "", line) for line in terminal.lines]
-
-
-@pytest.mark.filterwarnings("ignore:.*2 bad samples")
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("on_error", ["skip", "replace"])
-def test_bar_stats_and_failures_of_a_loader_count_the_same(terminal, num_workers, on_error):
-    drawn = [3, 17, *range(8), 3, 3, 17, 20] * 2  # as samplers with replacement do
-    loader = Loader(
-        Samples(), batch_size=4, sampler=drawn, on_error=on_error, num_workers=num_workers,
-        progress=True,
-    )  # fmt: skip
-    for _ in range(2):
-        list(loader)
-    assert [line[-7:] for line in shown(terminal)] == [", 2 bad"] * 2
-    assert (len(loader.failures), loader.stats().run.failed) == (4, 4)
-
-
-def test_break_and_errors_end_the_line(terminal):
-    loader = Loader(list(range(40)), batch_size=4, num_workers=2, progress=True)
-    for number, _ in enumerate(loader, 1):
-        if number == 6:
-            break
-    with pytest.raises(ValueError, match="bad sample 3"):
-        list(Loader(Samples(), batch_size=4, progress=True))
-    assert shown(terminal)[0] == "epoch 0: 6/10"
-    assert terminal.getvalue().endswith("\n")
-
-
-def test_a_loader_within_the_epoch_of_another_has_a_line_of_its_own(terminal):
-    train = Loader(list(range(40)), batch_size=20, num_workers=1, progress=True)
-    val = Loader(list(range(8)), batch_size=4, progress="val")
-    for _ in train:
-        for _ in val:
-            pass
-    written = " ".join(shown(terminal))
-    assert all(line in written for line in ("val epoch 0: 2/2", "val epoch 1: 2/2"))
-    assert written.endswith("epoch 0: 2/2")
-
-
-def test_samples_of_batches_of_which_nothing_is_left_count_too():
-    class Halves(Samples):
-        def __getitem__(self, index):
-            if index >= 4:
-                raise ValueError(index)
-            return index
-
-    loader = Loader(Halves(), 2, sampler=range(8), on_error=FaultPolicy("skip", max_failures=None))
-    with pytest.warns(UserWarning, match="4 bad samples left out"):
-        assert len(list(loader)) == 2
-    assert loader.stats().run.failed == len(loader.failures) == 4
+    assert got.lines[-1] == "None"

@@ -3,7 +3,7 @@
 
 Question
     Milliseconds to compare the pages of the tree with their checksums, for a million small records
-    and for photos, from the page cache and from the disk. The default of `verify_tree=` follows.
+    and for photos, from the page cache and from the disk. The default of `verify=` follows.
 
 Method
     torch recipe   `lmdb.open` and the first record, as a hand-made dataset does it: no
@@ -13,7 +13,7 @@ Method
     The records are random bytes, labelled 0 to 9. Values are medians of five runs. "cold" is the
     median of three, each after the system was told to drop the file from its cache
     (POSIX_FADV_DONTNEED). "bounds" is the same as the value for a file without checksums, in which
-    the numbers are compared with their bounds. "index" is `LMDBStore(path, verify_tree="never")`
+    the numbers are compared with their bounds. "index" is `LMDBStore(path, verify="never")`
     and its length: what opening costs besides. "tree MB" is the size of the pages that are read.
 
 Left out
@@ -98,7 +98,7 @@ def verify(size: Size, shape: tuple[int, int]) -> Reading:
         write(path, num_records, shape[1])
 
         def index() -> None:
-            with LMDBStore(path, verify_tree="never") as store:
+            with LMDBStore(path, verify="never") as store:
                 check(len(store) == num_records, "records are missing")
 
         with Meter() as meter:

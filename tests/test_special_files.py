@@ -66,7 +66,7 @@ def test_pack_refuses_it(special, options):
 
 
 def test_pack_refuses_it_for_shards(special):
-    with pytest.raises(StoreError, match="is a file, and shards lie in a folder"):
+    with pytest.raises(StoreError, match="is a file, and the new store a folder"):
         pack([1, 2], f"lmdb:{special}", num_shards=2)
 
 

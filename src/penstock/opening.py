@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Opening files of a data set: regular files alone, and none read whole above a limit.
 
-A folder of somebody else's may hold anything under any name. A FIFO called 1.xml would be waited
+A downloaded folder may hold anything under any name. A FIFO called 1.xml would be waited
 for without end; a link to /dev/zero, or a file of 3 GB that is one hole, would fill the memory.
 """
 
@@ -46,16 +46,11 @@ _KINDS: Final = {
     stat.S_IFBLK: "a block device",
     stat.S_IFDIR: "a folder",
 }
-_LEAST_PART_ON_DISK: Final = 64  # of its size
 _PART_BYTES: Final = 1 << 24
 
 
 def checked_max_file_size(value: object) -> int:
-    """Return `value`, which a store was opened with.
-
-    Raises:
-        ConfigError: no number of bytes.
-    """
+    """Return `value`, which a store was opened with."""
     if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < 1:
         raise ConfigError(
             f"max_file_size is a number of bytes, 1 or more, not {value!r}. 1 GiB is 1 << 30."
@@ -64,11 +59,7 @@ def checked_max_file_size(value: object) -> int:
 
 
 def open_descriptor(path: str | Path) -> tuple[int, os.stat_result]:
-    """Return the descriptor of a regular file, opened for reading, and what `fstat` says of it.
-
-    Raises:
-        OSError: as `open_file` does.
-    """
+    """Return the descriptor of a regular file, opened for reading, and what `fstat` says of it."""
     try:
         fd = os.open(path, _FLAGS)
     except OSError as error:
@@ -88,58 +79,36 @@ def open_descriptor(path: str | Path) -> tuple[int, os.stat_result]:
 
 
 def open_file(path: str | Path) -> FileIO:
-    """Return a regular file, opened for reading, without a buffer.
-
-    Raises:
-        OSError: it cannot be opened, or is no regular file; `strerror` says which.
-    """
+    """Return a regular file, opened for reading, without a buffer."""
     fd, _ = open_descriptor(path)
     return open(fd, "rb", buffering=0)
 
 
 def read_file(
     path: str | Path,
-    max_bytes: int | None = MAX_FILE_BYTES,
+    max_bytes: int = MAX_FILE_BYTES,
     *,
     remedy: str = "raise max_file_size of its store",
 ) -> bytes:
-    """Return the bytes of a regular file.
-
-    Args:
-        path: The file.
-        max_bytes: A larger file is an error, before memory is taken for it. None reads any that
-            lies on the disk: above 1 GiB a sparse one is an error.
-        remedy: What the error tells to do.
-
-    Raises:
-        OSError: it cannot be read, is no regular file, or too large; `strerror` says which.
-    """
+    """Return the bytes of a regular file."""
     fd, status = open_descriptor(path)
     size_bytes = status.st_size
     try:
         _check_size(path, size_bytes, max_bytes, remedy)
-        _check_sparse(path, status)
         data = os.read(fd, size_bytes + 1)
-        if len(data) == size_bytes:
-            return data
-        # Larger than one read gives (2 GiB), or changing, or of a size that the system does not
-        # know before, as in /proc.
         parts = [data]
-        while parts[-1]:
+        # Larger than one read gives (2 GiB), or changing, or of a size that the system does not
+        # have before, as in /proc.
+        while len(data) != size_bytes and parts[-1]:
             parts.append(os.read(fd, _PART_BYTES))
-            size_bytes = sum(map(len, parts))
-            _check_size(path, size_bytes, max_bytes, remedy)
-        return b"".join(parts)
+            _check_size(path, sum(map(len, parts)), max_bytes, remedy)
+        return data if len(parts) == 1 else b"".join(parts)
     finally:
         os.close(fd)
 
 
 def read_annotation(path: str | Path, max_bytes: int = MAX_ANNOTATION_BYTES) -> bytes:
-    """Return the bytes of a file of annotations, or of another text, which is parsed as a whole.
-
-    Raises:
-        StoreError: it cannot be read, is no regular file, or has more than `max_bytes`.
-    """
+    """Return the bytes of a file of annotations, or of another text, which is parsed as a whole."""
     try:
         return read_file(path, max_bytes, remedy="split it")
     except OSError as error:
@@ -151,14 +120,7 @@ def _irregular(path: str | Path, mode: int) -> OSError:
     return OSError(errno.EINVAL, f"not a regular file, but {kind}", os.fspath(path))
 
 
-def _check_sparse(path: str | Path, status: os.stat_result) -> None:
-    on_disk = status.st_blocks * 512  # compressed file systems have less than the size as well
-    if status.st_size > MAX_FILE_BYTES and on_disk < status.st_size // _LEAST_PART_ON_DISK:
-        said = f"it is sparse: of its {status.st_size:,} bytes {on_disk:,} are on the disk"
-        raise OSError(errno.EFBIG, said, os.fspath(path))
-
-
-def _check_size(path: str | Path, size_bytes: int, max_bytes: int | None, remedy: str) -> None:
-    if max_bytes is not None and size_bytes > max_bytes:
+def _check_size(path: str | Path, size_bytes: int, max_bytes: int, remedy: str) -> None:
+    if size_bytes > max_bytes:
         said = f"it has {size_bytes:,} bytes, and {max_bytes:,} is the most that is read: {remedy}"
         raise OSError(errno.EFBIG, said, os.fspath(path))

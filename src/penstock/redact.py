@@ -8,8 +8,8 @@ from typing import Final
 
 __all__ = ["is_secret_name", "without_password", "without_queries"]
 
-# To the last @ of the line, or of the word: somebody may have typed one of the password's own
-# without escaping it, or a space. Slashes may be folded, as paths fold them, or missing.
+# To the last @ of the line, or of the word: one of the password's own may not have
+# been escaped, or a space typed. Slashes may be folded, as paths fold them, or missing.
 _PASSWORDS: Final = (
     # MongoDB's; a port is none.
     re.compile(r"(mongo[a-z+.-]*[:/]+[^:@/\s]*):(?!\d{1,5}(?:[/,\s]|$))[^\n]*@", re.IGNORECASE),

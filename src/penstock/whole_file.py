@@ -18,6 +18,8 @@ __all__ = ["is_stream", "refuse_special", "write_whole"]
 _STREAM: Final = re.compile(
     r"/dev/(?:null|tty|pts/\d+|stdout|stderr|fd/\d+)|/proc/(?:self|\d+)/fd/\d+"
 )
+
+
 _KINDS: Final = {
     stat.S_IFIFO: "a FIFO",
     stat.S_IFSOCK: "a socket",
@@ -28,17 +30,7 @@ _KINDS: Final = {
 
 
 def refuse_special(path: str | os.PathLike[str], *, follow_links: bool = True) -> None:
-    """Raise unless there is nothing at a path, a regular file, or a folder.
-
-    Whatever takes the place of something asks this first. A link to a device is one.
-
-    Args:
-        path: Where something is to be written.
-        follow_links: Whether a link counts as what it leads to; else it is refused as well.
-
-    Raises:
-        OSError: it is something else; `strerror` names it, and what it is.
-    """
+    """Raise unless there is nothing at a path, a regular file, or a folder."""
     try:
         mode = os.stat(path, follow_symlinks=follow_links).st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -50,24 +42,7 @@ def refuse_special(path: str | os.PathLike[str], *, follow_links: bool = True) -
 
 
 def write_whole(path: str | os.PathLike[str], content: str | bytes) -> Path:
-    """Write a file; whoever opens the path meanwhile gets the old file, or the new one.
-
-    Args:
-        path: Where to; a leading `~` is the user's home. An existing file is replaced, and keeps
-            its permissions; what a link leads to is replaced, and not the link. Of what is no
-            regular file the streams of a shell alone are taken, as `/dev/stdout`, which are written
-            to.
-        content: Text becomes UTF-8; halves of surrogate pairs, which that has not, question marks.
-
-    Returns:
-        The path.
-
-    Raises:
-        OSError: the file cannot be written; what was there before is still there.
-
-    Concurrency:
-        Any thread.
-    """
+    """Write a file; at every moment the path is the old file, or the new one."""
     path = Path(path).expanduser()
     data = content if isinstance(content, bytes) else content.encode("utf-8", "replace")
     if is_stream(path):

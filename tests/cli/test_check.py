@@ -607,7 +607,7 @@ def test_a_store_whose_index_ends_the_process_that_reads_it_ends_the_check(tmp_p
     last_page = path.stat().st_size // 4096 - 1
     send_to_page(path, b"penstock.index", last_page)  # there, and too short for all of it
     with pytest.raises(StoreError, match=r"its index was killed by SIG(BUS|SEGV)\."):
-        check_opening(LMDBStore(path, verify_tree="never"))
+        check_opening(LMDBStore(path, verify="never"))
     assert main(["check", str(path)]) == 1
 
 
@@ -621,7 +621,7 @@ def test_a_record_that_ends_the_process_that_reads_it_has_a_line(tmp_path):
     write_store(path, [encode_record(f"{n}", bytes(9000), n) for n in range(12)])
     send_to_page(path, place(7), path.stat().st_size // 4096 - 1)
     findings = Findings(12)
-    with LMDBStore(path, verify_tree="never") as store:
+    with LMDBStore(path, verify="never") as store:
         check_store(store, 1, findings, lambda _: None)
     ((position, reason),) = [(record.position, record.reason) for record in findings.broken]
     assert position == 7

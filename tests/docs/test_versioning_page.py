@@ -27,7 +27,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
         ("penstock.sampling.sampler_state", "_FORMAT"),
         ("penstock.insight.recording", "_VERSION"),
         ("penstock.stores.records", "_VERSION"),
-        ("penstock.stores.mongo.layouts", "LAYOUT_VERSION"),
+        ("penstock.stores.mongo.collection", "LAYOUT_VERSION"),
     ],
 )
 def test_every_format_has_the_number_1(module, name):

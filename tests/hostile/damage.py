@@ -33,8 +33,6 @@ from tests.stores.test_tar import write as write_tar
 
 from penstock.errors import PenstockError
 from penstock.stores import EncodedImage, open_store, pack
-from penstock.stores.records import encode_record
-from penstock.stores.registry import create_store
 
 LONGEST_S = 30
 LIMIT_BYTES = 6 << 30  # of addresses
@@ -57,19 +55,6 @@ def packed(suffix, samples=SAMPLES, **options):
     def make(folder):
         address = f"{suffix.partition(':')[0]}:{folder}/store{suffix.partition(':')[2]}"
         pack(samples, address, **options)
-        return address
-
-    return make
-
-
-def unfinished(suffix):
-    """Return what leaves an interrupted pack, which is finished again when it is read."""
-
-    def make(folder):
-        address = f"{suffix.partition(':')[0]}:{folder}/store{suffix.partition(':')[2]}"
-        writer = create_store(address)
-        writer.put_many([encode_record(f"{k}", sample) for k, sample in enumerate(TREES[:8])])
-        writer.close()
         return address
 
     return make
@@ -106,7 +91,6 @@ KINDS = {
     "lmdb": (packed("lmdb:.lmdb"), True),
     "lmdb of trees": (packed("lmdb:.lmdb", TREES), True),
     "lmdb shards": (packed("lmdb:", num_shards=3), True),
-    "unfinished lmdb": (unfinished("lmdb:.lmdb"), True),
     "tar": (tar, False),
     "parquet": (parquet, False),
     "arrow file": (arrow(pa.ipc.new_file), False),
@@ -125,16 +109,8 @@ def plain(sample):
     return sample.tolist() if isinstance(sample, (np.ndarray, np.generic)) else sample
 
 
-def read(kind, address):
-    """Return all samples of a store; one that is unfinished is finished first."""
-    if kind.startswith("unfinished"):
-        writer = create_store(address, resume=True)
-        try:
-            start = len(writer.written())
-            writer.put_many([encode_record(f"{k}", TREES[k]) for k in range(start, COUNT)])
-            writer.finish()
-        finally:
-            writer.close()
+def read(address):
+    """Return all samples of a store."""
     with open_store(address) as store:
         samples = [plain(record.sample) for record in store.scan()]
         labels = None if store.labels is None else [plain(label) for label in store.labels]
@@ -174,7 +150,7 @@ def outcome_of(kind, address, folder, expected, done):
     """Return what comes of reading a store, and whether that may be."""
     has_checksums = KINDS[kind][1]
     try:
-        found = read(kind, address)
+        found = read(address)
     except PenstockError as error:
         return "refused", None if str(folder) in str(error) else f"names no file: {error}"
     except Exception as error:
@@ -219,7 +195,7 @@ def attacked(kind, seed, start, stop):
         whole.mkdir()
         address = KINDS[kind][0](whole)
         shutil.copytree(whole, damaged, symlinks=True)
-        expected = read(kind, address.replace(str(whole), str(damaged)))
+        expected = read(address.replace(str(whole), str(damaged)))
         for number in range(start, stop):
             shutil.rmtree(damaged)
             shutil.copytree(whole, damaged, symlinks=True)

@@ -64,13 +64,13 @@ class Mongod:
                 break
         else:
             raise AssertionError(f"mongod ended with {self._process.wait()}:\n{''.join(said[-9:])}")
-        # It stops when nobody reads what it says.
+        # It stops when its output is not read.
         self._drain = threading.Thread(target=_drain, args=(self._process.stdout,), daemon=True)
         self._drain.start()
         return self
 
     def create_user(self):
-        """Create the only user, which a server without one allows to anybody on this machine."""
+        """Create the only user, which a server without one allows on this machine."""
         with self.client(username=None) as client:
             client.admin.command("createUser", USER, pwd=PASSWORD, roles=["root"])
 

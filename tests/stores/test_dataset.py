@@ -90,15 +90,6 @@ def test_transforms_get_their_half_of_a_pair_and_a_lone_sample_whole(path, opene
     assert opened(tmp_path / "b.lmdb", transform=np.sum, target_transform=str)[1] == 28
 
 
-def test_negative_indices_count_from_the_end_and_others_are_index_errors(path, opened):
-    dataset = opened(path, decode=None)
-    assert dataset[-1] == dataset[19]
-    for index in (20, -21):
-        with pytest.raises(IndexError, match="20 records"):
-            _ = dataset[index]
-    assert len(list(iter(dataset[i] for i in range(20)))) == 20
-
-
 def test_a_batch_read_at_once_equals_the_samples_collated(path, opened):
     dataset = opened(path, decode=None)
     assert dataset.can_get_batch
@@ -120,31 +111,6 @@ def test_what_changes_samples_is_not_read_at_once(path, opened, options):
     assert not dataset.can_get_batch
     (batch,) = Loader(Subset(dataset, [1, 2]), batch_size=2)
     assert batch[1] == ("1", "2") if "target_transform" in options else list(batch[1]) == [1, 2]
-
-
-def test_torchs_loader_and_ours_give_the_same_batches_with_any_workers(path, opened):
-    import torch
-    import torch.utils.data
-
-    import penstock.torch
-
-    for options in ({"decode": None}, {"transform": crop}):
-        dataset = opened(path, **options)
-        theirs = [
-            (list(images) if options.get("decode", 1) is None else images, labels)
-            for images, labels in torch.utils.data.DataLoader(dataset, batch_size=6)
-        ]
-        dataset.close()
-        for num_workers in (0, 2):
-            ours = list(penstock.torch.DataLoader(dataset, batch_size=6, num_workers=num_workers))
-            assert len(ours) == len(theirs) == 4
-            for (images, labels), (their_images, their_labels) in zip(ours, theirs, strict=True):
-                assert torch.equal(labels, their_labels)
-                if isinstance(their_images, torch.Tensor):
-                    assert torch.equal(images, their_images)
-                else:
-                    assert list(images) == their_images
-            dataset.close()
 
 
 def crop(image):
@@ -260,34 +226,6 @@ def test_a_whole_photo_with_a_film_behind_it_is_not_repaired(tmp_path, opened):
     assert dataset.num_repaired == 0
 
 
-def bomb_jpeg():
-    file = io.BytesIO()
-    Image.new("RGB", (64, 64)).save(file, "JPEG")
-    data = bytearray(file.getvalue())
-    place = data.index(b"\xff\xc0") + 5
-    data[place : place + 4] = (30_000).to_bytes(2, "big") * 2
-    return bytes(data)
-
-
-def test_a_file_that_claims_too_many_pixels_costs_no_memory(tmp_path, opened):
-    import tracemalloc
-
-    file = io.BytesIO()
-    Image.new("1", (30_000, 30_000)).save(file, "PNG")
-    pack(
-        [(EncodedImage(data), 0) for data in (bomb_jpeg(), file.getvalue())],
-        f"lmdb:{tmp_path}/a.lmdb",
-    )
-    for repair in (False, True):
-        dataset = opened(tmp_path / "a.lmdb", repair=repair)
-        for index in (0, 1):
-            tracemalloc.start()
-            with pytest.raises(ValueError, match=r"30000 x 30000 px .* more than 100,000,000"):
-                _ = dataset[index]
-            assert tracemalloc.get_traced_memory()[1] < 5_000_000
-            tracemalloc.stop()
-
-
 class TallOnes:
     def __call__(self, image):
         if image.mean() > self.limit:
@@ -314,10 +252,6 @@ def test_what_a_transform_raises_names_its_sample_and_the_transform(path, opened
         assert "on_error='skip'" in said
 
 
-def test_without_repair_nothing_is_counted(path, opened):
-    assert opened(path).num_repaired == 0
-
-
 def test_a_count_of_repairs_goes_on_by_itself_when_its_file_is_gone():
     count = RepairCount()
     count.add()
@@ -340,12 +274,6 @@ def test_repr_names_what_matters_and_labels_are_there_without_a_record(path, ope
     assert dataset.labels.tolist() == [number % 3 for number in range(20)]
     assert dataset.describe(3) == "03"
     assert dataset.fingerprint == open_store(f"lmdb:{path}").fingerprint
-
-
-def test_a_path_with_the_extension_of_a_kind_needs_no_prefix(path):
-    dataset = StoreDataset(path, decode=None)
-    assert dataset[2] == (FILES[2], 2)
-    dataset.close()
 
 
 @pytest.mark.parametrize(
@@ -432,7 +360,7 @@ def test_labels_of_numpy_and_a_length_as_text_are_understood(tmp_path, opened):
     pack(dataset, f"lmdb:{tmp_path}/b.lmdb")
     assert opened(tmp_path / "b.lmdb").labels.tolist() == [0, 1, 2]
     pack([(1, 2)], f"lmdb:{tmp_path}/c.lmdb")
-    with pytest.raises(StoreError, match="is no file of pickles: open it without layout"):
+    with pytest.raises(StoreError, match=r"is no file of pickles.* without layout"):
         opened(tmp_path / "c.lmdb", layout="pickle", trusted=True)
 
 

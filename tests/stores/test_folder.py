@@ -3,11 +3,8 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import pickle
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +13,7 @@ import pytest
 from penstock.data import PackedList
 from penstock.errors import ConfigError, StoreError
 from penstock.stores import EncodedImage, StoreDataset, create_store, open_store, pack
-from penstock.stores.folder.listing import INDEX_NAME, PAIR, RECORD, list_classes
+from penstock.stores.folder.listing import INDEX_NAME, PAIR, RECORD
 from penstock.stores.folder.store import FolderStore
 from penstock.stores.index import Index
 from penstock.stores.records import decode_record, encode_record
@@ -162,7 +159,7 @@ def test_options_that_do_not_fit_are_config_errors(tmp_path):
         with pytest.raises(ConfigError, match="split='train' is for Pascal VOC, which has folders"):
             open_store(tmp_path, layout=layout, split="train")
     touch(tmp_path, "a.tar.gz")
-    with pytest.raises(StoreError, match="compressed tar file: unpack it"):
+    with pytest.raises(StoreError, match="a compressed tar file has to be unpacked"):
         len(open_store(tmp_path / "a.tar.gz"))
 
 
@@ -326,16 +323,11 @@ def test_an_index_that_names_files_elsewhere_is_not_followed(tmp_path, path):
 
 NONSENSE = {
     "an unknown kind": {"kinds": np.full(2, 9, np.uint8)},
-    "kinds in rows and columns": {"kinds": np.zeros((1, 2), np.uint8)},
-    "kinds that are fractions": {"kinds": np.zeros(2)},
     "kinds of too few": {"kinds": np.zeros(1, np.uint8)},
     "paths that are no text": {"paths": {"text": np.full(2, 255, "u1"), "offsets": [0, 1, 2]}},
     "paths that are none": {"paths": [1]},
-    "no index": {"index": None},
     "a pair without a label": {"labels": None},
     "labels of too many": {"labels": np.zeros(3, np.int64)},
-    "labels in rows and columns": {"labels": np.zeros((2, 1), np.int64)},
-    "labels that are fractions": {"labels": np.zeros(2)},
     "labels in rows for too many": {
         "labels": {"values": np.zeros(2, np.int64), "offsets": np.array([0, 2, 2])}
     },
@@ -369,7 +361,7 @@ def test_a_damaged_index_is_named(tmp_path, damage):
 def test_nothing_is_packed_into_what_is_only_read(tmp_path, monkeypatch, place):
     monkeypatch.chdir(tmp_path)
     for make in (lambda: pack([1], place), lambda: create_store(place)):
-        with pytest.raises(ConfigError, match=r"can be read, not written. Pack into .*lmdb:"):
+        with pytest.raises(ConfigError, match=r"can be read, not written, .* Pack into .*lmdb:"):
             make()
     assert os.listdir(tmp_path) == []
 
@@ -417,41 +409,6 @@ def test_a_class_folder_that_is_no_utf8_is_named_at_once(tmp_path, num_shards):
     with pytest.raises(StoreError, match=r"the class 'caf\\udce9' cannot be stored: .* not UTF-8"):
         pack(tmp_path / "photos", f"lmdb:{tmp_path}/made", num_shards=num_shards)
     assert os.listdir(tmp_path) == ["photos"]
-
-
-@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
-def test_a_slow_listing_holds_up_no_other_folder_and_no_forked_child(tmp_path, monkeypatch):
-    from penstock.stores.folder import store as module
-
-    touch(tmp_path, "slow/a/1.jpg", "fast/a/1.jpg")
-    is_listing, may_go_on = threading.Event(), threading.Event()
-
-    def list_slowly(root):
-        if root.name == "slow":
-            is_listing.set()
-            assert may_go_on.wait(20)
-        return list_classes(root)
-
-    monkeypatch.setattr(module, "list_classes", list_slowly)
-    thread = threading.Thread(target=len, args=[FolderStore(tmp_path / "slow")])
-    thread.start()
-    try:
-        assert is_listing.wait(20)
-        with ThreadPoolExecutor(1) as pool:
-            found = pool.submit(lambda: list(FolderStore(tmp_path / "fast").keys))
-            assert found.result(timeout=20) == ["a/1.jpg"]
-        child = multiprocessing.get_context("fork").Process(
-            target=len, args=[FolderStore(tmp_path / "fast")]
-        )
-        child.start()
-        child.join(20)
-        is_hanging = child.exitcode is None
-        child.kill()
-        child.join()
-        assert not is_hanging
-    finally:
-        may_go_on.set()
-        thread.join()
 
 
 def test_a_dataset_over_a_folder_gives_batches_of_files(tmp_path):

@@ -15,10 +15,10 @@ import pytest
 
 lmdb = pytest.importorskip("lmdb")
 
-from tests.stores.damage_lmdb import PAGE, Layout, samples_of, write  # noqa: E402
+from tests.stores.damage_lmdb import PAGE, Layout, write  # noqa: E402
 
-from penstock.errors import ConfigError, StoreError  # noqa: E402
-from penstock.stores import LMDBDataset, open_store  # noqa: E402
+from penstock.errors import StoreError  # noqa: E402
+from penstock.stores import LMDBDataset  # noqa: E402
 from penstock.stores.lmdb.store import LMDBStore  # noqa: E402
 from penstock.stores.lmdb.writer import LMDBWriter  # noqa: E402
 from penstock.stores.records import encode_record  # noqa: E402
@@ -68,36 +68,27 @@ def change_unused_byte(path):
     return f"page {page}, "
 
 
-@pytest.mark.parametrize("verify_tree", ["first", "open", "never"])
-def test_the_tree_is_verified_once_each_time_a_process_opens_the_file_or_never(
-    tmp_path, verify_tree
-):
+@pytest.mark.parametrize("verify", ["once", "always", "never"])
+def test_the_tree_is_verified_once_each_time_a_process_opens_the_file_or_never(tmp_path, verify):
     path = tmp_path / "a.lmdb"
     samples = write(path, "mixed")
-    dataset = LMDBDataset(path, verify_tree=verify_tree)
+    dataset = LMDBDataset(path, verify=verify)
     page = change_unused_byte(path)
     for one in (dataset, pickle.loads(pickle.dumps(dataset))):  # as a worker gets it
-        if verify_tree == "open":
+        if verify == "always":
             with pytest.raises(StoreError, match=page):
                 _ = one[5]
         else:
             assert one[5] == samples[5]
         one.close()
-    if verify_tree == "never":
-        assert len(LMDBDataset(path, verify_tree=verify_tree)) == len(samples)
-    else:
-        with pytest.raises(StoreError, match=page):
-            LMDBDataset(path, verify_tree=verify_tree)
-    os.utime(path, ns=(1, 1))  # to "first" it is another file now
-    if verify_tree == "first":
-        with pytest.raises(StoreError, match=page):
-            _ = dataset[5]
-
-
-def test_another_word_for_when_the_tree_is_verified_is_refused(tmp_path):
-    for layout in ({}, {"layout": "pickle", "trusted": True}):
-        with pytest.raises(ConfigError, match="verify_tree is 'first', 'open' or 'never', not 'x'"):
-            open_store(tmp_path / "a.lmdb", verify_tree="x", **layout)
+    if verify == "never":
+        assert len(LMDBDataset(path, verify=verify)) == len(samples)
+        return
+    with pytest.raises(StoreError, match=page):
+        LMDBDataset(path, verify=verify)
+    os.utime(path, ns=(1, 1))  # to "once" it is another file now
+    with pytest.raises(StoreError, match=page):
+        _ = dataset[5]
 
 
 def test_a_file_that_other_code_has_written_to_since_is_read(tmp_path):
@@ -137,25 +128,3 @@ def test_a_file_finished_before_its_writer_was_killed_has_new_checksums_when_it_
     page = change_unused_byte(path)
     with pytest.raises(StoreError, match=page):
         len(LMDBStore(path))
-
-
-def test_files_of_pickles_are_verified_too(tmp_path):
-    path = tmp_path / "a.lmdb"
-    with (
-        lmdb.open(str(path), subdir=False, lock=False, map_size=1 << 24) as env,
-        env.begin(write=True) as txn,
-    ):
-        for number, sample in enumerate(samples_of("mixed")):
-            txn.put(f"{number}".encode(), pickle.dumps((sample, number)))
-        txn.put(b"__len__", pickle.dumps(600))
-    with open_store(path, layout="pickle", trusted=True) as store:
-        assert store.get_many([599])[0].label == 599
-    (root,) = Layout(path.read_bytes()).pages["branch"]
-    with path.open("r+b") as file:
-        file.seek(root * PAGE)
-        file.write(bytes(PAGE))
-    with (
-        pytest.raises(StoreError, match=f"page {root}, "),
-        open_store(path, layout="pickle", trusted=True) as store,
-    ):
-        len(store)

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import pytest
 import xxhash
-from hypothesis import given, seed, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -386,16 +386,3 @@ HEAD = head("k", None, 1)[:-1]
 @given(trees, damage, st.binary(max_size=300))
 def test_damaged_and_random_records_raise_store_errors_or_decode(tree, changes, data):
     check_refused_or_decoded(tree, changes, data)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", range(10))
-def test_100_000_damaged_and_random_records_raise_store_errors_or_decode(number):
-    # In ten parts: a test that takes longer than two minutes counts as one that hangs.
-    @seed(number)
-    @settings(deadline=None, max_examples=10_000, database=None)
-    @given(trees, damage, st.binary(max_size=300))
-    def check(tree, changes, data):
-        check_refused_or_decoded(tree, changes, data)
-
-    check()

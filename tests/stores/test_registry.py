@@ -4,11 +4,8 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
-import json
 import zipfile
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,7 +23,7 @@ from penstock.stores import (
     register_store,
 )
 from penstock.stores import registry as module
-from penstock.stores.records import decode_record, encode_record
+from penstock.stores.records import decode_record
 from penstock.stores.registry import Address
 from penstock.testing.stores import StoreReaderContract
 
@@ -74,76 +71,6 @@ class TestZipStore(StoreReaderContract):
         with zipfile.ZipFile(address.removeprefix("zip:"), "w") as file:
             for record in records:
                 file.writestr(record.key, decode_record(record.data).sample[0].data)
-
-
-class LinesStore(Store):
-    """Texts with a class, a JSON object in each line: no images, and no names of classes."""
-
-    def __init__(self, path):
-        self._path = path
-
-    @property
-    def address(self):
-        return f"jsonl:{self._path}"
-
-    def _lines(self):
-        return [json.loads(line) for line in Path(self._path).read_text("utf-8").splitlines()]
-
-    def _load_index(self):
-        lines = self._lines()
-        labels = np.array([line["label"] for line in lines], np.int64)
-        digest = hashlib.sha256(Path(self._path).read_bytes()).hexdigest()
-        return Index([line["key"] for line in lines], labels, fingerprint=digest)
-
-    @contextlib.contextmanager
-    def _read(self, positions, *, copy):
-        lines = [self._lines()[position] for position in positions.tolist()]
-        yield [Record(line["key"], line["label"], {"text": line["text"]}) for line in lines]
-
-
-class TestLinesStore(StoreReaderContract):
-    has_class_names = False
-
-    def place(self, tmp_path):
-        register_store("jsonl", LinesStore)
-        return f"jsonl:{tmp_path}/a.jsonl"
-
-    def records(self, count=30):
-        return [encode_record(f"{i}", {"text": [i, "☃" * i]}, i % 3) for i in range(count)]
-
-    def expected(self, record):
-        return {"text": str(decode_record(record.data).sample["text"])}
-
-    def fill(self, address, records, class_names=(), metadata=None):
-        lines = [json.dumps({"key": r.key, "label": r.label, **self.expected(r)}) for r in records]
-        Path(address.removeprefix("jsonl:")).write_text("\n".join(lines), "utf-8")
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"labels": np.zeros(30, np.int64)},
-        {"labels": None},
-        {"class_names": ()},
-        {"class_names": ("dog", "cat", "hen")},
-        {"fingerprint": ""},
-        {"fingerprint": "constant"},
-    ],
-    ids=str,
-)
-def test_the_contract_refuses_an_index_with_wrong_facts(wrong, tmp_path, monkeypatch):
-    right = ZipStore._load_index
-    monkeypatch.setattr(
-        ZipStore, "_load_index", lambda self: dataclasses.replace(right(self), **wrong)
-    )
-    contract = TestZipStore()
-    test = (
-        contract.test_the_fingerprint_is_another_for_other_contents
-        if "fingerprint" in wrong
-        else contract.test_labels_and_class_names_are_those_that_were_put
-    )
-    with pytest.raises(AssertionError):
-        test(tmp_path)
 
 
 @pytest.mark.parametrize("labels", [[0, 1], (0, 1)])

@@ -154,7 +154,7 @@ def _check_store(what: str, num_workers: int, fields: dict[str, Any], *, as_json
 
     start_s = time.monotonic()
     is_lmdb = parse(what).kind == "lmdb"
-    options: dict[str, Any] = {"verify": "always", "verify_tree": "open"} if is_lmdb else {}
+    options: dict[str, Any] = {"verify": "always"} if is_lmdb else {}
     with open_named(what, **fields, **options) as store:
         if is_lmdb:
             check_opening(store)

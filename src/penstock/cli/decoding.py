@@ -14,7 +14,7 @@ from penstock.opening import open_file, read_file
 from penstock.stores.folder.listing import (
     IMAGE_SUFFIXES,
     INDEX_NAME,
-    image_suffix,
+    is_image,
     is_system_folder,
 )
 
@@ -119,7 +119,7 @@ def is_passed_over(path: str) -> bool:
         return True
     try:
         with open_file(path) as file:
-            return image_suffix(file.read(_HEAD_BYTES) or b"") is not None
+            return is_image(file.read(_HEAD_BYTES) or b"")
     except OSError:
         return False
 

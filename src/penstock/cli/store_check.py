@@ -151,10 +151,10 @@ def _wrong_counts(store: Store) -> str | None:
 
 def _counts(file: Path) -> tuple[int, int]:
     """Return the number of records in an LMDB file, and the number that its summary states."""
-    from penstock.stores.lmdb import environments
+    from penstock.stores.lmdb.environments import Environment
     from penstock.stores.lmdb.store import INDEX_KEY, PACK_KEY, SUMMARY_KEY
 
-    environment = environments.acquire(file, readahead=False)
+    environment = Environment(file, verify_tree=False)  # it was when the store was opened
     try:
         with environment.reading() as transaction:
             of_ours = sum(
@@ -163,4 +163,4 @@ def _counts(file: Path) -> tuple[int, int]:
             summary = decode_record(transaction.get(SUMMARY_KEY), f"the summary of {file}").sample
             return transaction.stat()["entries"] - of_ours, int(summary["count"])
     finally:
-        environment.release()
+        environment.close()

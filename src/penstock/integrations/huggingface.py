@@ -18,7 +18,15 @@ import numpy as np
 from penstock.collate import default_collate
 from penstock.data.dataset import Dataset, IterableDataset, register_batch_reader
 from penstock.errors import ConfigError
-from penstock.stores.arrow.rows import Column, Images, Lists, Numbers, Texts, column_of, rows_of
+from penstock.integrations.huggingface_rows import (
+    Column,
+    Images,
+    Lists,
+    Numbers,
+    Texts,
+    column_of,
+    rows_of,
+)
 from penstock.worker_info import current_shard
 
 if TYPE_CHECKING:

@@ -25,7 +25,6 @@ from penstock.stores.filesystems import copy_to_local
 from penstock.stores.label_columns import attribute_names
 from penstock.stores.records import EncodedImage
 from penstock.stores.registry import open_store
-from penstock.stores.transform_check import check_transform
 from penstock.user_code import transform_that_raised
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from penstock.stores.store import Store
     from penstock.vision.pipeline import ImagePipeline  # for its type alone: vision lies above
 
-__all__ = ["LMDBDataset", "MongoDataset", "RepairCount", "StoreDataset"]
+__all__ = ["LMDBDataset", "MongoDataset", "RepairCount", "StoreDataset", "check_transform"]
 
 _REPAIRS: Final = "penstock-repairs"
 
@@ -76,6 +75,7 @@ class StoreDataset(Dataset[Any]):
         target_transform: Callable[[Any], Any] | None = None,
         decode: Decode = "rgb",
         repair: bool = False,
+        **options: Any,  # noqa: ANN401
     ) -> None:
         """Open the store, read its index, and let go of it again.
 
@@ -89,19 +89,23 @@ class StoreDataset(Dataset[Any]):
                 the file's bytes; None leaves these bytes.
             repair: Whether JPEG and PNG files that lack their end, as truncated ones do, are given
                 one, so that they decode to what is there. `num_repaired` counts them.
+            options: For `open_store`, where an address is given.
 
         Raises:
             StoreError: the store cannot be opened.
-            ConfigError: `decode` is none of these.
+            ConfigError: `decode` is none of these, or an option does not fit.
         """
         check_transform("transform", transform)
         check_transform("target_transform", target_transform)
         is_ours = isinstance(store, (str, Path))
-        self.store = open_store(store) if isinstance(store, (str, Path)) else store
+        if options and not is_ours:
+            raise ConfigError(f"options are for an address, not for a store: {sorted(options)}.")
+        self.store = open_store(store, **options) if isinstance(store, (str, Path)) else store
         self.transform = transform
         self.target_transform = target_transform
         self.decode = decode
-        self._decode = _decoder(decode)
+        if not (callable(decode) or decode in ("rgb", "pil", None)):
+            raise ConfigError(f"decode is 'rgb', 'pil', a function or None, not {decode!r}.")
         if self._pipeline is not None and decode not in ("rgb", None):
             raise ConfigError(
                 f"{type(transform).__name__} decodes images itself: leave decode out, which is "
@@ -201,11 +205,7 @@ class StoreDataset(Dataset[Any]):
         return samples
 
     def _taken(self, positions: NDArray[np.int64]) -> list[Any]:
-        """Return samples with their images decoded and nothing in them that is the store's.
-
-        No code of the user's runs while the store lends its memory, and no exception leaves the
-        block with frames that have views of it: who looks at them later would crash the process.
-        """
+        """Return samples with their images decoded and nothing in them that is the store's."""
         samples: list[Any] = []
         failure = None
         with self.store.borrow(positions) as records:
@@ -234,7 +234,7 @@ class StoreDataset(Dataset[Any]):
             return False
         if self._pipeline is not None:
             return True
-        return self._decode is None and self._repairs is None and self.transform is None
+        return self.decode is None and self._repairs is None and self.transform is None
 
     @property
     def is_drawless(self) -> bool:
@@ -291,7 +291,8 @@ class StoreDataset(Dataset[Any]):
         return repaired, False
 
     def _transformed(self, sample: Any) -> Any:  # noqa: ANN401
-        sample = self._user_decoded(sample)
+        if callable(self.decode):
+            sample = _mapped(sample, self._user_decoded)
         if type(sample) is tuple and len(sample) == 2:
             first, second = sample
             if self.transform is not None:
@@ -300,6 +301,10 @@ class StoreDataset(Dataset[Any]):
                 second = self.target_transform(second)
             return first, second
         return sample if self.transform is None else self._first_transformed(sample)
+
+    def _user_decoded(self, leaf: Any) -> Any:  # noqa: ANN401
+        assert callable(self.decode)
+        return self.decode(bytes(leaf.data)) if isinstance(leaf, EncodedImage) else leaf
 
     def _first_transformed(self, image: Any) -> Any:  # noqa: ANN401
         pipeline = self._pipeline
@@ -310,52 +315,35 @@ class StoreDataset(Dataset[Any]):
         self._write(pipeline, image, out)
         return out
 
-    def _user_decoded(self, value: Any) -> Any:  # noqa: ANN401
-        """Return a sample whose images the user's own function has decoded, if there is one."""
-        if not callable(self.decode):
-            return value
-        if isinstance(value, EncodedImage):
-            return self.decode(bytes(value.data))
-        if type(value) in (tuple, list):
-            return type(value)(_named(n, self._user_decoded, item) for n, item in enumerate(value))
-        if isinstance(value, Mapping):
-            return {key: _named(key, self._user_decoded, item) for key, item in value.items()}
-        return value
-
     def _own_sample(self, sample: Any) -> Any:  # noqa: ANN401
         """Return a sample as `_own` does, but for the file that a pipeline takes as it is."""
-        if self._pipeline is None:
-            return self._own(sample)
-        if isinstance(sample, EncodedImage):
-            return bytes(sample.data)
-        if type(sample) is tuple and len(sample) == 2 and isinstance(sample[0], EncodedImage):
-            return bytes(sample[0].data), _named(1, self._own, sample[1])
-        return self._own(sample)
+        if self._pipeline is not None:
+            if isinstance(sample, EncodedImage):
+                return bytes(sample.data)
+            if type(sample) is tuple and len(sample) == 2 and isinstance(sample[0], EncodedImage):
+                return bytes(sample[0].data), _mapped(sample[1], self._own)
+        return _mapped(sample, self._own)
 
-    def _own(self, value: Any) -> Any:  # noqa: ANN401
-        """Return a sample with its images decoded and nothing in it that belongs to the store."""
-        if isinstance(value, EncodedImage):
-            return self._image(value.data)
-        if isinstance(value, np.ndarray):
-            return value if value.flags.owndata else value.copy()
-        if isinstance(value, memoryview):
-            return bytes(value)
-        if type(value) in (tuple, list):
-            return type(value)(_named(n, self._own, item) for n, item in enumerate(value))
-        if isinstance(value, Mapping):
-            return {key: _named(key, self._own, item) for key, item in value.items()}
-        return value
+    def _own(self, leaf: Any) -> Any:  # noqa: ANN401
+        """Return a leaf of a sample, decoded if it is an image, that is not the store's."""
+        if isinstance(leaf, np.ndarray):
+            return leaf if leaf.flags.owndata else leaf.copy()
+        if isinstance(leaf, memoryview):
+            return bytes(leaf)
+        if not isinstance(leaf, EncodedImage):
+            return leaf
+        file, strict = leaf.data, True
+        if self._repairs is not None:
+            file, strict = self._repaired(bytes(file))
+        if self.decode == "rgb":
+            from penstock.images import decode_image  # needs the extra "vision"
 
-    def _image(self, data: bytes | memoryview) -> Any:  # noqa: ANN401
-        file, strict = (data, True) if self._repairs is None else self._repaired(bytes(data))
-        if strict or self.decode != "rgb":
-            return self._made(file)
-        return _decode_rgb(bytes(file), strict=False)
+            return decode_image(file, strict=strict)
+        if self.decode == "pil":
+            from PIL import Image
 
-    def _made(self, data: bytes | memoryview) -> Any:  # noqa: ANN401
-        if callable(self.decode):
-            return EncodedImage(bytes(data))
-        return bytes(data) if self._decode is None else self._decode(data)
+            return Image.open(io.BytesIO(file)).convert("RGB")
+        return bytes(file) if self.decode is None else EncodedImage(bytes(file))
 
     def describe(self, index: int) -> str:
         """Return the key of a sample: what errors call it."""
@@ -376,52 +364,33 @@ class StoreDataset(Dataset[Any]):
         yield from super()._summary()
 
 
-def _named(key: object, make: Callable[[Any], Any], item: Any) -> Any:  # noqa: ANN401
-    """Return `make(item)`; what that raises says which part of the sample it was."""
-    try:
-        return make(item)
-    except Exception as error:
-        annotate(error, f"in {key!r} of the sample")
-        raise
+def check_transform(name: str, transform: object) -> None:
+    """Raise ConfigError if the argument `name`, a transform or None, cannot be called."""
+    if transform is not None and not callable(transform):
+        is_list = isinstance(transform, (list, tuple))
+        advice = "join several by penstock.vision.Compose" if is_list else "it takes a sample"
+        raise ConfigError(
+            f"{name} is a {type(transform).__name__}, which cannot be called: {advice}."
+        )
 
 
-def _decoder(decode: Decode) -> Callable[[Any], Any] | None:
-    if decode is None:
-        return None
-    if decode == "rgb":
-        return _decode_rgb
-    if decode == "pil":
-        return _decode_pil
-    if callable(decode):
-        return decode
-    raise ConfigError(f"decode is 'rgb', 'pil', a function or None, not {decode!r}.")
-
-
-def _decode_rgb(data: bytes | memoryview, *, strict: bool = True) -> Any:  # noqa: ANN401
-    from penstock.images import decode_image  # needs the extra "vision"
-
-    return decode_image(data, strict=strict)
-
-
-def _decode_pil(data: bytes | memoryview) -> Any:  # noqa: ANN401
-    from PIL import Image
-
-    return Image.open(io.BytesIO(data)).convert("RGB")
+def _mapped(value: Any, make: Callable[[Any], Any]) -> Any:  # noqa: ANN401
+    """Return a tree with what `make` makes of its leaves; an error says which part it was."""
+    is_map = isinstance(value, Mapping)
+    if not is_map and type(value) not in (tuple, list):
+        return make(value)
+    made = []
+    for key, item in value.items() if is_map else enumerate(value):
+        try:
+            made.append(_mapped(item, make))
+        except Exception as error:
+            annotate(error, f"in {key!r} of the sample")
+            raise
+    return dict(zip(value, made, strict=True)) if is_map else type(value)(made)
 
 
 class RepairCount:
-    """A number that any process which has a copy of this object may raise.
-
-    It is the size of a nameless file in memory: appending a byte to a file is one step, in any
-    process. A copy made by pickling finds the file through the process that made it; if that
-    process has ended, the copy counts for itself.
-
-    Example:
-        >>> count = RepairCount()
-        >>> count.add()
-        >>> count.value()
-        1
-    """
+    """A number that any process which has a copy of this object may raise."""
 
     def __init__(self) -> None:
         """Begin with 0."""
@@ -474,35 +443,19 @@ class LMDBDataset(StoreDataset):
         self,
         path: str | Path,
         *,
-        transform: Callable[[Any], Any] | None = None,
-        target_transform: Callable[[Any], Any] | None = None,
-        decode: Decode = "rgb",
-        repair: bool = False,
-        layout: Literal["records", "pickle"] = "records",
-        trusted: bool = False,
-        verify: Literal["once", "always", "never"] = "once",
-        verify_tree: Literal["first", "open", "never"] = "first",
-        readahead: bool = False,
         copy_local: str | Path | None = None,
+        **options: Any,  # noqa: ANN401
     ) -> None:
         """Read the index of an LMDB file.
 
         Args:
             path: What `penstock pack` made: a file, or the folder of its shards.
-            transform: As for `StoreDataset`, like the three that follow.
-            target_transform: For the second of a pair.
-            decode: What becomes of images.
-            repair: Whether JPEG files without an end are given one.
-            layout: "pickle" for files of pickled `(bytes, label)` made by other scripts.
-            trusted: Whether such pickles may be decoded. They can run any program.
-            verify: When checksums of records are compared: the first time that a process reads one,
-                every time, or never.
-            verify_tree: When the pages are verified in which LMDB looks for records: once for this
-                dataset and its workers, each time that a process opens the file, or never. Over a
-                damaged one LMDB may end the process.
-            readahead: Whether the system reads ahead: for reading in order.
             copy_local: A folder on a local disk, into which the file is copied once and read from
                 there: for files on a network file system.
+            options: Those of `StoreDataset`; `layout` and `trusted`, as for `open_store`;
+                `verify="once"`, "always" or "never": when checksums are compared, of each record
+                and of the pages in which LMDB looks for records; over a damaged page LMDB may end
+                the process. `readahead`: whether the system reads ahead, for reading in order.
 
         Raises:
             StoreError: there is no such file, it is damaged, or no store.
@@ -511,57 +464,23 @@ class LMDBDataset(StoreDataset):
         place = str(path).removeprefix("lmdb:")
         if copy_local is not None:
             place = str(copy_to_local(Path(place), Path(copy_local)))
-        super().__init__(
-            open_store(
-                f"lmdb:{place}",
-                layout=layout,
-                trusted=trusted,
-                verify=verify,
-                verify_tree=verify_tree,
-                readahead=readahead,
-            ),
-            transform=transform,
-            target_transform=target_transform,
-            decode=decode,
-            repair=repair,
-        )
-        self.store.close()  # processes that are forked from here on inherit no connection
+        super().__init__(f"lmdb:{place}", **options)
 
 
 class MongoDataset(StoreDataset):
-    """The samples of a MongoDB collection, of `penstock pack` or anybody else's."""
+    """The samples of a MongoDB collection, of `penstock pack` or of other making."""
 
-    def __init__(
-        self,
-        uri: str,
-        *,
-        transform: Callable[[Any], Any] | None = None,
-        target_transform: Callable[[Any], Any] | None = None,
-        decode: Decode = "rgb",
-        repair: bool = False,
-        **options: Any,  # noqa: ANN401
-    ) -> None:
+    def __init__(self, uri: str, **options: Any) -> None:  # noqa: ANN401
         """Read the index of a collection.
 
         Args:
             uri: `mongodb://USER:PASSWORD@HOST/DB.COLLECTION`, options of MongoDB's included. The
                 password is kept to connect with, and shown nowhere.
-            transform: As for `StoreDataset`, like the three that follow.
-            target_transform: For the second of a pair.
-            decode: What becomes of images.
-            repair: Whether JPEG files without an end are given one.
-            options: Of `MongoStore`: the fields of a collection that Penstock did not make, a
-                manifest, options of the client.
+            options: Those of `StoreDataset`, and of `MongoStore`: the fields of a collection that
+                Penstock did not make, a manifest, options of the client.
 
         Raises:
             StoreError: the server cannot be reached, or there is no such collection.
             ConfigError: the URI or an option is wrong.
         """
-        super().__init__(
-            open_store(uri, **options),
-            transform=transform,
-            target_transform=target_transform,
-            decode=decode,
-            repair=repair,
-        )
-        self.store.close()  # processes that are forked from here on inherit no connection
+        super().__init__(uri, **options)

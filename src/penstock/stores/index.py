@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import array
 import os
 import struct
-import zlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -25,12 +23,12 @@ if TYPE_CHECKING:
 
     from penstock.stores.records import EncodedRecord
 
-__all__ = ["Index", "IndexBuilder", "check_class_names", "joined", "labels_from", "repeated"]
+__all__ = ["Index", "IndexBuilder", "joined", "labels_from"]
 
 
 @dataclass(frozen=True, eq=False)
 class Index:
-    """What a store knows of its records before it reads one.
+    """Keys, labels and class names of a store's records, without reading one.
 
     Attributes:
         keys: Name of each record, in the store's order. A key is repeated if a list or split names
@@ -38,7 +36,7 @@ class Index:
         labels: Class of each record, int64 of shape (records,); the classes of each, where there
             are several; or None.
         class_names: Name of class 0, 1, 2 …; empty where there are none.
-        metadata: What whoever made the store wrote down: any JSON.
+        metadata: What the maker of the store wrote down: any JSON.
         fingerprint: Changes if keys, labels, class names or contents do.
         are_pairs: Whether every sample is known to be (image file, its label).
     """
@@ -69,7 +67,7 @@ class Index:
                 part.flags.writeable = False
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the table of hashes behind: it is quickly made anew."""
+        """Leave the table of keys behind: it is quickly made anew."""
         return {name: value for name, value in self.__dict__.items() if name != "_table"}
 
     def __len__(self) -> int:
@@ -95,6 +93,8 @@ class Index:
     def positions_of(self, keys: Iterable[str]) -> NDArray[np.int64]:
         """Return where records of these names are; int64, shape (keys,).
 
+        The first call makes a table of all keys, of some 150 bytes for each.
+
         Raises:
             StoreError: some are not there; the message names the first of them.
 
@@ -102,14 +102,18 @@ class Index:
             >>> Index(["a", "b", "c"]).positions_of(["c", "a"])
             array([2, 0])
         """
+        table = self.__dict__.get("_table")
+        if table is None:  # of keys that repeat the first position counts
+            numbers = range(len(self) - 1, -1, -1)
+            table = self.__dict__["_table"] = {self.keys[number]: number for number in numbers}
         wanted = list(keys)
-        found = [self._find(key) for key in wanted]
-        missing = [key for key, position in zip(wanted, found, strict=True) if position < 0]
+        missing = [key for key in wanted if key not in table]
         if missing:
-            shown = ", ".join(repr(key) for key in missing[:5])
-            more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
-            raise StoreError(f"no record is called {shown}{more}; the store has {len(self):,}.")
-        return np.array(found, np.int64)
+            shown = ", ".join(map(repr, missing[:5]))
+            raise StoreError(
+                f"{len(missing)} key(s) are not among the store's {len(self):,}: {shown}."
+            )
+        return np.array([table[key] for key in wanted], np.int64)
 
     def first_repeated(self) -> str | None:
         """Return a key that is there more than once, or None."""
@@ -130,27 +134,12 @@ class Index:
         if self.first_repeated() is None:
             return self.keys
         counts: dict[str, int] = {}
-        taken = set(self.keys)
-        return PackedList([_numbered(key, counts, taken) for key in self.keys])
-
-    def _find(self, key: str) -> int:
-        hashes, order = self._hashes
-        wanted = _hash(key)
-        start, stop = np.searchsorted(hashes, (wanted, wanted + 1))
-        for position in order[start:stop].tolist():
-            if self.keys[position] == key:
-                return int(position)
-        return -1
-
-    @property
-    def _hashes(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Hashes of all keys, sorted, and whose they are: 16 bytes a key, where a dict has 150."""
-        table = self.__dict__.get("_table")
-        if table is None:
-            hashes = np.fromiter(map(_hash, self.keys), np.int64, len(self.keys))
-            order = np.argsort(hashes, kind="stable")
-            table = self.__dict__["_table"] = hashes[order], order
-        return table
+        names = []
+        for key in self.keys:
+            counts[key] = count = counts.get(key, 0) + 1
+            stem, suffix = os.path.splitext(key)
+            names.append(key if count == 1 else f"{stem} ({count}){suffix}")
+        return PackedList(names)
 
     def to_tree(self) -> dict[str, Any]:
         """Return the index as a tree that a record can hold."""
@@ -230,36 +219,10 @@ def joined(indexes: Sequence[Index]) -> Index:
     )
 
 
-def _numbered(key: str, counts: dict[str, int], taken: set[str]) -> str:
-    """Return a key, or one of its own if `counts` says that it was there before."""
-    counts[key] = counts.get(key, 0) + 1
-    if counts[key] == 1:
-        return key
-    stem, suffix = os.path.splitext(key)
-    while (name := f"{stem} ({counts[key]}){suffix}") in taken:
-        counts[key] += 1
-    taken.add(name)
-    return name
-
-
-def _hash(key: str) -> int:
-    return zlib.crc32(key.encode("utf-8", "surrogatepass"))
-
-
 def labels_from(
     labels: Sequence[int | tuple[int, ...] | None],
 ) -> NDArray[np.int64] | RaggedArray | None:
-    """Return labels of records as an index holds them.
-
-    An array where each record has one, a `RaggedArray` where some have several or none, None where
-    no record has any.
-
-    Example:
-        >>> labels_from([3, 1]), labels_from([None, None])
-        (array([3, 1]), None)
-        >>> labels_from([(3, 1), None])
-        <RaggedArray of 2 samples, 2 values>
-    """
+    """Return labels of records as an index holds them."""
     kinds = set(map(type, labels))
     if kinds <= {type(None)}:
         return None
@@ -269,33 +232,30 @@ def labels_from(
 
 
 class IndexBuilder:
-    """The index of a store that is being written: collects what it needs.
+    """The index of a store that is being written: collects what it needs."""
 
-    The fingerprint is a hash over the checksums of all records, in order, and the class names: the
-    same records have the same one in every kind of store.
-
-    Example:
-        >>> from penstock.stores.records import encode_record
-        >>> builder = IndexBuilder(("cat", "dog"), {})
-        >>> builder.add([encode_record("a", 1.5, 0), encode_record("b", 2.5, 1)])
-        >>> index = builder.index()
-        >>> list(index.keys), index.labels
-        (['a', 'b'], array([0, 1]))
-    """
-
-    def __init__(self, class_names: Sequence[str], metadata: Mapping[str, Any] | None) -> None:
-        """Begin with no record.
-
-        Raises:
-            StoreError: the name of a class cannot be written.
-        """
-        check_class_names(class_names)
+    def __init__(
+        self,
+        class_names: Sequence[str],
+        metadata: Mapping[str, Any] | None,
+        *,
+        known: set[str] | None = None,
+    ) -> None:
+        """Begin with no record."""
+        for name in class_names:
+            try:
+                name.encode()
+            except UnicodeEncodeError as error:
+                raise StoreError(
+                    f"the class {name!r} cannot be stored: its name is not UTF-8, as that of a "
+                    "folder from another system may be. Rename it."
+                ) from error
         self.class_names = tuple(class_names)
         self._metadata = dict(metadata or {})
         self.keys: list[str] = []
         self.labels: list[int | tuple[int, ...] | None] = []
-        self.checksums = array.array("Q")
-        self._known: set[str] = set()
+        self.last_checksum: int | None = None  # of a record
+        self._known = set() if known is None else known
         self._digest = 0
         self._are_pairs = True
 
@@ -304,23 +264,20 @@ class IndexBuilder:
         return len(self.keys)
 
     def add(self, records: Sequence[EncodedRecord]) -> None:
-        """Add records, in order.
-
-        Raises:
-            StoreError: a key is there twice; then none of these is added.
-        """
+        """Add records, in order."""
         keys = [record.key for record in records]
         if len(set(keys)) < len(keys) or not self._known.isdisjoint(keys):
-            raise repeated(next(k for n, k in enumerate(keys) if k in self._known or k in keys[:n]))
+            key = next(k for n, k in enumerate(keys) if k in self._known or k in keys[:n])
+            raise StoreError(f"the key {key!r} is there twice; each record of a store has its own.")
         checksums = [header_of(record.data, f"record {record.key!r}")[1] for record in records]
         self._known.update(keys)
         for record, checksum in zip(records, checksums, strict=True):
-            self.checksums.append(checksum)
             link = struct.pack("<QQ", self._digest, checksum)
             self._digest = xxhash.xxh3_64_intdigest(link)
             self.keys.append(record.key)
             self.labels.append(record.label)
             self._are_pairs = self._are_pairs and record.is_pair
+            self.last_checksum = checksum
 
     def index(self) -> Index:
         """Return the index of all records added."""
@@ -334,20 +291,3 @@ class IndexBuilder:
             xxhash.xxh3_128_hexdigest(text.encode()),
             self._are_pairs and len(keys) > 0,
         )
-
-
-def check_class_names(names: Iterable[str]) -> None:
-    """Raise StoreError if the name of a class cannot be written."""
-    for name in names:
-        try:
-            name.encode()
-        except UnicodeEncodeError as error:
-            raise StoreError(
-                f"the class {name!r} cannot be stored: its name is not UTF-8, as that of a folder "
-                "from another system may be. Rename it."
-            ) from error
-
-
-def repeated(key: str) -> StoreError:
-    """Return the error of a key that comes a second time, for the caller to raise."""
-    return StoreError(f"the key {key!r} is there twice; every record of a store has its own.")

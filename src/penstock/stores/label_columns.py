@@ -37,36 +37,18 @@ _MOST_CLASSES: Final = 1000  # a field of more texts numbers its objects, and ha
 
 
 def packed_columns(columns: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-    """Return the class of each object by each field, as JSON: about 100 bytes for 1,000 objects.
-
-    Args:
-        columns: By field, from 0; shape (objects,), the same for all. Fields of more than 1,000
-            classes are left out.
-    """
+    """Return the class of each object by each field, as JSON: about 100 bytes for 1,000 objects."""
     packed = {
         name: packed_numbers(values)
         for name, values in columns.items()
         if not len(values) or values.max() < _MOST_CLASSES
     }
-    num_objects = {len(values) for values in columns.values()}
-    return {"num_objects": max(num_objects, default=0), "zlib_base64_u32": packed}
+    num_objects = max(map(len, columns.values()), default=0)
+    return {"num_objects": num_objects, "zlib_base64_u32": packed}
 
 
 def column_of(index: Index, name: str) -> NDArray[np.int64] | RaggedArray:
-    """Return the classes of records by a field of their objects.
-
-    Args:
-        index: Of the store.
-        name: The field; "name" is the objects' class.
-
-    Returns:
-        int64, shape (records,), where every record has one object; else the classes of the objects
-        of each.
-
-    Raises:
-        ConfigError: there is no such field, or the store does not have it for all its records.
-        StoreError: its data are damaged.
-    """
+    """Return the classes of the records of an index by a field of their objects."""
     labels = index.labels
     nothing = {"num_objects": 0, "zlib_base64_u32": {}}
     said = from_metadata(index.metadata, COLUMNS, _are_columns, nothing)
@@ -96,12 +78,11 @@ def column_of(index: Index, name: str) -> NDArray[np.int64] | RaggedArray:
 
 def attribute_names(metadata: Mapping[str, Any]) -> Mapping[str, Sequence[str]]:
     """Return the texts of the numbers of each attribute; raises as `from_metadata` does."""
-    names: Mapping[str, Sequence[str]] = from_metadata(
-        metadata,
-        "attribute_names",
-        lambda said: isinstance(said, dict) and all(map(are_names, said.values())),
-        {},
-    )
+
+    def is_good(said: Any) -> bool:  # noqa: ANN401
+        return isinstance(said, dict) and all(map(are_names, said.values()))
+
+    names: Mapping[str, Sequence[str]] = from_metadata(metadata, "attribute_names", is_good, {})
     return names
 
 
@@ -111,11 +92,7 @@ def from_metadata(
     is_good: Callable[[Any], bool],
     default: Any,  # noqa: ANN401
 ) -> Any:  # noqa: ANN401
-    """Return what the metadata of a store say by a name of ours.
-
-    Raises:
-        StoreError: no writer of ours has said so.
-    """
+    """Return what the metadata of a store say by a name of ours."""
     said = metadata.get(name, default)
     if not is_good(said):
         raise StoreError(f"the metadata {name!r} of the store are damaged: {said!r:.60}.")
@@ -139,39 +116,28 @@ def _no_column(index: Index, name: str, packed: Mapping[str, Any]) -> str:
     if index.labels is not None:
         there = f"there are {', '.join(map(repr, [_NAME, *sorted(packed)]))}"
     if name in attribute_names(index.metadata):
-        return (
-            f"there is no column {name!r}; {there}. The dataset was made with it, and no object "
-            f"has {name!r}: fields of the image itself are no columns."
+        advice = f"The dataset was made with it, and no object has {name!r}."
+    else:
+        advice = (
+            f"Make the dataset with attributes=[{name!r}] or classes=[…], or pack it by `penstock "
+            f"pack SRC DST --objects --attributes {name}`."
         )
-    # Annotations were asked for it when they were packed, and do not have it.
-    read = (
-        f" Of samples that are dicts with {name!r}, labels_of(dataset, get_label=lambda sample: "
-        f"sample[{name!r}]) reads it."
-    )
-    return (
-        f"there is no column {name!r}; {there}. Make the dataset with attributes=[{name!r}] (VOC, "
-        f"imglab) or classes=[…] (landmark lists); pack XML by `penstock pack SRC DST --objects "
-        f"--attributes {name}`.{'' if COLUMNS in index.metadata else read}"
-    )
+        if COLUMNS not in index.metadata:
+            advice += (
+                f" Of samples that are dicts with {name!r}, labels_of(dataset, get_label=lambda "
+                f"sample: sample[{name!r}]) reads it."
+            )
+    return f"there is no column {name!r}; {there}. {advice}"
 
 
 def packed_numbers(numbers: NDArray[np.int64]) -> str:
-    """Return numbers from 0 to 2**32 - 1, compressed.
-
-    Example:
-        >>> unpacked_numbers(packed_numbers(np.array([3, 0, 3])), 3)
-        array([3, 0, 3])
-    """
+    """Return numbers from 0 to 2**32 - 1, compressed."""
     data = zlib.compress(np.ascontiguousarray(numbers, "<u4").tobytes())
     return base64.b64encode(data).decode()
 
 
 def unpacked_numbers(text: str, count: int) -> NDArray[np.int64]:
-    """Return the numbers, in new memory.
-
-    Raises:
-        ValueError: the text is damaged, or of more or fewer numbers than `count`.
-    """
+    """Return the numbers, in new memory."""
     try:
         data = base64.b64decode(text, validate=True)
         raw = zlib.decompressobj().decompress(data, 4 * count + 1)

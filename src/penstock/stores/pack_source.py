@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import io
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -46,15 +47,8 @@ def pack_source(
     check_images: bool = False,
     follow_links: bool = False,
 ) -> PackSource:
-    """Return samples as encoded records.
-
-    Raises:
-        MissingExtraError: images are to be decoded, and what that needs is not installed.
-        ConfigError: it is neither a store, an address nor a map-style dataset, or its images are
-            not to be shrunk.
-        StoreError: files lie outside of its folder, and links are not to be followed.
-    """
-    images = _Images(resize, quality, is_checked=check_images, is_told_by_bytes=follow_links)
+    """Return samples as encoded records."""
+    images = _Images(resize, quality, check_images, follow_links)
     if images.are_shrunk or check_images:
         try:  # rather missed now than at each sample, which would be left out for it
             import penstock.images  # noqa: F401
@@ -88,14 +82,8 @@ def _store_of(dataset: StoreDataset) -> Store:
     return dataset.store
 
 
-class PackSource:
-    """Records to be written, by number; given to the workers that encode them.
-
-    Attributes:
-        class_names: Name of each class.
-        metadata: Of the source.
-        what: Says what is packed, and how.
-    """
+class PackSource(abc.ABC):
+    """Records to be written, by number; given to the workers that encode them."""
 
     class_names: tuple[str, ...]
     metadata: Mapping[str, Any]
@@ -110,28 +98,19 @@ class PackSource:
         """Return the number of samples to pack."""
         return self._length
 
+    @abc.abstractmethod
     def __getitem__(self, index: int) -> EncodedRecord:
         """Return one of them, encoded."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def describe(self, index: int) -> str:
         """Return the sample's name, for errors; raise `LookupError` if it has none."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def position_of(self, key: str) -> int:
         """Return the number of the sample whose record is called `key`."""
-        raise NotImplementedError
 
-    @contextlib.contextmanager
-    def unchecked(self) -> Iterator[None]:
-        """Give images as they are meanwhile, also broken ones: what was packed may hold some."""
-        images, self._images = self._images, self._images.unchecked()
-        try:
-            yield
-        finally:
-            self._images = images
-
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - a dataset holds nothing of ours
         """Let go of the source."""
 
 
@@ -242,79 +221,64 @@ def _class_names(dataset: Any) -> tuple[str, ...]:  # noqa: ANN401
 def _as_integer(value: Any) -> int | None:  # noqa: ANN401
     if isinstance(value, (bool, float, str, bytes, list, tuple, dict)) or value is None:
         return None
-    try:
+    with contextlib.suppress(TypeError, ValueError, RuntimeError):
         array = np.asarray(value)
-    except (TypeError, ValueError, RuntimeError):
-        return None
-    return int(array) if array.ndim == 0 and array.dtype.kind in "iu" else None
+        if array.ndim == 0 and array.dtype.kind in "iu":
+            return int(array)
+    return None
 
 
-class _Images:
-    """What becomes of the images in a sample.
+class _Images(NamedTuple):
+    """What becomes of the images in a sample."""
 
-    Whether they are checked is not in its text, which is a part of `what`: a run may go on with it,
-    or without.
-    """
+    size_px: int | None
+    quality: int | None
+    are_checked: bool
+    are_examined: bool
 
-    def __init__(
-        self,
-        size_px: int | None,
-        quality: int | None,
-        *,
-        is_checked: bool,
-        is_told_by_bytes: bool = False,
-    ) -> None:
-        self._size_px = size_px
-        self._quality = quality
-        self._is_checked = is_checked
-        self._is_told_by_bytes = is_told_by_bytes
-        self.are_shrunk = size_px is not None or quality is not None
+    @property
+    def are_shrunk(self) -> bool:
+        return self.size_px is not None or self.quality is not None
 
     def __str__(self) -> str:
-        return f"resize={self._size_px} quality={self._quality}" if self.are_shrunk else "None"
-
-    def unchecked(self) -> _Images:
-        """Return the same without a check."""
-        return _Images(self._size_px, self._quality, is_checked=False)
+        return f"resize={self.size_px} quality={self.quality}" if self.are_shrunk else "None"
 
     def storable(self, sample: Any) -> Any:  # noqa: ANN401
         """Return the sample as it is stored: images shrunk, and Pillow's as arrays."""
-        if self._is_told_by_bytes and not all(is_image(one.data) for one in images_in(sample)):
+        if self.are_examined and not all(is_image(one.data) for one in images_in(sample)):
             raise ValueError("not an image by its first bytes")
-        if self._is_checked:
+        if self.are_checked:
             from penstock.images.decode import check_image
 
             for image in images_in(sample):
                 check_image(image.data)
         if not self.are_shrunk:
             return _without_pillow(sample)
+        match sample:
+            case (image, label) if _is_image(image) and _is_class(label):
+                return self._shrunk(image), label
         if _is_image(sample):
             return self._shrunk(sample)
-        match sample:
-            case (image, label) if _is_image(image) and (label is None or _is_number(label)):
-                return self._shrunk(image), label
-        parts = sample if isinstance(sample, (tuple, list)) else ()
-        kinds = f" of {', '.join(type(item).__name__ for item in parts)}" if parts else ""
         raise ConfigError(
-            f"a sample is a {type(sample).__name__}{kinds:.100}; resize and quality are for image "
-            "files alone or with their class (EncodedImage, or Pillow's images). Anything else may "
-            "hold places in pixels, which would no longer fit: pack without them."
+            f"a sample is a {type(sample).__name__}; resize and quality are for image files alone "
+            "or with their class (EncodedImage, or Pillow's images). Anything else may hold places "
+            "in pixels, which would no longer fit: pack without them."
         )
 
     def _shrunk(self, image: Any) -> EncodedImage:  # noqa: ANN401
         from penstock.images.shrink import shrink_image
 
-        data = image.data if isinstance(image, EncodedImage) else _as_file(image)
-        return EncodedImage(shrink_image(data, self._size_px, self._quality))
+        if isinstance(image, EncodedImage):
+            data = image.data
+        else:  # without loss
+            file = io.BytesIO()
+            image.save(file, "PNG")
+            data = file.getvalue()
+        return EncodedImage(shrink_image(data, self.size_px, self.quality))
 
 
 def images_in(sample: Any) -> Iterator[EncodedImage]:  # noqa: ANN401
-    """Yield the image files in a sample.
-
-    Example:
-        >>> list(images_in({"views": [EncodedImage(b"..."), None], "label": 3}))
-        [<EncodedImage of 3 bytes>]
-    """
+    """Yield the image files in a sample."""
     if isinstance(sample, EncodedImage):
         yield sample
     elif isinstance(sample, (tuple, list)):
@@ -332,8 +296,9 @@ def _is_pillow(value: object) -> bool:
     return type(value).__module__.partition(".")[0] == "PIL"
 
 
-def _is_number(value: Any) -> bool:  # noqa: ANN401
-    return isinstance(value, (int, float)) or getattr(value, "ndim", None) == 0
+def _is_class(label: Any) -> bool:  # noqa: ANN401
+    is_number = isinstance(label, (int, float)) or getattr(label, "ndim", None) == 0
+    return label is None or is_number
 
 
 def _without_pillow(value: Any) -> Any:  # noqa: ANN401
@@ -344,10 +309,3 @@ def _without_pillow(value: Any) -> Any:  # noqa: ANN401
     if isinstance(value, Mapping):
         return {key: _without_pillow(item) for key, item in value.items()}
     return np.asarray(value) if _is_pillow(value) else value
-
-
-def _as_file(image: Any) -> bytes:  # noqa: ANN401
-    """Return Pillow's image as a file, without loss."""
-    file = io.BytesIO()
-    image.save(file, "PNG")
-    return file.getvalue()

@@ -4,12 +4,9 @@
 from __future__ import annotations
 
 import ctypes
-import errno
 import fcntl
-import mmap
 import os
 import shutil
-import tempfile
 import weakref
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
@@ -20,32 +17,17 @@ from penstock.whole_file import refuse_special
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Lock", "already_there", "no_room_for", "no_space", "put_in_place", "remove"]
+__all__ = ["Lock", "already_there", "put_in_place", "remove"]
 
 _AT_FDCWD: Final = -100
 _RENAME_EXCHANGE: Final = 2
 
 
 class Lock:
-    """Keeps other writers off a destination: a file that one process at a time may hold.
-
-    It lies beside the unfinished store, as DST.partial.lock; not as DST.lock, which for a folder
-    called uv would be a file of somebody's. It is held for as long as the process lives. Forked
-    children do not hold it: workers that outlive a killed packer by a moment would keep the next
-    one off.
-    """
+    """Keeps other writers off a destination: a file that one process at a time may hold."""
 
     def __init__(self, partial: Path, destination: Path) -> None:
-        """Take it.
-
-        Args:
-            partial: Where the store lies until it is complete.
-            destination: Where it will be.
-
-        Raises:
-            StoreError: another process holds it; it cannot be made; the destination is neither a
-                file nor a folder; or what lies beside it is a link, which may lead anywhere.
-        """
+        """Take it."""
         self._path = path = partial.with_name(partial.name + ".lock")
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
@@ -95,22 +77,8 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def put_in_place(made: Path, destination: Path) -> None:
-    """Give `made` the name `destination`, which at every moment is the old one or the new one.
-
-    Both are on one disk, and both are files or both are folders, if there is an old one. What was
-    there is removed afterwards. The new name is on disk when this returns.
-
-    Raises:
-        StoreError: there is a folder where a file should go, or a file where a folder should.
-        OSError: there is something that is neither; or it cannot be done.
-    """
+    """Give `made` the name `destination`, which at every moment is the old one or the new one."""
     refuse_special(destination)
-    if destination.exists() and destination.is_dir() != made.is_dir():
-        kinds = ("file", "folder")
-        raise StoreError(
-            f"{destination} is a {kinds[destination.is_dir()]}, and the new store a "
-            f"{kinds[made.is_dir()]}. It is complete at {made}: move one of them away, and rename."
-        )
     if made.is_dir() and destination.exists():
         _exchange(made, destination)
         _sync(destination.parent)
@@ -122,23 +90,13 @@ def put_in_place(made: Path, destination: Path) -> None:
 
 def _exchange(one: Path, other: Path) -> None:
     renameat2 = _renameat2()
-    if renameat2 is not None:
-        arguments = (_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE)
-        if renameat2(*arguments) == 0:
-            return
+    arguments = (_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE)
+    if renameat2 is None or renameat2(*arguments) != 0:
         code = ctypes.get_errno()
-        if code not in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):
-            raise OSError(code, os.strerror(code), os.fspath(other))
-    # A system or file system that cannot: for a moment there is neither. Killed then, the old one
-    # lies aside under a name that is nobody else's, and a packer that resumes brings the new one.
-    aside = tempfile.mkdtemp(prefix=f".{other.name}.", suffix=".replaced", dir=other.parent)
-    os.rename(other, aside)  # over an empty folder
-    try:
-        os.rename(one, other)
-    except BaseException:
-        os.rename(aside, other)
-        raise
-    os.rename(aside, one)
+        raise StoreError(
+            f"{other} cannot be replaced in one step ({os.strerror(code)}). The new store is "
+            f"complete at {one}: remove the old one, and rename it."
+        )
 
 
 @cache
@@ -148,19 +106,11 @@ def _renameat2() -> Any:  # noqa: ANN401
 
 
 def remove(path: Path) -> None:
-    """Remove a file or a folder with all in it, if there is one.
-
-    Hidden files go last: they say of a folder whose it is, also if a kill leaves the rest.
-    """
-    if not path.is_dir() or path.is_symlink():
+    """Remove a file or a folder with all in it, if there is one."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
         path.unlink(missing_ok=True)
-        return
-    for entry in sorted(os.scandir(path), key=lambda entry: entry.name.startswith(".")):
-        if entry.is_dir(follow_symlinks=False):
-            shutil.rmtree(entry.path)
-        else:
-            os.unlink(entry.path)
-    path.rmdir()
 
 
 def _sync(folder: Path) -> None:
@@ -172,31 +122,9 @@ def _sync(folder: Path) -> None:
 
 
 def already_there(address: str, *, resume: bool) -> StoreError:
-    """Return the error of a store that nobody asked to be replaced, for the caller to raise."""
+    """Return the error of a store that is not to be replaced, for the caller to raise."""
     which = ", of another source or with other options" if resume else ""
     return StoreError(
         f"{address} is there already{which}. Name another place, or give --overwrite "
         "(overwrite=True in Python): then it is replaced as soon as the new store is complete."
-    )
-
-
-def no_room_for(path: Path, size_bytes: int) -> OSError | None:
-    """Return what the system says to a file at `path` growing by `size_bytes`; None if it may.
-
-    For libraries that do not pass on why they could not write.
-    """
-    end = path.stat().st_size if path.exists() else 0
-    try:
-        with tempfile.TemporaryFile(dir=path.parent) as probe:
-            os.posix_fallocate(probe.fileno(), end, size_bytes + 2 * mmap.PAGESIZE)
-    except OSError as error:
-        return error
-    return None
-
-
-def no_space(destination: Path, partial: Path) -> StoreError:
-    """Return the error of a full disk, for the caller to raise."""
-    return StoreError(
-        f"no space left on the disk of {destination}. What was there is untouched, what was packed "
-        f"so far is in {partial}: make room and run the same again with --resume, or remove it."
     )

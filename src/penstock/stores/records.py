@@ -20,7 +20,7 @@ integers, floats, strings, binaries, arrays (lists) and maps, and these extensio
     3  image    start, size: an image file's bytes as they were
     4  bytes    start, size: long binaries, so that they need not be copied to be looked at
 
-The checksum finds what has rotted, not what somebody has forged: it is no signature.
+The checksum finds what has rotted, not what was forged: it is no signature.
 
 Reference:
     MessagePack specification, https://github.com/msgpack/msgpack/blob/master/spec.md; XXH3 of
@@ -73,6 +73,7 @@ _GREATEST_LABEL: Final = 2**63 - 1
 _DTYPE: Final = re.compile(r"[<>|=]?(?:[biufcSU]\d{1,9}|[mM]8(?:\[[0-9a-zA-Z/]{1,16}\])?)\Z")
 
 
+@dataclass(slots=True, unsafe_hash=True, repr=False)
 class EncodedImage:
     """An image file's bytes, as a leaf of a sample.
 
@@ -84,19 +85,7 @@ class EncodedImage:
         'ffd8ffe0'
     """
 
-    __slots__ = ("data",)
-
-    def __init__(self, data: bytes | memoryview) -> None:
-        """Keep `data`."""
-        self.data = data
-
-    def __eq__(self, other: object) -> bool:
-        """Return whether `other` is an image file of the same bytes."""
-        return isinstance(other, EncodedImage) and self.data == other.data
-
-    def __hash__(self) -> int:
-        """Return a hash of the bytes."""
-        return hash(bytes(self.data))
+    data: bytes | memoryview
 
     def __repr__(self) -> str:
         """Return the size, not the bytes."""
@@ -121,15 +110,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class EncodedRecord:
-    """A record as it is written.
-
-    Attributes:
-        key: As in the record.
-        label: As in the record.
-        data: The record itself, key and label included.
-        is_pair: Whether the sample is the tuple (`EncodedImage`, label), the usual one: a batch of
-            those can be read without looking into each.
-    """
+    """A record as it is written."""
 
     key: str
     label: int | tuple[int, ...] | None
@@ -210,10 +191,7 @@ class _Blobs:
 
 
 def image_start(head_bytes: int) -> int:
-    """Return where the blobs of a record begin.
-
-    A record known to hold a pair (see `EncodedRecord`) has one: the image, up to its end.
-    """
+    """Return where the blobs of a record begin."""
     end = HEADER_BYTES + head_bytes
     return end + -end % _ALIGNMENT
 
@@ -278,18 +256,7 @@ def _plain_array(value: Any, blobs: _Blobs, path: str) -> Any:  # noqa: ANN401
 
 
 def check_record(data: Any, name: str) -> int:  # noqa: ANN401
-    """Check a record as a whole: magic, version, sizes and checksum.
-
-    Args:
-        data: Its bytes, or a view of them.
-        name: What errors call it.
-
-    Returns:
-        The size of its head in bytes.
-
-    Raises:
-        StoreError: it is damaged, or of another version.
-    """
+    """Check a record as a whole: magic, version, sizes and checksum."""
     head_bytes, checksum = header_of(data, name)
     found = xxhash.xxh3_64_intdigest(memoryview(data)[HEADER_BYTES:])
     if found != checksum:
@@ -301,15 +268,7 @@ def check_record(data: Any, name: str) -> int:  # noqa: ANN401
 
 
 def header_of(data: Any, name: str) -> tuple[int, int]:  # noqa: ANN401
-    """Return the size of a record's head and the checksum that its header states.
-
-    Args:
-        data: The record.
-        name: What errors call it.
-
-    Raises:
-        StoreError: magic, version or sizes are wrong.
-    """
+    """Return the size of a record's head and the checksum that its header states."""
     size = len(data)
     if size < HEADER_BYTES:
         raise StoreError(
@@ -345,18 +304,7 @@ def decode_record(
     verify: bool = True,
     copy: bool = True,
 ) -> Record:
-    """Return the record that `data` holds. Nothing in it is run, whoever wrote it.
-
-    Args:
-        data: Its bytes, or a view of them.
-        name: What errors call it.
-        verify: Whether the checksum is compared.
-        copy: Whether arrays, images and long bytes are copies. Otherwise arrays are read-only views
-            of `data`, images and long bytes memoryviews of it.
-
-    Raises:
-        StoreError: it is damaged, or of another version; `name` is in the message.
-    """
+    """Return the record that `data` holds. Nothing in it is run."""
     head_bytes = check_record(data, name) if verify else header_of(data, name)[0]
     view = memoryview(data)
     try:
@@ -385,11 +333,7 @@ def _label(value: Any, name: str) -> int | tuple[int, ...] | None:  # noqa: ANN4
 
 
 class _Reading(threading.local):
-    """Decodes the heads of records, one at a time in each thread.
-
-    One decoder is kept: making one takes as long as decoding a record, and it would be in a cycle
-    with what it decodes, which then lives until the next collection.
-    """
+    """Decodes the heads of records, one at a time in each thread."""
 
     def __init__(self) -> None:
         self._blobs = memoryview(b"")

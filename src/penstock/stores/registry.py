@@ -6,9 +6,8 @@ from __future__ import annotations
 import importlib
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.errors import ConfigError
 from penstock.optional import missing_extra
@@ -21,15 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["Address", "create_store", "open_kind", "open_store", "register_store"]
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """How stores of one kind are read and written: callables, or where these are found."""
-
-    reader: Callable[..., Store] | str
-    writer: Callable[..., StoreWriter] | str | None
-
-
-_kinds: dict[str, _Kind] = {}
+# Reader and writer: callables, or where these are found.
+_kinds: dict[str, tuple[Callable[..., Store] | str, Callable[..., StoreWriter] | str | None]] = {}
 _suffixes: dict[str, str] = {}
 
 
@@ -60,14 +52,14 @@ def register_store(
     """
     if not re.fullmatch(r"[a-z][a-z0-9+.-]+", scheme):
         raise ConfigError(f"the scheme of an address is a word in lower case, not {scheme!r}.")
-    _kinds[scheme] = _Kind(reader, writer)
+    _kinds[scheme] = (reader, writer)
     _suffixes.update(dict.fromkeys(suffixes, scheme))
 
 
 register_store(
     "lmdb",
     "penstock.stores.lmdb.store:open_lmdb",
-    writer="penstock.stores.lmdb.writer:create_lmdb",
+    writer="penstock.stores.lmdb.writer:LMDBWriter",
     suffixes=[".lmdb"],
 )
 register_store(
@@ -78,35 +70,25 @@ register_store(
 register_store("tar", "penstock.stores.tar:TarStore", suffixes=[".tar"])
 register_store(
     "arrow",
-    "penstock.stores.arrow.store:ArrowStore",
+    "penstock.stores.arrow:ArrowStore",
     suffixes=[".parquet", ".arrow", ".feather"],
 )
 register_store("folder", "penstock.stores.folder.store:open_folder")
 register_store("voc", "penstock.vision.annotations.voc_folder:VOCFolderStore")
 
 
-class Address(NamedTuple):
-    """A store's address, taken apart.
+_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:(//)?")
 
-    Attributes:
-        kind: What lies there.
-        place: The path; for MongoDB the whole URI, which may hold a password: never to be shown.
-    """
+
+class Address(NamedTuple):
+    """A store's address, taken apart."""
 
     kind: str
     place: str
 
     @classmethod
     def parse(cls, text: str | Path) -> Address:
-        """Take an address apart.
-
-        Raises:
-            ConfigError: it is empty, or of a kind that is not known.
-
-        Example:
-            >>> Address.parse("lmdb:photos.lmdb"), Address.parse("photos")
-            (Address(kind='lmdb', place='photos.lmdb'), Address(kind='folder', place='photos'))
-        """
+        """Take an address apart."""
         text = str(text)
         if re.match(r"mongodb(\+srv)?://.", text, re.IGNORECASE):
             scheme, _, rest = text.partition("://")
@@ -117,22 +99,20 @@ class Address(NamedTuple):
                 "mongodb://USER:PASSWORD@HOST/DB.COLLECTION (or mongodb+srv://…). Name a folder "
                 "that is called so as ./mongodb…"
             )
-        found = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):(?://)?", text)
-        if found is not None and (scheme := found[1].lower()) in _kinds:
-            place = text[len(scheme) + 1 :]
-            if not place:
-                raise ConfigError(f"the address {text!r} names no place: {text}PATH.")
-            return cls(scheme, place)
-        if found is not None and not os.path.exists(text):
-            others = ", ".join(f"{kind}:PATH" for kind in _kinds if kind not in ("mongodb", "voc"))
+        scheme, colon, place = text.partition(":")
+        if colon and scheme.lower() in _kinds:
+            text = place
+            if text:
+                return cls(scheme.lower(), text)
+        elif (found := _SCHEME.match(text)) and not os.path.exists(text):
             raise ConfigError(
-                f"addresses that begin with {found[0]} are not known. Known are {others} and "
-                "mongodb://HOST/DB.COLLECTION; a path with a colon is named as ./PATH. For a kind "
-                "of your own, import the module that registers it, or name module:dataset on the "
-                "command line."
+                f"addresses that begin with {found[0]} are not known. Known are "
+                f"{', '.join(f'{kind}:PATH' for kind in _kinds)}; a path with a colon is named as "
+                "./PATH. For a kind of your own, import the module that registers it, or name "
+                "module:dataset on the command line."
             )
         if not text:
-            raise ConfigError("the address of a store is empty.")
+            raise ConfigError("the address of a store names no place: KIND:PATH, or PATH.")
         return cls(_suffixes.get(Path(text).suffix.lower(), "folder"), text)
 
 
@@ -172,7 +152,7 @@ def open_store(
 
 def open_kind(kind: str, place: str, **options: Any) -> Store:  # noqa: ANN401
     """Return the store of a kind at a place; raises as `open_store` does."""
-    store: Store = _called(kind, _kinds[kind].reader, place, options)
+    store: Store = _called(kind, _kinds[kind][0], place, options)
     return store
 
 
@@ -208,13 +188,11 @@ def create_store(
         MissingExtraError: what it needs is not installed; the message names the extra.
     """
     kind, place = Address.parse(address)
-    writer = _kinds[kind].writer
+    writer = _kinds[kind][1]
     if writer is None:
-        said = f"{place} would be a folder, and folders" if kind == "folder" else f"{kind} stores"
-        written = f"lmdb:{place}" if kind == "folder" else "lmdb:PATH"
         raise ConfigError(
-            f"{said} can be read, not written. Pack into an LMDB file, {written} or a path that "
-            "ends in .lmdb, or into mongodb://HOST/DB.COLLECTION."
+            f"{kind} stores can be read, not written, as {place} would be. Pack into an LMDB file, "
+            "lmdb:PATH or a path that ends in .lmdb, or into mongodb://HOST/DB.COLLECTION."
         )
     if num_shards < 1 or (num_shards > 1 and num_records is None):
         raise ConfigError(

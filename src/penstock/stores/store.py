@@ -64,13 +64,7 @@ class Store(abc.ABC):
     def _read(
         self, positions: NDArray[np.int64], *, copy: bool
     ) -> contextlib.AbstractContextManager[list[Record]]:
-        """Return the records at `positions`, in that order.
-
-        Args:
-            positions: As `checked` returns them: in range, not negative, some perhaps repeated.
-            copy: Whether the records must be the caller's own. Otherwise their images, bytes and
-                arrays may be read-only views that are valid inside the `with` block only.
-        """
+        """Return the records at `positions`, in that order."""
 
     def close(self) -> None:  # noqa: B027 - a store may hold nothing
         """Give back what this process holds. May be called again, and the store used again."""
@@ -224,7 +218,7 @@ class StoreWriter(Protocol):
 
     Calls: `put_many` any number of times, then `finish`; `close` at the end in any case. Without
     `finish` the destination is as it was, and what was written stays beside it for a writer that
-    is told to resume. Until the first `put_many` a writer has no thread and no connection open, so
+    resumes. Until the first `put_many` a writer has no thread and no connection open, so
     that workers may be forked after it was made.
 
     Concurrency:
@@ -237,13 +231,13 @@ class StoreWriter(Protocol):
 
     @property
     def finished(self) -> bool:
-        """Whether a writer told to resume found the store complete: nothing is left to be done."""
-
-    def checksum_at(self, number: int) -> int:
-        """Return the checksum of a record that `written` lists, if it is not `finished`."""
+        """Whether a writer that resumes found the store complete: nothing is left to be done."""
 
     def written(self) -> Sequence[tuple[str, int | tuple[int, ...] | None]]:
         """Return key and label of what an interrupted writer left, verified; empty if anew."""
+
+    def last_checksum(self) -> int | None:
+        """Return the checksum of the last record that `written` lists, if it is at hand."""
 
     def put_many(self, records: Sequence[EncodedRecord]) -> None:
         """Append records.
@@ -271,7 +265,7 @@ def missing_records(keys: Sequence[str], address: str) -> StoreError:
 
 
 def other_source(partial: object) -> StoreError:
-    """Return the error of a writer that was told to resume what is not its own, to be raised."""
+    """Return the error of a writer that should resume what is not its own, to be raised."""
     return StoreError(
         f"{partial} holds a part of something else: it was packed from another source or with "
         "other options. Give the same ones again, or pack without --resume."

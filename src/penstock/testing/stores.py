@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import pickle
 from concurrent.futures import ThreadPoolExecutor
@@ -64,6 +65,13 @@ def _raised_by(call: Callable[[], object]) -> BaseException | None:
     except Exception as error:
         return error
     return None
+
+
+def _refused(call: Callable[[], object]) -> str:
+    """Return the text of the `StoreError` that a call raises."""
+    error = _raised_by(call)
+    assert isinstance(error, StoreError), repr(error)
+    return str(error)
 
 
 def _same(one: Any, other: Any) -> bool:  # noqa: ANN401
@@ -211,29 +219,17 @@ class StoreReaderContract:
                     assert encode_record(record.key, record.sample).data == expected.data
             assert store.get_many([]) == []
 
-    def test_a_position_out_of_range_is_an_index_error(self, tmp_path: Path) -> None:
-        """On both sides."""
-        with self.made(self.place(tmp_path), self.records(), _CLASSES) as store:
-            for position in (30, -31):
+    def test_records_are_found_by_position_key_and_range(self, tmp_path: Path) -> None:
+        """A position out of range is an IndexError, a key that is not there is named."""
+        records = self.records(150)
+        keys = [record.key for record in records]
+        with self.made(self.place(tmp_path), records, _CLASSES) as store:
+            for position in (150, -151):
                 error = _raised_by(lambda p=position: store.get_many([0, p]))  # type: ignore[misc]
                 assert isinstance(error, IndexError)
                 assert str(position) in str(error)
-
-    def test_records_are_found_by_key(self, tmp_path: Path) -> None:
-        """A key that is not there is named."""
-        records = self.records()
-        with self.made(self.place(tmp_path), records, _CLASSES) as store:
-            wanted = [records[9].key, records[2].key]
-            assert [record.key for record in store.get(wanted)] == wanted
-            error = _raised_by(lambda: store.get([wanted[0], "no such record"]))
-            assert isinstance(error, StoreError)
-            assert "no such record" in str(error)
-
-    def test_a_scan_gives_a_range_in_order(self, tmp_path: Path) -> None:
-        """Half-open, as slices are."""
-        records = self.records(150)
-        with self.made(self.place(tmp_path), records, _CLASSES) as store:
-            keys = [record.key for record in records]
+            assert [record.key for record in store.get([keys[9], keys[2]])] == [keys[9], keys[2]]
+            assert "no such record" in _refused(lambda: store.get([keys[9], "no such record"]))
             assert [record.key for record in store.scan()] == keys
             assert [record.key for record in store.scan(60, 140)] == keys[60:140]
             assert list(store.scan(150)) == []
@@ -283,19 +279,14 @@ class StoreReaderContract:
                 assert all(pool.map(read, range(100)))
 
     def test_a_closed_store_opens_again(self, tmp_path: Path) -> None:
-        """And may be closed twice."""
-        records = self.records()
-        store = self.made(self.place(tmp_path), records, _CLASSES)
+        """And may be closed twice. `repr` shows its address, and opens nothing."""
+        address, records = self.place(tmp_path), self.records()
+        store = self.made(address, records, _CLASSES)
         for _ in range(2):
             assert _same(store.get_many([2])[0].sample, self.expected(records[2]))
             store.close()
             store.close()
-
-    def test_a_store_shows_its_address_and_no_record_is_read_for_it(self, tmp_path: Path) -> None:
-        """`repr` opens nothing."""
-        address = self.place(tmp_path)
-        assert type(self.open(address)).__name__ in repr(self.open(address))
-        assert self.open(address).address in repr(self.open(address))
+        assert store.address in repr(self.open(address))
 
 
 class StoreContract(StoreReaderContract):
@@ -338,13 +329,11 @@ class StoreContract(StoreReaderContract):
         metadata: Mapping[str, Any] | None = None,
     ) -> None:
         """Write the records."""
-        writer = self.create(address, class_names=class_names, metadata=metadata)
-        try:
+        facts = {"class_names": class_names, "metadata": metadata}
+        with contextlib.closing(self.create(address, **facts)) as writer:
             writer.put_many(records[:7])
             writer.put_many(records[7:])
             writer.finish()
-        finally:
-            writer.close()
 
     def test_raw_access_finds_the_same_keys_and_bytes(self, tmp_path: Path) -> None:
         """What lies there is the record, or the image file itself."""
@@ -381,33 +370,15 @@ class StoreContract(StoreReaderContract):
             assert dict(store.metadata) == metadata
 
     def test_labels_may_be_several_or_none(self, tmp_path: Path) -> None:
-        """As objects in an image have them."""
+        """As objects in an image have them; a store without a record is one, too."""
         labels: list[tuple[int, ...] | None] = [(0, 2), None, (1,)]
         records = [encode_record(f"{i}", {"n": i}, label) for i, label in enumerate(labels)]
         with self.made(self.place(tmp_path), records, _CLASSES) as store:
             assert isinstance(store.labels, RaggedArray)
             assert [row.tolist() for row in store.labels] == [[0, 2], [], [1]]
             assert [r.label or () for r in store.scan()] == [label or () for label in labels]
-
-    def test_a_store_without_a_record_is_a_store(self, tmp_path: Path) -> None:
-        """Its length is 0."""
         with self.made(self.place(tmp_path), []) as store:
-            assert len(store) == 0
             assert list(store.scan()) == []
-
-    def test_the_same_records_have_the_same_fingerprint_and_others_another(
-        self, tmp_path: Path
-    ) -> None:
-        """A label, a byte or the order suffices."""
-        records, address = _images(), self.place(tmp_path)
-        prints = []
-        other = encode_record(records[4].key, (_image(99), records[4].label), records[4].label)
-        for variant in (records, records, [*records[:4], other, *records[5:]], records[:29]):
-            with self.made(address, variant, _CLASSES) as store:
-                prints.append(store.fingerprint)
-        assert all(prints)
-        assert prints[0] == prints[1]
-        assert len({*prints[1:]}) == 3
 
     def test_a_damaged_record_is_named_and_the_others_are_read(self, tmp_path: Path) -> None:
         """Truncated, overwritten, replaced by a pickle: a StoreError, and nothing is run."""
@@ -419,9 +390,8 @@ class StoreContract(StoreReaderContract):
         for damaged in (good[:-1], good[:10], b"", bytes(flipped), pickle.dumps((b"image", 1))):
             self.damage(address, records[4].key, damaged)
             with self.open(address) as store:
-                error = _raised_by(lambda s=store: s.get_many([3, 4]))  # type: ignore[misc]
-                assert isinstance(error, StoreError), damaged[:20]
-                assert records[4].key in str(error)
+                said = _refused(lambda s=store: s.get_many([3, 4]))  # type: ignore[misc]
+                assert records[4].key in said, damaged[:20]
                 assert store.get_many([3, 5])[0].sample[0] == _image(3)
 
     def test_a_missing_record_is_named(self, tmp_path: Path) -> None:
@@ -430,22 +400,18 @@ class StoreContract(StoreReaderContract):
         self.made(address, records, _CLASSES).close()
         self.remove(address, records[11].key)
         with self.open(address) as store:
-            error = _raised_by(lambda: store.get_many([10, 11, 12]))
-            assert isinstance(error, StoreError)
-            assert records[11].key in str(error)
+            assert records[11].key in _refused(lambda: store.get_many([10, 11, 12]))
             assert [r.key for r in store.get_many([12, 10])] == [records[12].key, records[10].key]
 
     def test_until_it_is_finished_there_is_the_old_store_or_none(self, tmp_path: Path) -> None:
         """A writer that is closed before leaves what it wrote for one that resumes."""
         address, records = self.place(tmp_path), _images()
-        writer = self.create(address, class_names=_CLASSES, what="a")
-        writer.put_many(records[:10])
-        writer.close()
-        assert isinstance(_raised_by(lambda: len(self.open(address))), StoreError)
+        with contextlib.closing(self.create(address, class_names=_CLASSES, what="a")) as writer:
+            writer.put_many(records[:10])
+        _refused(lambda: len(self.open(address)))
         self.made(address, records[:3], _CLASSES).close()
-        writer = self.create(address, class_names=_CLASSES, what="b")
-        writer.put_many(records)
-        writer.close()
+        with contextlib.closing(self.create(address, class_names=_CLASSES, what="b")) as writer:
+            writer.put_many(records)
         with self.open(address) as store:
             assert len(store) == 3
 
@@ -454,17 +420,13 @@ class StoreContract(StoreReaderContract):
         address, records = self.place(tmp_path), _images()
         with self.made(address, records, _CLASSES) as store:
             fingerprint = store.fingerprint
-        writer = self.create(address, class_names=_CLASSES, what="images")
-        self.interrupt(writer, records[:20])
-        writer = self.create(address, class_names=_CLASSES, what="images", resume=True)
-        try:
-            found = writer.written()
-            assert list(found) == [(record.key, record.label) for record in records[: len(found)]]
-            assert len(found) == 20
-            writer.put_many(records[len(found) :])
+        facts: dict[str, Any] = {"class_names": _CLASSES, "what": "images"}
+        self.interrupt(self.create(address, **facts), records[:20])
+        with contextlib.closing(self.create(address, **facts, resume=True)) as writer:
+            found = list(writer.written())
+            assert found == [(record.key, record.label) for record in records[:20]]
+            writer.put_many(records[20:])
             writer.finish()
-        finally:
-            writer.close()
         with self.open(address) as store:
             assert [record.key for record in store.scan()] == [record.key for record in records]
             assert store.fingerprint == fingerprint
@@ -477,41 +439,26 @@ class StoreContract(StoreReaderContract):
     def test_a_writer_does_not_resume_what_is_of_another_source(self, tmp_path: Path) -> None:
         """It says so; without `resume` it begins anew."""
         address, records = self.place(tmp_path), _images()
-        writer = self.create(address, class_names=_CLASSES, what="images")
-        self.interrupt(writer, records[:20])
-        error = _raised_by(lambda: self.create(address, what="others", resume=True))
-        assert isinstance(error, StoreError)
-        assert "resume" in str(error)
-        writer = self.create(address, class_names=_CLASSES, what="others")
-        try:
+        self.interrupt(self.create(address, class_names=_CLASSES, what="images"), records[:20])
+        assert "resume" in _refused(lambda: self.create(address, what="others", resume=True))
+        with contextlib.closing(self.create(address, what="others")) as writer:
             assert list(writer.written()) == []
-        finally:
-            writer.close()
 
     def test_a_second_writer_is_refused_while_the_first_is_at_it(self, tmp_path: Path) -> None:
         """And admitted afterwards."""
         address = self.place(tmp_path)
-        writer = self.create(address)
-        try:
-            error = _raised_by(lambda: self.create(address))
-            assert isinstance(error, StoreError)
-        finally:
-            writer.close()
+        with contextlib.closing(self.create(address)):
+            _refused(lambda: self.create(address))
         self.create(address).close()
 
     def test_a_key_that_comes_twice_is_refused(self, tmp_path: Path) -> None:
-        """At the latest at the end; the old store stays."""
+        """At the latest at the end; there is no store then."""
         address, records = self.place(tmp_path), _images()
-        writer = self.create(address, class_names=_CLASSES)
-        try:
+        with contextlib.closing(self.create(address, class_names=_CLASSES)) as writer:
 
             def write() -> None:
                 writer.put_many([*records[:9], records[4]])
                 writer.finish()
 
-            error = _raised_by(write)
-            assert isinstance(error, StoreError)
-            assert records[4].key in str(error)
-        finally:
-            writer.close()
-        assert isinstance(_raised_by(lambda: len(self.open(address))), StoreError)
+            assert records[4].key in _refused(write)
+        _refused(lambda: len(self.open(address)))

@@ -38,21 +38,17 @@ _SPLITS: Final = ("train", "val", "valid", "validation", "test")
 # Names of class folders that may be something else although they hold images.
 _SUSPECT: Final = frozenset((*_SPLITS, "labels"))
 _ROOT: Final = re.compile(rb"<(annotation|dataset)\b")
+_ONCE: Final = {
+    "voc": "these are in one subfolder",
+    "yolo": "the two subfolders are called labels and images",
+}
 _HEAD_BYTES: Final = 4096
 _MAX_YAML_BYTES: Final = 1_000_000
 _FEWEST_NUMBERS: Final = 2  # of a line with landmarks; one with fewer is `path label`
 
 
 class AnnotatedFolder(NamedTuple):
-    """A folder with annotations in one place and images in another.
-
-    Attributes:
-        form: What the annotations are: of `penstock.vision.convert.FORMATS`, or "json".
-        root: The folder.
-        annotations: The subfolder of annotations; the file, of imglab and of lists; `root` for a
-            YAML file.
-        images: The subfolder of images; None where there is not exactly one.
-    """
+    """A folder with annotations in one place and images in another."""
 
     form: Form
     root: Path
@@ -78,30 +74,25 @@ class AnnotatedFolder(NamedTuple):
 
     def _advice(self) -> str:
         root, file = str(self.root), str(self.annotations)
-        match self.form:
-            case "voc":
-                once = "" if self.is_read_as_folder else ", once these are in one subfolder"
-                return f"VOCDetection({root!r}) reads the objects in the images{once}."
-            case "yolo":
-                once = ", once the two subfolders are called labels and images"
-                once = "" if self.is_read_as_folder else once
-                return f"YOLODetection({root!r}) reads the objects in the images{once}."
-            case "imglab":
-                return f"ImglabDetection({file!r}) reads the objects in the images."
-            case "landmarks":
-                arguments = self._arguments_of_list("columns=LandmarkColumns")
-                return (
-                    f"LandmarkList({file!r}{arguments}) reads the objects in the "
-                    "images; has_box= and classes= say which columns are no landmarks."
-                )
-            case "image-list":
-                return (
-                    f"ImageList({file!r}{self._arguments_of_list()}) reads the class of each image."
-                )
-        return (
-            "No class of Penstock reads JSON: write a dataset with __getitem__ and __len__, or "
-            "convert it to VOC or YOLO. If the other subfolders are classes, move this one away."
-        )
+        if self.form == "json":
+            return (
+                "No class of Penstock reads JSON: write a dataset with __getitem__ and __len__, or "
+                "convert it to VOC or YOLO. If the other subfolders are classes, move this one "
+                "away."
+            )
+        once = "" if self.is_read_as_folder else f", once {_ONCE.get(self.form, '')}"
+        if self.form in ("voc", "yolo"):
+            name = "VOCDetection" if self.form == "voc" else "YOLODetection"
+            return f"{name}({root!r}) reads the objects in the images{once}."
+        if self.form == "imglab":
+            return f"ImglabDetection({file!r}) reads the objects in the images."
+        if self.form == "landmarks":
+            arguments = self._arguments_of_list("columns=LandmarkColumns")
+            return (
+                f"LandmarkList({file!r}{arguments}) reads the objects in the images; has_box= and "
+                "classes= say which columns are no landmarks."
+            )
+        return f"ImageList({file!r}{self._arguments_of_list()}) reads the class of each image."
 
     def _arguments_of_list(self, options: str = "") -> str:
         """Return the arguments with which `LandmarkList` or `ImageList` finds the images."""
@@ -120,16 +111,7 @@ def looks_like_voc(root: Path) -> bool:
 
 
 def annotated_folder(root: Path) -> AnnotatedFolder | None:
-    """Return what kind of data set with annotations a folder is; None if it is none.
-
-    A subfolder of annotations holds files of .xml, .txt or .json and no image, and another one
-    holds images. Text files are annotations if they have the names of images, or list images. A
-    folder with YOLO's YAML file is one as well; a folder with an index of `pack` is none. In an
-    ordinary folder each class is searched up to its first image.
-
-    Raises:
-        StoreError: a folder cannot be listed.
-    """
+    """Return what kind of data set with annotations a folder is; None if it is none."""
     if (root / INDEX_NAME).is_file():
         return None
     names, _ = scan(os.fspath(root))
@@ -138,11 +120,11 @@ def annotated_folder(root: Path) -> AnnotatedFolder | None:
     if {"images", "labels"} <= set(names):
         labels = root / "labels"
         has_text = any(next(labels.glob(pattern), None) for pattern in ("*.txt", "*/*.txt"))
-        if has_text or _first_image(labels) is None:
+        if has_text or not any(_images(labels)):
             return AnnotatedFolder("yolo", root, labels, root / "images")
     if any(map(_is_yolo_yaml, root.iterdir())):
         return AnnotatedFolder("yolo", root, root)
-    without = [name for name in names if _first_image(root / name) is None]
+    without = [name for name in names if not any(_images(root / name))]
     pictures = [name for name in names if name not in without]
     if not pictures:
         return None
@@ -168,9 +150,9 @@ def _form_of(
     if suffix == ".xml":
         roots = {xml_root(file) for file in files[:8]} - {""}
         return ("imglab", Path(files[0])) if roots == {"dataset"} else ("voc", folder)
-    stems = {os.path.splitext(os.path.basename(file))[0] for file in files}
+    stems = {Path(file).stem for file in files}
     for place in pictures:
-        if any(os.path.splitext(os.path.basename(image))[0] in stems for image in _images(place)):
+        if any(Path(image).stem in stems for image in _images(place)):
             return "yolo", folder
     for file in files[:8]:
         line = _first_line(Path(file))
@@ -193,10 +175,7 @@ def _listed_image(line: str) -> str:
 
 
 def list_form(line: str, separator: str | None = None) -> Literal["landmarks", "image-list"]:
-    """Return what a line of a list has: landmarks, or an image and its class.
-
-    It has landmarks if at least two numbers follow the path. The path may have blanks.
-    """
+    """Return what a line of a list has: landmarks, or an image and its class."""
     if separator is None:
         line = line.replace(",", " ")  # its reader will say what is missing
     words = [word.strip().lower() for word in line.split(separator)]
@@ -215,16 +194,7 @@ def is_number(word: str) -> bool:
 
 
 def refuse_annotated(root: Path, num_images: Mapping[str, int]) -> None:
-    """Raise if what was listed as class folders is a data set with annotations, or a part of one.
-
-    Args:
-        root: The folder.
-        num_images: Of each class. The folder is examined only if a class has no images, or a name
-            such as "labels" or "train".
-
-    Raises:
-        StoreError: it is one; the message names the class that reads it.
-    """
+    """Raise if class folders with no images, or with such names, are annotations."""
     if all(num_images.values()) and not _SUSPECT & num_images.keys():
         return
     for place in (root, *(root / name for name in _SPLITS if name in num_images)):
@@ -249,10 +219,6 @@ def _images(folder: Path) -> Iterator[str]:
     return (file for file in _files(folder) if file.lower().endswith(IMAGE_SUFFIXES))
 
 
-def _first_image(folder: Path) -> str | None:
-    return next(_images(folder), None)
-
-
 def _head(file: str | Path) -> bytes:
     try:
         with open_file(file) as opened:
@@ -268,10 +234,7 @@ def _first_line(file: Path) -> str:
 
 
 def _is_yolo_yaml(file: Path) -> bool:
-    """Return whether a file names classes and where the images of a split are.
-
-    Other YAML files are settings of tools.
-    """
+    """Return whether a file names classes and where the images of a split are."""
     if file.suffix.lower() not in YAML_SUFFIXES or not file.is_file():
         return False
     try:

@@ -36,7 +36,6 @@ __all__ = [
     "VOC",
     "Listing",
     "cannot_list",
-    "image_suffix",
     "is_image",
     "is_system_folder",
     "list_classes",
@@ -60,15 +59,10 @@ _SYSTEM_FOLDERS: Final = frozenset(
         "System Volume Information",
     )
 )
-_MAGIC: Final = (
-    (b"\xff\xd8\xff", ".jpg"),
-    (b"\x89PNG\r\n\x1a\n", ".png"),
-    (b"GIF8", ".gif"),
-    (b"BM", ".bmp"),
-    (b"II*\0", ".tiff"),
-    (b"MM\0*", ".tiff"),
+# JPEG, PNG, GIF, BMP, TIFF of either order, WebP, PNM.
+_IMAGE: Final = re.compile(
+    rb"\xff\xd8\xff|\x89PNG\r\n\x1a\n|GIF8|BM|II\*\0|MM\0\*|RIFF....WEBP|P[1-6][\s#]", re.DOTALL
 )
-_PNM: Final = re.compile(rb"P[1-6][\s#]")
 
 INDEX_NAME: Final = ".penstock-index"
 """The index of a folder that release 0.1 packed from other samples than images with a class."""
@@ -81,15 +75,7 @@ _UNSAFE: Final = re.compile(r"(?:^|/)\.{0,2}(?:/|\Z)|[\0\\]")
 
 @dataclass(frozen=True, eq=False)
 class Listing:
-    """The records of a folder, and the files they are in.
-
-    Attributes:
-        keys: Name of each record.
-        paths: Its file, relative to the folder; the same list where keys are paths.
-        kinds: PAIR, IMAGE, VOC or RECORD for each, uint8, shape (records,).
-        labels: As in `Index`.
-        class_names: As in `Index`.
-    """
+    """The records of a folder, and the files they are in."""
 
     keys: PackedList[str]
     paths: PackedList[str]
@@ -98,10 +84,7 @@ class Listing:
     class_names: tuple[str, ...] = ()
 
     def fingerprint(self, stats: bytes = b"") -> str:
-        """Return a hash of keys, labels and class names, and of `stats`.
-
-        Without `stats` it is the same wherever the folder is copied to.
-        """
+        """Return a hash of keys, labels and class names, and of `stats`."""
         digest = hashlib.blake2b(digest_size=16)
         for names in (self.keys, PackedList(self.class_names)):
             text, offsets = names.to_utf8() if len(names) else (b"", np.zeros(1, np.int64))
@@ -116,23 +99,12 @@ class Listing:
 
 
 def is_system_folder(name: str) -> bool:
-    """Return whether a folder of this name holds what some program keeps there.
-
-    Example:
-        >>> [is_system_folder(name) for name in (".ipynb_checkpoints", "__MACOSX", "cat")]
-        [True, True, False]
-    """
+    """Return whether a folder of this name holds what some program keeps there."""
     return name.startswith(".") or name in _SYSTEM_FOLDERS
 
 
 def scan(folder: str) -> tuple[list[str], list[str]]:
-    """Return the names of subfolders, links to folders included, and of image files; both sorted.
-
-    Hidden and system folders are left out.
-
-    Raises:
-        StoreError: the folder cannot be listed.
-    """
+    """Return the names of subfolders, links to them included, and of image files; sorted."""
     subfolders, images = [], []
     try:
         with os.scandir(folder) as entries:
@@ -163,27 +135,13 @@ def cannot_list(error: OSError) -> StoreError:
 
 
 def list_flat(root: Path) -> Listing:
-    """Return the images that lie in `root` itself, without labels.
-
-    Raises:
-        StoreError: it cannot be listed.
-    """
+    """Return the images that lie in `root` itself, without labels."""
     names = PackedList(scan(os.fspath(root))[1])
     return Listing(names, names, np.full(len(names), IMAGE, np.uint8))
 
 
 def list_classes(root: Path) -> Listing:
-    """Return the images of class folders, in the order of torchvision's ImageFolder.
-
-    A class is a direct subfolder of `root`, and all images below it are of that class. Classes are
-    sorted; within one, folders are sorted by their whole path and files by their name.
-
-    Links to folders are followed, and no folder is listed twice: of two ways into one, that of the
-    class folder itself counts, then the first in order.
-
-    Raises:
-        StoreError: a folder cannot be listed, or two classes are one folder.
-    """
+    """Return the images of class folders, in the order of torchvision's ImageFolder."""
     class_names, _ = scan(os.fspath(root))
     entered = _identities(root, class_names)
     counts = np.zeros(len(class_names), np.int64)
@@ -241,17 +199,13 @@ def _walk(
 
 
 def read_index(root: Path) -> Listing | None:
-    """Return the listing in the index of a packed folder; None where there is no index.
-
-    Raises:
-        StoreError: it is damaged, or names a file outside of the folder.
-    """
+    """Return the listing in the index of a packed folder; None where there is no index."""
     path = root / INDEX_NAME
     if not path.is_file():
         return None
     name = f"the index {path}"
     try:
-        tree = decode_record(read_file(path, None), name).sample
+        tree = decode_record(read_file(path), name).sample
         index = Index.from_tree(tree["index"], name)
         paths = PackedList.from_utf8(tree["paths"]["text"], tree["paths"]["offsets"])
         # Each is decoded, so that what is no UTF-8 is found now.
@@ -275,24 +229,6 @@ def read_index(root: Path) -> Listing | None:
     return Listing(keys, paths, kinds, labels, index.class_names)
 
 
-def image_suffix(image: bytes | memoryview) -> str | None:
-    """Return the extension that an image file's first bytes call for.
-
-    Example:
-        >>> image_suffix(bytes.fromhex("ffd8ffe0")), image_suffix(b"no image")
-        ('.jpg', None)
-    """
-    start = bytes(image[:16])
-    if start[:4] == b"RIFF" and start[8:12] == b"WEBP":
-        return ".webp"
-    return next((suffix for magic, suffix in _MAGIC if start.startswith(magic)), None)
-
-
 def is_image(data: bytes | memoryview) -> bool:
-    """Return whether a file is an image by its first bytes, whole or not.
-
-    Example:
-        >>> is_image(b"P6 2 2 255 ..."), is_image(b"root:x:0:0")
-        (True, False)
-    """
-    return image_suffix(data) is not None or _PNM.match(bytes(data[:3])) is not None
+    """Return whether a file is an image by its first bytes, whole or not."""
+    return _IMAGE.match(bytes(data[:16])) is not None

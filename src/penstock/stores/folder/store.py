@@ -199,11 +199,8 @@ class FolderStore(Store):
 
     @contextlib.contextmanager
     def _read(self, positions: NDArray[np.int64], *, copy: bool) -> Iterator[list[Record]]:
-        files = self._files(positions)
-        yield [
-            self._record(position, data)
-            for position, data in zip(positions.tolist(), files, strict=True)
-        ]
+        pairs = zip(positions.tolist(), self._files(positions), strict=True)
+        yield [self._record(position, data) for position, data in pairs]
 
     @contextlib.contextmanager
     def borrow_images(self, positions: NDArray[np.int64]) -> Iterator[list[bytes]]:
@@ -342,24 +339,19 @@ def _no_image(path: Path) -> StoreError:
         known = ", ".join(IMAGE_SUFFIXES)
         return StoreError(f"no image in {path}. Looked for files ending in {known}.")
     where = "no image in its subfolders" if subfolders else "no class folders"
-    above = os.path.dirname(os.path.abspath(path))
-    flat = f'StoreDataset("{path}")'
-    if subfolders:
-        flat = f'StoreDataset(open_store("{path}", layout="flat"))'
+    opened = f'open_store("{path}", layout="flat")' if subfolders else f'"{path}"'
     return StoreError(
         f"{path} has {len(images):,} image(s) in itself, {images[0]!r} for one, but {where}. If it "
-        f"is the folder of one class, name the one above it: {above}. If its images have no "
-        f"classes, {flat} reads them without."
+        "is the folder of one class, name the one above it: "
+        f"{os.path.dirname(os.path.abspath(path))}. If its images have no classes, "
+        f"StoreDataset({opened}) reads them without."
     )
 
 
 def _no_folder(path: Path) -> StoreError:
     if not path.exists():
         return StoreError(f"{path} does not exist. Name a folder with images in it.")
-    hint = ""
-    if path.name.endswith((".tar.gz", ".tgz", ".tar.zst", ".tar.xz", ".tar.bz2")):
-        hint = " It is a compressed tar file: unpack it to a .tar file, and name that."
     return StoreError(
-        f"{path} is a file, not a folder.{hint} Files are named with their kind: lmdb:PATH, "
-        "tar:PATH, arrow:PATH."
+        f"{path} is a file, not a folder. Files are named with their kind: lmdb:PATH, tar:PATH, "
+        "arrow:PATH; a compressed tar file has to be unpacked to a .tar file first."
     )

@@ -64,7 +64,6 @@ _META: Final = np.dtype(
     ]
 )
 _BRANCH, _LEAF, _META_FLAG = 1, 2, 8
-_INTEGER_KEYS: Final = 8  # the low flags of the tree of free pages; LMDB has its own above
 _LONG_VALUE, _NAMED_TREE = 1, 2  # flags of a node in a leaf
 _VERSION: Final = 1
 _HEADER_BYTES: Final = _PAGE.itemsize
@@ -76,12 +75,7 @@ _RECORD: Final = b"PNSK"
 
 
 class _Meta(NamedTuple):
-    """What the newer of the two meta pages says: the one that LMDB goes by.
-
-    Attributes:
-        is_regular: Whether the other one is of the transaction before it, as LMDB leaves them.
-        free: What it says of the tree of free pages, which readers never follow.
-    """
+    """What the newer of the two meta pages says: the one that LMDB goes by."""
 
     path: Path
     fd: int
@@ -91,7 +85,6 @@ class _Meta(NamedTuple):
     last_page: int
     transaction: int
     is_regular: bool
-    free: Any
 
     @property
     def end(self) -> int:
@@ -100,15 +93,7 @@ class _Meta(NamedTuple):
 
 
 class _Nodes(NamedTuple):
-    """Keys and values of some pages, each of them within its page.
-
-    Attributes:
-        row: Which of the pages each lies in.
-        key_stop: Where its key ends and its value begins, in bytes of the page.
-        stop: Where its value ends; of a long one, the number of its page.
-        size: Bytes of the value; in a branch, the number of the page below.
-        is_long: Whether the value lies in overflow pages.
-    """
+    """Keys and values of some pages, each of them within its page."""
 
     row: NDArray[np.int64]
     key_stop: NDArray[np.int64]
@@ -118,25 +103,13 @@ class _Nodes(NamedTuple):
 
 
 def check_size(path: Path) -> None:
-    """Raise StoreError if a file is truncated, or its meta pages are damaged; reads 8 KiB.
-
-    Args:
-        path: The file.
-    """
+    """Raise StoreError if a file is truncated, or its meta pages are damaged; reads 8 KiB."""
     with open_file(path) as file:
         _read_meta(path, file.fileno())
 
 
 def check_pages(path: Path) -> None:
-    """Raise StoreError if a file is truncated, or its meta pages or its tree are damaged.
-
-    The pages are compared with the checksums behind them. If a file has none, or was written to
-    since, the numbers in the tree are compared with their bounds. LMDB can then read it; a key that
-    has become another key is not noticed.
-
-    Args:
-        path: The file.
-    """
+    """Raise StoreError if a file is truncated, or its meta pages or its tree are damaged."""
     with open_file(path) as file:
         meta = _read_meta(path, file.fileno())
         sums = _read_checksums(meta)
@@ -152,63 +125,15 @@ def check_pages(path: Path) -> None:
 
 
 def check_unfinished(path: Path) -> None:
-    """Raise StoreError if LMDB cannot go on writing a file: its pages are damaged or gone.
-
-    LMDB writes to the pages that the tree of free pages names. A page is in one place alone: in
-    that tree, in the tree of records, in a long value, or free.
-
-    Args:
-        path: The file. Free pages at its end may not be there yet.
-    """
+    """Raise StoreError if the tree of a file that LMDB has yet to complete is damaged."""
     with open_file(path) as file:
         meta = _read_meta(path, file.fileno(), is_complete=False)
-        last_page = min(meta.last_page, os.fstat(meta.fd).st_size // meta.page_bytes - 1)
-        records = meta._replace(last_page=last_page)
-        free = records._replace(root=int(meta.free["root"]), depth=int(meta.free["depth"]))
-        if not _is_root(free) or meta.free["flags"] & 0xFF != _INTEGER_KEYS:
-            raise _damaged(path, meta.transaction % 2, meta.page_bytes)
-        ends = np.zeros(last_page + 2, np.int64)  # +1 where a run of pages begins, -1 behind it
-        for tree in (records, free):
-            pages, first, last = _pages_of(tree)
-            np.add.at(ends, np.concatenate([pages, first]), 1)
-            np.add.at(ends, np.concatenate([pages, last]) + 1, -1)
-        for page, numbers in _free_pages(free):
-            if (numbers < 2).any() or (numbers > meta.last_page).any():
-                raise _damaged(path, page, meta.page_bytes)
-            numbers = numbers[numbers <= last_page]
-            np.add.at(ends, numbers, 1)
-            np.add.at(ends, numbers + 1, -1)
-        (twice,) = np.nonzero(np.cumsum(ends) > 1)
-        if len(twice):
-            raise _damaged(path, int(twice[0]), meta.page_bytes)
-
-
-def _free_pages(meta: _Meta) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    """Yield each list of free pages, with the page of the tree that holds it."""
-    for part, pages in _parts(meta, _levels(meta)[-1]):
-        nodes = _nodes(meta, part, pages, _LEAF)
-        first, _ = _long_values(meta, part, pages, nodes)
-        starts = iter(first.tolist())
-        for place, row in enumerate(nodes.row.tolist()):
-            if nodes.is_long[place]:
-                size_bytes = int(nodes.size[place])
-                start = next(starts) * meta.page_bytes + _HEADER_BYTES
-                data = os.pread(meta.fd, size_bytes, start)
-            else:
-                data = pages[row, nodes.key_stop[place] : nodes.stop[place]].tobytes()
-            numbers = np.frombuffer(data[: len(data) // 8 * 8], np.int64)
-            # The first says how many follow; LMDB may leave room behind them.
-            if not len(numbers) or not 0 <= numbers[0] < len(numbers):
-                raise _damaged(meta.path, int(part[row]), meta.page_bytes)
-            yield int(part[row]), numbers[1 : 1 + numbers[0]]
+        there = os.fstat(meta.fd).st_size // meta.page_bytes
+        _tree_pages(meta._replace(last_page=min(meta.last_page, there - 1)))
 
 
 def append_checksums(path: Path) -> None:
-    """Write the checksums of a file's pages behind them, and bring the file to disk.
-
-    Args:
-        path: The file, which LMDB has closed.
-    """
+    """Write the checksums of a file's pages behind them, and bring the file to disk."""
     with path.open("r+b", buffering=0) as file:
         meta = _read_meta(path, file.fileno(), is_complete=False)
         # Pages that were freed at the end may not be in the file; behind them may lie older sums.
@@ -226,7 +151,7 @@ def append_checksums(path: Path) -> None:
 
 def _read_meta(path: Path, fd: int, *, is_complete: bool = True) -> _Meta:
     size_bytes = os.fstat(fd).st_size
-    first = _read_one_meta(path, fd, 0, _page_bytes(path, fd))
+    first = _read_one_meta(path, fd, 0, 0)
     second = _read_one_meta(path, fd, 1, int(first["free"]["pad"]))
     newest = second if second["transaction"] > first["transaction"] else first
     main = newest["main"]
@@ -245,9 +170,9 @@ def _read_meta(path: Path, fd: int, *, is_complete: bool = True) -> _Meta:
         int(newest["transaction"]),
         second["transaction"] % 2 == 1
         and abs(int(second["transaction"]) - int(first["transaction"])) == 1,
-        newest["free"],
     )
-    if not _is_root(meta):
+    is_empty = meta.depth == 0 and meta.root == 2**64 - 1
+    if not is_empty and not (2 <= meta.root <= meta.last_page and 1 <= meta.depth < _MAX_DEPTH):
         raise _damaged(meta.path, int(newest is second), meta.page_bytes)
     if is_complete and size_bytes < meta.end:
         raise StoreError(
@@ -258,33 +183,19 @@ def _read_meta(path: Path, fd: int, *, is_complete: bool = True) -> _Meta:
     return meta
 
 
-def _is_root(meta: _Meta) -> bool:
-    is_empty = meta.depth == 0 and meta.root == 2**64 - 1
-    return is_empty or (2 <= meta.root <= meta.last_page and 1 <= meta.depth < _MAX_DEPTH)
-
-
-def _page_bytes(path: Path, fd: int) -> int:
-    """Return the size of a page that the first page states."""
-    start = os.pread(fd, _META.itemsize, 0)
-    if len(start) < _META.itemsize or start[16:20] != LMDB_MAGIC:
-        raise StoreError(
-            f"cannot open {path} as an LMDB file: it is none, or its start is damaged."
-        )
-    return int(np.frombuffer(start, _META)[0]["free"]["pad"])
-
-
 def _read_one_meta(path: Path, fd: int, number: int, page_bytes: int) -> Any:  # noqa: ANN401
-    if page_bytes not in _PAGE_SIZES:
-        raise _damaged(path, 0, page_bytes)
     data = os.pread(fd, _META.itemsize, number * page_bytes)
-    if len(data) < _META.itemsize:
-        raise StoreError(f"{path} is truncated: it has less than two pages. Copy it again.")
+    if len(data) < _META.itemsize or (number == 0 and data[16:20] != LMDB_MAGIC):
+        raise StoreError(
+            f"cannot open {path} as an LMDB file: it is none, or its start is damaged or missing."
+        )
     meta = np.frombuffer(data, _META)[0]
     if (
         meta["magic"] != LMDB_MAGIC
         or meta["version"] != _VERSION
         or meta["page"]["flags"] != _META_FLAG
-        or meta["free"]["pad"] != page_bytes
+        or meta["free"]["pad"] not in _PAGE_SIZES
+        or (number and meta["free"]["pad"] != page_bytes)
     ):
         raise _damaged(path, number, page_bytes)
     return meta
@@ -345,18 +256,10 @@ def _parts(
 
 def _tree_pages(meta: _Meta) -> NDArray[np.int64]:
     """Return the numbers of the tree's pages, level by level, all numbers in them verified."""
-    return _pages_of(meta)[0]
-
-
-def _pages_of(meta: _Meta) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return the tree's pages, and the first and last page of each long value; all verified."""
     levels = _levels(meta)
-    first, last = [levels[-1][:0]], [levels[-1][:0]]
     for part, pages in _parts(meta, levels[-1]):
-        runs = _long_values(meta, part, pages, _nodes(meta, part, pages, _LEAF))
-        first.append(runs[0])
-        last.append(runs[1])
-    return np.concatenate(levels), np.concatenate(first), np.concatenate(last)
+        _check_long_values(meta, part, pages, _nodes(meta, part, pages, _LEAF))
+    return np.concatenate(levels)
 
 
 def _levels(meta: _Meta) -> list[NDArray[np.int64]]:
@@ -377,17 +280,15 @@ def _levels(meta: _Meta) -> list[NDArray[np.int64]]:
     return levels
 
 
-def _long_values(
+def _check_long_values(
     meta: _Meta, numbers: NDArray[np.int64], pages: NDArray[np.uint8], nodes: _Nodes
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return on which pages the long values of leaves begin and end."""
+) -> None:
     row, size = nodes.row[nodes.is_long], nodes.size[nodes.is_long]
     places = row * meta.page_bytes + nodes.key_stop[nodes.is_long]
     text = pages.reshape(-1)[places[:, None] + np.arange(8)]
     first = text.view(np.int64)[:, 0]
     last = first + (_HEADER_BYTES + size - 1) // meta.page_bytes
     _refuse_outside(meta, numbers, row, first, last)
-    return first, last
 
 
 def _refuse_outside(

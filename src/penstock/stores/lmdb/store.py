@@ -17,7 +17,6 @@ import contextlib
 import os
 import pickle
 import re
-import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
@@ -25,9 +24,9 @@ import numpy as np
 
 from penstock.data.packed_list import PackedList
 from penstock.errors import ConfigError, StoreError
-from penstock.stores.filesystems import warn_if_remote
+from penstock.stores.folder.listing import is_image
 from penstock.stores.index import Index, joined
-from penstock.stores.lmdb import environments
+from penstock.stores.lmdb.environments import Environment
 from penstock.stores.records import (
     EncodedImage,
     Record,
@@ -39,11 +38,11 @@ from penstock.stores.records import (
 from penstock.stores.store import Store, missing_records
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
-    from penstock.stores.lmdb.environments import Environment, FileVersion, VerifyTree
+    from penstock.stores.lmdb.environments import FileVersion
 
 __all__ = [
     "INDEX_KEY",
@@ -61,8 +60,7 @@ INDEX_KEY: Final = b"penstock.index"
 SUMMARY_KEY: Final = b"penstock.summary"
 PACK_KEY: Final = b"\0"  # sorts before all others
 _SHARD: Final = re.compile(r"(\d{5})-of-(\d{5})\.lmdb")
-# JPEG, PNG, GIF, BMP, TIFF of either order, WebP: how image files begin.
-_IMAGES: Final = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"BM", b"II*\0", b"MM\0*", b"RIFF")
+_ESCAPED: Final = "surrogateescape"
 
 
 def open_lmdb(
@@ -72,11 +70,7 @@ def open_lmdb(
     trusted: bool = False,
     **options: Any,  # noqa: ANN401
 ) -> LMDBStore:
-    """Return the store of a file: of records, or of pickles if they are `trusted`.
-
-    Raises:
-        ConfigError: an option is wrong, or `trusted` is missing for pickles.
-    """
+    """Return the store of a file: of records, or of pickles if they are `trusted`."""
     if layout == "records":
         return LMDBStore(path, **options)
     if layout != "pickle":
@@ -109,30 +103,25 @@ class LMDBStore(Store):
         path: str | Path,
         *,
         verify: Literal["once", "always", "never"] = "once",
-        verify_tree: VerifyTree = "first",
         readahead: bool = False,
     ) -> None:
         """Name the file; it is opened at first use.
 
         Args:
             path: A file that `penstock pack` made, or the folder of its shards.
-            verify: When checksums of records are compared: the first time that a process reads one,
-                every time, or never.
-            verify_tree: When the pages are verified in which LMDB looks for records: "first", once
-                for this store and all processes that get a copy of it; "open", each time that a
-                process opens the file; "never". A file that is truncated is always refused.
+            verify: When checksums are compared. Of records: the first time that a process reads
+                one, every time, or never. Of the pages in which LMDB looks for records: once for
+                this store and all processes that get a copy of it, each time that a process opens
+                the file, or never. A file that is truncated is always refused.
             readahead: Whether the system reads ahead: for scans in order.
 
         Raises:
-            ConfigError: `verify` or `verify_tree` is none of the three.
+            ConfigError: `verify` is none of the three.
         """
         if verify not in ("once", "always", "never"):
             raise ConfigError(f"verify is 'once', 'always' or 'never', not {verify!r}.")
-        if verify_tree not in ("first", "open", "never"):
-            raise ConfigError(f"verify_tree is 'first', 'open' or 'never', not {verify_tree!r}.")
         self._path = Path(path)
         self._verify = verify
-        self._verify_tree: VerifyTree = verify_tree
         self._verified: tuple[FileVersion, ...] = ()
         self._readahead = readahead
         self._open: _OpenFiles | None = None
@@ -146,13 +135,6 @@ class LMDBStore(Store):
         """Return what was packed, in the words of its packer."""
         return self._files().what
 
-    def checksum_at(self, position: int) -> int:
-        """Return the checksum that a record's header states."""
-        with self._files().values(np.array([position]), self.keys) as (value,):
-            checksum = header_of(value, self._name(position))[1]
-            del value
-        return checksum
-
     def close(self) -> None:
         """Close what is open, unless another store of this process uses it as well."""
         files, self._open = self._open, None
@@ -164,7 +146,6 @@ class LMDBStore(Store):
         return {**self.__dict__, "_open": None}
 
     def _load_index(self) -> Index:
-        warn_if_remote(self._path)
         indexes = []
         for part in self._files().parts:
             with part.environment.reading() as transaction:
@@ -194,28 +175,83 @@ class LMDBStore(Store):
     def _files(self) -> _OpenFiles:
         files = self._open
         if files is None or files.pid != os.getpid():
-            files = _OpenFiles(
-                self._path,
-                self._summary,
-                readahead=self._readahead,
-                verify_tree=self._verify_tree,
-                verified=self._verified,
-            )
-            self._verified = tuple(part.environment.state for part in files.parts)
-            # The index was read earlier, maybe in another process.
-            if self._index is not None and files.fingerprint != self._index.fingerprint:
-                raise StoreError(
-                    f"{self.address} is not the file that it was: its fingerprint was "
-                    f"{self._index.fingerprint}, now it is {files.fingerprint}. It was packed anew "
-                    "or written to while it was in use; make the dataset again."
-                )
+            files = _OpenFiles()
+            try:
+                self._open_into(files)
+            except BaseException:
+                files.close()
+                raise
+            self._verified = tuple(part.environment.version for part in files.parts)
             self._open = files
         return files
+
+    def _open_into(self, files: _OpenFiles) -> None:
+        for path in _files_of(self._path):
+            environment = Environment(
+                path,
+                readahead=self._readahead,
+                verify_tree=self._verify != "never",
+                verified=() if self._verify == "always" else self._verified,
+            )
+            summary = files.add(environment, self._summary)
+            if summary["count"] and summary["fingerprint"] in files.fingerprints[:-1]:
+                raise StoreError(
+                    f"{path} has the same records as another shard, which was copied over it. "
+                    "Restore it from a copy, or pack the shards anew."
+                )
+        # The index was read earlier, maybe in another process.
+        if self._index is not None and files.fingerprint != self._index.fingerprint:
+            raise StoreError(
+                f"{self.address} is not the file that it was: its fingerprint was "
+                f"{self._index.fingerprint}, now it is {files.fingerprint}. It was packed anew "
+                "or written to while it was in use; make the dataset again."
+            )
+        files.is_verified = np.zeros(files.count, np.bool_)
+        files.image_starts = np.zeros(files.count, np.uint32)
+
+    @contextlib.contextmanager
+    def _values(self, files: _OpenFiles, positions: NDArray[np.int64]) -> Iterator[list[Any]]:
+        """Return views of the records at `positions`, valid inside the block."""
+        values: list[Any] = [None] * len(positions)
+        stops = [part.stop for part in files.parts]
+        # In the order of the file; `getmulti` passes over what is not there.
+        order = np.argsort(positions, kind="stable")
+        cuts = np.searchsorted(positions[order], stops).tolist()
+        with contextlib.ExitStack() as stack:
+            for part, start, stop in zip(files.parts, [0, *cuts], cuts, strict=False):
+                places = order[start:stop]
+                if not len(places):
+                    continue
+                transaction = stack.enter_context(part.environment.reading())
+                self._look_up(transaction, part, positions, places, values)
+            try:
+                yield values
+            finally:
+                values.clear()
+
+    def _look_up(
+        self,
+        transaction: Any,  # noqa: ANN401
+        part: _Part,
+        positions: NDArray[np.int64],
+        places: NDArray[np.int64],
+        values: list[Any],
+    ) -> None:
+        """Write the values of some positions to their places; no variable outlives them."""
+        with transaction.cursor() as cursor:
+            found = cursor.getmulti(position_keys(positions[places] - part.start))
+        if len(found) != len(places):
+            there = {part.start + int.from_bytes(key, "big") for key, _ in found}
+            found.clear()
+            absent = [p for p in positions[np.sort(places)].tolist() if p not in there]
+            raise missing_records([self.keys[p] for p in absent], self.address)
+        for place, pair in zip(places.tolist(), found, strict=True):
+            values[place] = pair[1]
 
     @contextlib.contextmanager
     def _read(self, positions: NDArray[np.int64], *, copy: bool) -> Iterator[list[Record]]:
         files = self._files()
-        with files.values(positions, self.index.keys) as values:
+        with self._values(files, positions) as values:
             records = [
                 self._decoded(files, position, value, copy=copy)
                 for position, value in zip(positions.tolist(), values, strict=True)
@@ -255,7 +291,7 @@ class LMDBStore(Store):
                 yield images
             return
         files = self._files()
-        with files.values(positions, self.index.keys) as values:
+        with self._values(files, positions) as values:
             starts = files.image_starts[positions]
             if self._verify == "always" or not starts.all():
                 for position, value in zip(positions.tolist(), values, strict=True):
@@ -270,12 +306,11 @@ class LMDBStore(Store):
     def _find_image(self, files: _OpenFiles, position: int, value: Any) -> None:  # noqa: ANN401
         """Verify a record as is asked for, and note where its image begins."""
         verify = self._is_to_verify(files, position)
-        if files.image_starts[position] and not verify:
-            return
-        name = self._name(position)
-        head_bytes = check_record(value, name) if verify else header_of(value, name)[0]
-        files.is_verified[position] |= verify
-        files.image_starts[position] = image_start(head_bytes)
+        if verify or not files.image_starts[position]:
+            name = self._name(position)
+            head_bytes = check_record(value, name) if verify else header_of(value, name)[0]
+            files.is_verified[position] |= verify
+            files.image_starts[position] = image_start(head_bytes)
 
     def _is_to_verify(self, files: _OpenFiles, position: int) -> bool:
         if self._verify == "once":
@@ -294,7 +329,7 @@ class PickledLMDBStore(LMDBStore):
         b"__len__"       pickled number of samples
 
     A pickle is a program: the writer of the file decides what runs when it is read. Labels are not
-    known before the samples are read.
+    available before the samples are read.
     """
 
     def __init__(self, path: str | Path, *, trusted: bool, **options: Any) -> None:  # noqa: ANN401
@@ -303,7 +338,7 @@ class PickledLMDBStore(LMDBStore):
         Args:
             path: The file, or the folder with a `data.mdb` in it.
             trusted: Whether its pickles may be decoded.
-            options: As for `LMDBStore`; there are no checksums to `verify`.
+            options: As for `LMDBStore`; there are no checksums of records to `verify`.
 
         Raises:
             ConfigError: `trusted` is not true, or an option is wrong.
@@ -316,28 +351,24 @@ class PickledLMDBStore(LMDBStore):
             )
 
     def _summary(self, environment: Environment) -> dict[str, Any]:
-        *_, size_bytes, time_ns = environment.state  # it has no fingerprint of its own
+        *_, size_bytes, time_ns = environment.version  # it has no fingerprint of its own
         return {"count": 0, "fingerprint": f"{size_bytes:x}-{time_ns:x}", "what": ""}
 
     def _load_index(self) -> Index:
-        warn_if_remote(self._path)
         files = self._files()
         with files.parts[0].environment.reading() as transaction:
             keys, length = transaction.get(b"__keys__"), transaction.get(b"__len__")
             if keys is not None:
-                names = [
-                    key if isinstance(key, str) else key.decode("utf-8", "surrogateescape")
-                    for key in self._unpickled(keys, "__keys__")
-                ]
+                found = self._unpickled(keys, "__keys__")
+                names = [k if isinstance(k, str) else k.decode("utf-8", _ESCAPED) for k in found]
             elif length is not None:
                 is_text = bytes(length).isdigit()  # some write it so
                 count = int(bytes(length)) if is_text else self._unpickled(length, "__len__")
                 names = [str(number) for number in range(count)]
-            elif transaction.get(SUMMARY_KEY) is not None:
-                raise StoreError(f"{self.address} is no file of pickles: open it without layout.")
             else:
                 raise StoreError(
-                    f"{self.address} has neither __keys__ nor __len__: it is not of this layout."
+                    f"{self.address} is no file of pickles, with __keys__ or __len__: open what "
+                    "`penstock pack` wrote without layout."
                 )
         return Index(PackedList(names), fingerprint=files.fingerprint)
 
@@ -354,7 +385,7 @@ class PickledLMDBStore(LMDBStore):
     def _read(self, positions: NDArray[np.int64], *, copy: bool) -> Iterator[list[Record]]:
         keys = [self.keys[position] for position in positions.tolist()]
         with self._files().parts[0].environment.reading() as transaction:
-            values = [transaction.get(key.encode("utf-8", "surrogateescape")) for key in keys]
+            values = [transaction.get(key.encode("utf-8", _ESCAPED)) for key in keys]
             absent = [key for key, value in zip(keys, values, strict=True) if value is None]
             if absent:
                 raise missing_records(absent, self.address)
@@ -371,8 +402,7 @@ def _unpickled_record(key: str, sample: Any) -> Record:  # noqa: ANN401
 
 
 def _as_image(data: Any) -> Any:  # noqa: ANN401
-    is_image = isinstance(data, bytes) and data.startswith(_IMAGES)
-    return EncodedImage(data) if is_image else data
+    return EncodedImage(data) if isinstance(data, bytes) and is_image(data) else data
 
 
 class _Part(NamedTuple):
@@ -384,101 +414,40 @@ class _Part(NamedTuple):
 
 
 class _OpenFiles:
-    """The files of one store, open in one process.
+    """The files of one store, open in one process."""
 
-    Attributes:
-        pid: The process.
-        parts: The files.
-        fingerprint: Of all of them.
-        is_verified: Whether this process has compared the checksum of each record.
-        image_starts: Where in each record its image begins, as far as this process has looked.
-    """
+    is_verified: NDArray[np.bool_]
+    image_starts: NDArray[np.uint32]
+    what = ""
 
-    def __init__(
-        self,
-        path: Path,
-        summary_of: Callable[[Environment], dict[str, Any]],
-        **options: Any,  # noqa: ANN401
-    ) -> None:
+    def __init__(self) -> None:
         self.pid = os.getpid()
-        self._path = path
-        with contextlib.ExitStack() as stack:
-            self.parts: list[_Part] = []
-            fingerprints: list[str] = []
-            start = 0
-            for file in _files_of(path):
-                environment = environments.acquire(file, **options)
-                stack.callback(environment.release)
-                summary = summary_of(environment)
-                fingerprint = str(summary["fingerprint"])
-                if summary["count"] and fingerprint in fingerprints:
-                    same = self.parts[fingerprints.index(fingerprint)].environment.path
-                    raise StoreError(
-                        f"{file} has the same records as {same}: one shard was copied over the "
-                        "other. Restore it from a copy, or pack the shards anew."
-                    )
-                fingerprints.append(fingerprint)
-                self.what = str(summary["what"])
-                stop = start + int(summary["count"])
-                self.parts.append(_Part(environment, start, stop))
-                start = stop
-            self.fingerprint = "+".join(fingerprints)
-            self.is_verified = np.zeros(start, np.bool_)
-            self.image_starts = np.zeros(start, np.uint32)
-            releases = stack.pop_all()
-        self.close = weakref.finalize(self, _close_in, self.pid, releases)
+        self.parts: list[_Part] = []
+        self.fingerprints: list[str] = []
 
-    @contextlib.contextmanager
-    def values(self, positions: NDArray[np.int64], keys: Sequence[str]) -> Iterator[list[Any]]:
-        """Return views of the records at `positions`, valid inside the block."""
-        with contextlib.ExitStack() as stack:
-            if len(self.parts) == 1:
-                values = self._of_part(stack, self.parts[0], positions, keys)
-            else:
-                values = self._of_parts(stack, positions, keys)
-            try:
-                yield values
-            finally:
-                values.clear()
+    @property
+    def count(self) -> int:
+        return self.parts[-1].stop
 
-    def _of_parts(
-        self, stack: contextlib.ExitStack, positions: NDArray[np.int64], keys: Sequence[str]
-    ) -> list[Any]:
-        values: list[Any] = [None] * len(positions)
-        of_part = np.searchsorted([part.stop for part in self.parts], positions, side="right")
-        for number in np.unique(of_part).tolist():
-            (places,) = np.nonzero(of_part == number)
-            found = self._of_part(stack, self.parts[number], positions[places], keys)
-            for place, value in zip(places.tolist(), found, strict=True):
-                values[place] = value
-        return values
+    @property
+    def fingerprint(self) -> str:
+        return "+".join(self.fingerprints)
 
-    def _of_part(
-        self,
-        stack: contextlib.ExitStack,
-        part: _Part,
-        positions: NDArray[np.int64],
-        keys: Sequence[str],
-    ) -> list[Any]:
-        """Return the values in the order of `positions`, found in the order of the file."""
-        transaction = stack.enter_context(part.environment.reading())
-        order = np.argsort(positions, kind="stable")
-        ascending = positions[order] - part.start
-        with transaction.cursor() as cursor:
-            found = cursor.getmulti(position_keys(ascending))
-        if len(found) != len(positions):  # it passes over what is not there
-            there = {int.from_bytes(key, "big") for key, _ in found}
-            absent = [p for p in positions.tolist() if p - part.start not in there]
-            raise missing_records([keys[p] for p in absent], f"lmdb:{self._path}")
-        values: list[Any] = [None] * len(found)
-        for place, pair in zip(order.tolist(), found, strict=True):
-            values[place] = pair[1]
-        return values
+    def add(
+        self, environment: Environment, summary_of: Callable[[Environment], dict[str, Any]]
+    ) -> dict[str, Any]:
+        """Add a file, and return its summary."""
+        start = self.parts[-1].stop if self.parts else 0
+        self.parts.append(_Part(environment, start, start))
+        summary = summary_of(environment)
+        self.parts[-1] = _Part(environment, start, start + summary["count"])
+        self.fingerprints.append(summary["fingerprint"])
+        self.what = summary["what"]
+        return summary
 
-
-def _close_in(pid: int, releases: contextlib.ExitStack) -> None:
-    if pid == os.getpid():
-        releases.close()
+    def close(self) -> None:
+        for part in self.parts:
+            part.environment.close()
 
 
 def _no_store(environment: Environment, transaction: Any) -> StoreError:  # noqa: ANN401
@@ -488,13 +457,12 @@ def _no_store(environment: Environment, transaction: Any) -> StoreError:  # noqa
             f"{path} is unfinished: its packing was interrupted. `penstock pack --resume` with the "
             "same source and destination finishes it."
         )
-    if transaction.get(b"__keys__") is not None or transaction.get(b"__len__") is not None:
-        return StoreError(
-            f"{path} has keys and values pickled by some script. Pickles can run any program: if "
-            'you trust the file, read it with layout="pickle", trusted=True, or convert it: '
-            f"`penstock pack --trust-pickle lmdb:{path} lmdb:NEW`."
-        )
-    return StoreError(f"{path} is an LMDB file that Penstock did not write: it has no index.")
+    return StoreError(
+        f"{path} is an LMDB file that Penstock did not write: it has no index. Pickles can run any "
+        "program: if a script wrote some to it, and you trust the file, read it with "
+        'layout="pickle", trusted=True, or convert it by `penstock pack --trust-pickle '
+        f"lmdb:{path} lmdb:NEW`."
+    )
 
 
 def _files_of(path: Path) -> list[Path]:
@@ -507,10 +475,10 @@ def _files_of(path: Path) -> list[Path]:
     num_shards = int(shards[0][9:14])
     wanted = [shard_name(number, num_shards) for number in range(num_shards)]
     if shards != wanted:
-        absent = sorted(set(wanted) - set(shards)) or sorted(set(shards) - set(wanted))
+        odd = min(set(wanted) ^ set(shards))
         raise StoreError(
-            f"{path} should have {num_shards} shards, {wanted[0]} to {wanted[-1]}; "
-            f"{absent[0]} is missing, or of another store."
+            f"{path} should have {num_shards} shards, {wanted[0]} to {wanted[-1]}; {odd} is "
+            "missing, or of another store."
         )
     return [path / name for name in shards]
 
@@ -521,21 +489,11 @@ def is_shard(name: str) -> bool:
 
 
 def shard_name(number: int, num_shards: int) -> str:
-    """Return the file name of a shard, which sorts as its number does.
-
-    Example:
-        >>> shard_name(2, 8)
-        '00002-of-00008.lmdb'
-    """
+    """Return the file name of a shard, which sorts as its number does."""
     return f"{number:05}-of-{num_shards:05}.lmdb"
 
 
 def position_keys(positions: NDArray[np.int64]) -> list[bytes]:
-    """Return the keys of records: big-endian, so that they sort as bytes in order.
-
-    Example:
-        >>> [key.hex() for key in position_keys(np.array([1, 256]))]
-        ['0000000000000001', '0000000000000100']
-    """
+    """Return the keys of records: big-endian, so that they sort as bytes in order."""
     text = positions.astype(">u8").tobytes()
     return [text[start : start + 8] for start in range(0, len(text), 8)]

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records, or anybody's images, in MongoDB collections."""
+"""Records, or images of other making, in MongoDB collections."""

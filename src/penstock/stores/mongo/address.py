@@ -15,7 +15,7 @@ from pymongo.uri_parser import split_options
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
 __all__ = ["MongoAddress"]
 
@@ -27,37 +27,11 @@ _HOST: Final = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._%-]+)(?::\d{1,5})?
 _USER_OF_A_URI: Final = re.compile(r"(//)[^/@\s]*@")
 _SECRET_OPTION: Final = re.compile("passw|propert|token|secret", re.IGNORECASE)
 _LEAST_SECRET: Final = 3  # characters; shorter ones are parts of any text
-_ARGUMENTS: Final = frozenset(
-    [
-        "image_field",
-        "label_field",
-        "key_field",
-        "query",
-        "manifest",
-        "verify",
-        "retry_s",
-        "client_options",
-    ]
-)
 
 
 @dataclass(frozen=True)
 class MongoAddress:
-    """A collection's address, taken apart. Neither its repr nor its text has a secret in it.
-
-    Attributes:
-        shown: The address without user, password and options.
-        hosts: Server or servers, as given.
-        database: Name of the database.
-        collection: Name of the collection.
-        uri: What a client connects with. Never to be shown.
-        secrets: Password and secret options, as given and unescaped. Never to be shown.
-        option_names: Of the URI, in lower case.
-
-    Example:
-        >>> MongoAddress.parse("mongodb://ada:p%40ss@db.lan/photos.cats?tls=true")
-        MongoAddress(shown='mongodb://db.lan/photos.cats', hosts='db.lan', ...)
-    """
+    """A collection's address, taken apart. Neither its repr nor its text has a secret in it."""
 
     shown: str
     hosts: str
@@ -69,17 +43,10 @@ class MongoAddress:
 
     @classmethod
     def parse(cls, uri: str) -> Self:
-        """Take an address apart.
-
-        Raises:
-            ConfigError: it is not of the form, or has an option that MongoDB's driver does not
-                know. The message has no part of the address but the names of options.
-        """
+        """Take an address apart."""
         # Whatever is wrong, the part that is may be one of the password: nothing is quoted.
         found = _URI.fullmatch(uri)
-        if found is None:
-            raise ConfigError(f"the address of a MongoDB collection has the form {_FORM}.")
-        scheme, server, path, query = found.groups(default="")
+        scheme, server, path, query = found.groups(default="") if found else ("", "", "", "")
         user, at, hosts = server.rpartition("@")
         if not _USER.fullmatch(user) or "@" in path + query:
             raise ConfigError(
@@ -113,8 +80,6 @@ class MongoAddress:
         text = _USER_OF_A_URI.sub(r"\1***@", text)
         secrets = self.secrets | set(_secrets("", options or {}))
         for secret in sorted(secrets, key=len, reverse=True):
-            # A user's name may be any word, as short as it likes: it is shown where the driver
-            # or the server names it.
             if len(secret) >= _LEAST_SECRET:
                 text = text.replace(secret, "***")
         return text
@@ -126,41 +91,31 @@ class MongoAddress:
 
 def _options(query: str) -> dict[str, str]:
     """Return the options of a URI; pymongo would only warn of wrong ones, values included."""
-    parts = [part for part in re.split("[&;]", query) if part]
-    for part in parts:
-        name = part.partition("=")[0]
-        if name.lower() in _ARGUMENTS:
-            raise ConfigError(
-                f"the options of a MongoDB address are the driver's. {name} is an argument: "
-                f"MongoDataset(address, {name.lower()}=...), or open_store likewise."
-            )
-        if not _is_known(part):
-            shown = repr(name) if re.fullmatch("[A-Za-z]{1,40}", name) and "=" in part else "one"
+    options = {}
+    for part in filter(None, re.split("[&;]", query)):
+        name, equals, options[name] = part.partition("=")
+        try:
+            split_options(part, validate=True, warn=False)
+        except (PyMongoError, ValueError, TypeError, OSError):
+            is_fit = False
+        else:
+            is_fit = True
+        if not is_fit:  # raised here, as the driver's error has the value
+            shown = repr(name) if equals and re.fullmatch("[A-Za-z_]{1,40}", name) else "one"
             raise ConfigError(
                 f"the options of a MongoDB address: {shown} is unknown to pymongo, or has a value "
-                "that does not fit. They are name=value pairs, joined by '&'."
+                "that does not fit. They are the driver's, as name=value pairs joined by '&'; "
+                "those of Penstock are arguments, as in MongoDataset(address, image_field=...)."
             )
-    return {part.partition("=")[0]: part.partition("=")[2] for part in parts}
-
-
-def _is_known(part: str) -> bool:
-    try:
-        split_options(part, validate=True, warn=False)
-    except (PyMongoError, ValueError, TypeError, OSError):
-        return False
-    return True
+    return options
 
 
 def _secrets(password: str, options: Mapping[str, object]) -> Iterator[str]:
-    hidden = [value for name, value in options.items() if _SECRET_OPTION.search(name)]
-    for text in filter(None, (password, *_texts(hidden))):
+    """Yield secrets, also those of properties such as NAME:VALUE,NAME:VALUE, and unescaped."""
+    texts = [password]
+    for name, value in options.items():
+        if _SECRET_OPTION.search(name):
+            texts += map(str, value.values()) if isinstance(value, Mapping) else [str(value)]
+            texts += [part.partition(":")[2] for part in str(value).split(",")]
+    for text in filter(None, texts):
         yield from {text, unquote(text), unquote_plus(text)}
-
-
-def _texts(values: Iterable[object]) -> Iterator[str]:
-    """Yield values and, of properties such as NAME:VALUE,NAME:VALUE, those of each."""
-    for value in values:
-        if isinstance(value, Mapping):
-            yield from map(str, value.values())
-        else:
-            yield from {str(value), *(part.partition(":")[2] for part in str(value).split(","))}

@@ -1,11 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Connections to MongoDB: one client for each process and set of options, and commands on it.
 
-A client is made at first use, and closed when the last store that uses it is closed and nothing is
-under way. The garbage collector, which may drop a store while this thread has the lock, only leaves
-a note, which the next `close` reads; what is left is closed at exit. A client never crosses a fork:
-a child forgets what it inherited, without closing it, as its sockets are the parent's.
-
 A command outlasts a restart of the server:
 
     first contact            at most 5 s: an address with a mistake in it is no restart
@@ -14,9 +9,6 @@ A command outlasts a restart of the server:
 
 No error has a password or an option of the URI in it, nor a cause that does.
 
-A client of ours has at most 2 connections for reading and one that watches the server; more are
-an option (`maxPoolSize`). Compression is left to the user: image files do not shrink.
-
 Reference:
     PyMongo's documentation, "Is PyMongo fork-safe?"; jira.mongodb.org PYTHON-1139, PYTHON-2484.
 """
@@ -24,14 +16,9 @@ Reference:
 from __future__ import annotations
 
 import atexit
-import collections
-import contextlib
 import logging
-import os
 import random
-import threading
 import time
-import weakref
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from pymongo import MongoClient
@@ -43,9 +30,10 @@ from pymongo.errors import (
 )
 
 from penstock.errors import ConfigError, StoreError, StoreUnreachable
+from penstock.stores.sharing import Pool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from pymongo.database import Database
 
@@ -77,99 +65,18 @@ _HINTS: Final = {
 _jitter: Final = random.SystemRandom()
 
 
-class _SharedClient:
-    """One client and its users.
+class _Client:
+    """A client."""
 
-    Attributes:
-        has_answered: Whether the server ever did, through this client.
-        selection_s: Seconds for which one try waits for a server.
-    """
-
-    def __init__(self, uri: str, options: Mapping[str, Any], client: MongoClient[Any]) -> None:
-        self.uri = uri
-        self.options = options
+    def __init__(self, client: MongoClient[Any]) -> None:
         self.client = client
-        self.num_users = 0
         self.has_answered = False
         self.selection_s = float(client.options.server_selection_timeout)
 
 
-class _OpenClients:
-    """What this process has."""
-
-    def __init__(self) -> None:
-        self.clients: list[_SharedClient] = []
-        self.inherited: _OpenClients | None = None
-        self.let_go: collections.deque[_SharedClient] = collections.deque()  # once for each user
-        self.lock = threading.Lock()  # nothing that holds it may wait
-
-    def joined(self, made: _SharedClient | None, uri: str, options: object) -> _SharedClient | None:
-        """Return the client of this URI and these options, with one user more; or add `made`."""
-        with self.lock:
-            same = (c for c in self.clients if c.uri == uri and c.options == options)
-            shared = next(same, made)
-            if shared is not None:
-                shared.num_users += 1
-                if shared.num_users == 1:
-                    self.clients.append(shared)
-            return shared
-
-    def release(self, shared: _SharedClient) -> None:
-        """Count one user less; with the last one the client is closed."""
-        self.let_go.append(shared)
-        unused = []
-        with self.lock:
-            while self.let_go:
-                one = self.let_go.popleft()
-                one.num_users -= 1
-                if one.num_users == 0:
-                    self.clients.remove(one)
-                    unused.append(one)
-        for one in unused:
-            one.client.close()  # asks the server: not under the lock
-
-
-_state = _OpenClients()
-
-
-def _after_fork() -> None:
-    global _state
-    # With a lock of its own: a thread may have held that one.
-    parents, _state = _state, _OpenClients()
-    # Kept, not dropped: a client that is garbage warns of not having been closed.
-    _state.inherited = parents
-
-
-def _close_all() -> None:
-    for shared in tuple(_state.clients):
-        shared.client.close()
-
-
-os.register_at_fork(after_in_child=_after_fork)
-atexit.register(_close_all)
-
-
-def _acquired(address: MongoAddress, options: Mapping[str, Any], retry_s: float) -> _SharedClient:
-    """Return this process's client for an address, which has one user more."""
-    defaults: dict[str, object] = {
-        "appname": "penstock",
-        "connect": False,
-        "maxPoolSize": _POOL_SIZE,
-        "serverMonitoringMode": "poll",  # one connection and one thread less than "stream"
-        "serverSelectionTimeoutMS": int(1000 * min(_SELECTION_S, max(0.5, retry_s / 4))),
-    }
-    is_set = address.option_names | set(map(str.lower, options))
-    ours = {name: value for name, value in defaults.items() if name.lower() not in is_set}
-    wanted = {**ours, **options}
-    shared = _state.joined(None, address.uri, wanted)
-    if shared is None:
-        # Not under the lock: it makes thousands of objects, and may look up names.
-        made = _SharedClient(address.uri, wanted, _new_client(address, wanted))
-        shared = _state.joined(made, address.uri, wanted)
-        assert shared is not None
-        if shared is not made:  # another thread's was there first
-            made.client.close()
-    return shared
+# A client that was inherited is not closed, as its sockets are the parent's.
+_clients: Pool[_Client] = Pool(lambda shared: shared.client.close(), is_local=False)
+atexit.register(_clients.close_all)
 
 
 def _new_client(address: MongoAddress, options: Mapping[str, Any]) -> MongoClient[Any]:
@@ -190,11 +97,7 @@ def _is_name_failure(error: BaseException) -> bool:
 
 
 class MongoConnection:
-    """What one store uses of this process's client.
-
-    Attributes:
-        pid: The process that may use it.
-    """
+    """What one store uses of this process's client."""
 
     def __init__(
         self,
@@ -204,78 +107,49 @@ class MongoConnection:
         *,
         is_known: bool = False,
     ) -> None:
-        """Take part in a client; nothing is sent yet.
-
-        Args:
-            address: Of the collection.
-            client_options: For `pymongo.MongoClient`.
-            retry_s: Seconds for which a command waits for a server that went away.
-            is_known: Whether the server has answered before: then it is waited for at first
-                contact as well. A worker that starts while the server restarts knows it.
-
-        Raises:
-            ConfigError: an option does not fit.
-        """
-        self.pid = os.getpid()
+        """Take part in a client; nothing is sent yet."""
         self._address = address
         self._options = client_options
         self._retry_s = retry_s
         self._is_known = is_known
-        self._state = _state
-        self._shared = _acquired(address, client_options, retry_s)
-        self._dropped = weakref.finalize(self, self._state.let_go.append, self._shared)
-        self._dropped.atexit = False
+        defaults: dict[str, object] = {
+            "appname": "penstock",
+            "connect": False,
+            "maxPoolSize": _POOL_SIZE,
+            "serverMonitoringMode": "poll",  # one connection and one thread less than "stream"
+            "serverSelectionTimeoutMS": int(1000 * min(_SELECTION_S, max(0.5, retry_s / 4))),
+        }
+        is_set = address.option_names | set(map(str.lower, client_options))
+        ours = {name: value for name, value in defaults.items() if name.lower() not in is_set}
+        wanted = {**ours, **client_options}
+        key = (address.uri, repr(sorted(wanted.items(), key=str)))
+        self._lease = _clients.acquire(key, lambda: _Client(_new_client(address, wanted)))
+        self.close = self._lease.close
 
     @property
     def is_usable(self) -> bool:
         """Whether it is this process's, and has neither been closed nor failed."""
-        return self.pid == os.getpid() and self._dropped.alive
-
-    def close(self) -> None:
-        """Let go of the client. May be called again, from any process."""
-        if self._dropped.detach() is not None and self.pid == os.getpid():
-            self._state.release(self._shared)
-
-    @contextlib.contextmanager
-    def _client(self) -> Iterator[MongoClient[Any]]:
-        """Return the client, which is not closed before the block is left."""
-        with self._state.lock:
-            if self._shared.num_users == 0:
-                raise StoreError("a MongoDB store was closed by another thread while it was used.")
-            self._shared.num_users += 1
-        try:
-            yield self._shared.client
-        finally:
-            self._state.release(self._shared)
+        return self._lease.is_usable
 
     def run(
         self, doing: str, action: Callable[[Database[Any]], T], retry_s: float | None = None
     ) -> T:
-        """Return what `action` returns; it is called again for as long as the server is away.
-
-        Args:
-            doing: What errors say could not be done: "read", "write".
-            action: Called with the database. It must do no harm if it is called again after it was
-                carried out.
-            retry_s: Instead of the connection's own, where that is longer.
-
-        Raises:
-            StoreUnreachable: the server stayed away for `retry_s`, or for 5 s before it ever
-                answered. The connection is closed.
-            StoreError: it refuses. The connection is closed.
-        """
-        limit_s = self._limit_s(retry_s)
+        """Return what `action` returns; it is called again for as long as the server is away."""
+        shared = self._lease.thing
+        limit_s = self._retry_s if retry_s is None else min(retry_s, self._retry_s)
+        if not (self._is_known or shared.has_answered):
+            limit_s = min(limit_s, _FIRST_CONTACT_S)
         start_s, pause_s, is_said = time.monotonic(), _FIRST_PAUSE_S, False
         while True:
             # Errors are raised outside of the handlers: none carries the driver's as its context.
             try:
-                with self._client() as client:
-                    found = action(client[self._address.database])
-                self._shared.has_answered = True
+                with self._lease.using():
+                    found = action(shared.client[self._address.database])
+                shared.has_answered = True
                 return found
             except PyMongoError as error:
                 refusal = self._refusal(doing, error)
-                said = self._said(error)
+                said = self._said(str(error) or type(error).__name__)
             if refusal is not None:
                 break
             past_s = time.monotonic() - start_s
@@ -288,7 +162,7 @@ class MongoConnection:
                     limit_s,
                 )
             wait_s = pause_s * _jitter.uniform(0.5, 1.0)
-            is_late = past_s + wait_s + self._shared.selection_s > limit_s
+            is_late = past_s + wait_s + shared.selection_s > limit_s
             if is_late or not self.is_usable:  # or another thread has given up on it
                 refusal = self._away(doing, said, past_s, limit_s)
                 break
@@ -299,40 +173,31 @@ class MongoConnection:
         self.close()
         raise refusal
 
-    def _limit_s(self, retry_s: float | None) -> float:
-        limit_s = self._retry_s if retry_s is None else min(retry_s, self._retry_s)
-        is_first = not (self._is_known or self._shared.has_answered)
-        return min(limit_s, _FIRST_CONTACT_S) if is_first else limit_s
-
     def _refusal(self, doing: str, error: PyMongoError) -> StoreError | None:
         """Return what to raise at once; None if the server is away, or changes."""
         if isinstance(error, (ConnectionFailure, CursorNotFound)) or _is_name_failure(error):
             return None
-        if isinstance(error, OperationFailure):
-            self._shared.has_answered = True
-            return None if error.code == _COLLECTION_REPLACED else self._refused(doing, error)
-        return StoreError(f"cannot {doing} {self._address}: {self._said(error)}.")
-
-    def _said(self, error: PyMongoError) -> str:
-        text = str(error) or type(error).__name__
-        return self._address.scrubbed(text, self._options).partition(", Timeout:")[0].rstrip(".")
-
-    def _refused(self, doing: str, error: OperationFailure) -> StoreError:
+        if not isinstance(error, OperationFailure):
+            return StoreError(f"cannot {doing} {self._address}: {self._said(str(error))}.")
+        self._lease.thing.has_answered = True
+        if error.code == _COLLECTION_REPLACED:
+            return None
         details = error.details or {}
         # A bulk write's details hold the documents themselves: only what the server said is shown.
         failed = details.get("writeErrors") or details.get("writeConcernErrors") or [details]
-        first = failed[0]
-        said = self._address.scrubbed(str(first.get("errmsg") or "it refuses"), self._options)
-        code = first.get("code", error.code)
-        hint = _HINTS.get(code, "") if isinstance(code, int) else ""
+        said, code = failed[0].get("errmsg") or "it refuses", failed[0].get("code", error.code)
+        hint = f" {_HINTS[code]}" if code in _HINTS else ""
         return StoreError(
-            f"cannot {doing} {self._address}: the server says: {said.rstrip('.')} (code {code}). "
-            f"{hint}".rstrip()
+            f"cannot {doing} {self._address}: the server says: {self._said(str(said))} (code "
+            f"{code}).{hint}"
         )
+
+    def _said(self, text: str) -> str:
+        return self._address.scrubbed(text, self._options).partition(", Timeout:")[0].rstrip(".")
 
     def _away(self, doing: str, said: str, past_s: float, limit_s: float) -> StoreUnreachable:
         hint = "A larger `retry_s` waits longer."
-        if limit_s < self._retry_s and not self._shared.has_answered:
+        if limit_s < self._retry_s and not self._lease.thing.has_answered:
             hint = f"`retry_s` ({self._retry_s:g} s) is for servers that answered before."
         return StoreUnreachable(
             f"cannot {doing} {self._address}: no answer from {self._address.hosts} for "

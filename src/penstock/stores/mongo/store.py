@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`MongoStore`: records in a MongoDB collection, of `pack` or of somebody's own."""
+"""`MongoStore`: records in a MongoDB collection, of `pack` or of other making."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError, StoreError
 from penstock.stores.mongo.address import MongoAddress
+from penstock.stores.mongo.collection import find_summary, load_index, packed_values
 from penstock.stores.mongo.connection import MongoConnection
-from penstock.stores.mongo.layouts import ForeignLayout, MongoFields, PackedLayout, find_summary
+from penstock.stores.mongo.foreign import ForeignCollection, MongoFields
 from penstock.stores.records import (
     EncodedImage,
     Record,
@@ -49,7 +50,8 @@ class MongoStore(Store):
         <MongoStore mongodb://localhost/photos.train>
     """
 
-    _opened: tuple[Index, PackedLayout | ForeignLayout] | None = None  # maybe in another process
+    # Maybe in another process; without the second it was packed.
+    _opened: tuple[Index, ForeignCollection | None] | None = None
 
     def __init__(
         self,
@@ -114,7 +116,7 @@ class MongoStore(Store):
     def _load_index(self) -> Index:
         return self._loaded()[0]
 
-    def _loaded(self) -> tuple[Index, PackedLayout | ForeignLayout]:
+    def _loaded(self) -> tuple[Index, ForeignCollection | None]:
         if self._opened is None:
             try:
                 # Of threads that come here together the first one's is kept by all: positions in
@@ -126,19 +128,18 @@ class MongoStore(Store):
         assert self._opened is not None
         return self._opened
 
-    def _load(self) -> tuple[Index, PackedLayout | ForeignLayout]:
+    def _load(self) -> tuple[Index, ForeignCollection | None]:
         connection = self._connection()
         summary = connection.run("read", lambda database: find_summary(database, self._address))
         if summary is None:
-            layout, index = ForeignLayout.load(connection, self._address, self._fields)
-            return index, layout
+            foreign = ForeignCollection(connection, self._address, self._fields)
+            return foreign.index, foreign
         if self._fields.are_given():
             raise ConfigError(
                 f"{self.address} was packed by Penstock: it has its own keys and labels. The "
                 "fields, query and manifest are for collections of other making."
             )
-        packed = PackedLayout(self._address)
-        return packed.load(connection, summary), packed
+        return load_index(connection, self._address, summary), None
 
     def _connection(self) -> MongoConnection:
         connection = self._open
@@ -154,10 +155,14 @@ class MongoStore(Store):
 
     def _values(self, positions: NDArray[np.int64]) -> list[Any]:
         """Return what lies at `positions`, in their order."""
-        index, layout = self._loaded()
+        index, foreign = self._loaded()
         if not len(positions):
             return []
-        found: Mapping[int, Any] = layout.values(self._connection(), positions, index)
+        connection = self._connection()
+        if foreign is None:
+            found = packed_values(connection, self._address, positions, index)
+        else:
+            found = foreign.values(connection, positions)
         wanted = positions.tolist()
         absent = dict.fromkeys(position for position in wanted if position not in found)
         if absent:
@@ -170,10 +175,10 @@ class MongoStore(Store):
         yield [self._record(position, value, copy=copy) for position, value in values]
 
     def _record(self, position: int, value: Any, *, copy: bool) -> Record:  # noqa: ANN401
-        index, layout = self._loaded()
+        index, foreign = self._loaded()
         name, key = self._name(position), index.keys[position]
-        if isinstance(layout, ForeignLayout):
-            image, label = EncodedImage(layout.image(value, name)), index.label_of(position)
+        if foreign is not None:
+            image, label = EncodedImage(foreign.image(value, name)), index.label_of(position)
             return Record(key, label, image if label is None else (image, label))
         record = decode_record(value, name, verify=self._verify, copy=copy)
         if record.key != key:

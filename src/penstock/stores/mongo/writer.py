@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import functools
 import os
 import socket
 import time
@@ -23,33 +22,30 @@ from typing import TYPE_CHECKING, Any, Final
 
 from bson import ObjectId
 from bson.binary import Binary
+from pymongo import ReplaceOne
 from pymongo.errors import AutoReconnect, BulkWriteError, DuplicateKeyError, OperationFailure
 from pymongo.write_concern import WriteConcern
 
 from penstock.errors import StoreError
 from penstock.stores.index import IndexBuilder
 from penstock.stores.mongo.address import MongoAddress
-from penstock.stores.mongo.connection import MongoConnection
-from penstock.stores.mongo.layouts import (
+from penstock.stores.mongo.collection import (
     LAYOUT_VERSION,
     LOCKS,
     PACK_ID,
     SUMMARY_ID,
-    PackedLayout,
-    bucket_of,
     find_summary,
     index_id,
+    load_index,
     partial_of,
-    read_files,
-    remove_other_files,
-    write_file,
 )
+from penstock.stores.mongo.connection import MongoConnection
 from penstock.stores.placing import already_there
 from penstock.stores.records import EncodedRecord, decode_record, encode_record, is_pair
 from penstock.stores.store import other_source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from pymongo.collection import Collection
     from pymongo.database import Database
@@ -61,12 +57,10 @@ __all__ = ["MongoWriter"]
 _MESSAGE_BYTES: Final = 16_000_000  # MongoDB takes 48 MB at a time; what is lost is sent again
 _MESSAGE_S: Final = 10.0  # of work to lose in a kill
 _CLOSE_S: Final = 10.0  # a Ctrl-C may come because the server is away
-_FILE_BYTES: Final = 15_000_000  # from here on a record is a file: a document has at most 16 MiB
+_MOST_BYTES: Final = 16_000_000  # a document has at most 16 MiB
 _INDEX_PART_BYTES: Final = 8_000_000
-_DUPLICATE_KEY: Final = 11000
 _NO_SUCH_COLLECTION: Final = 26
-_SERVER_LEAVES: Final = (91, 189, 10107, 11600, 11602, 13435)  # the retryable ones of its errors
-_RECORDS: Final = {"_id": {"$gte": 0}}  # numbers alone: the other documents are named
+_SERVER_LEAVES: Final = {91, 189, 10107, 11600, 11602, 13435}  # the retryable ones of its errors
 
 
 _held_here: set[ObjectId] = set()
@@ -113,13 +107,11 @@ class MongoWriter:
         self._message_bytes = message_bytes
         self._message_s = message_s
         self._pack = ObjectId()
-        self._files: list[ObjectId] = []
         self._built = IndexBuilder(class_names, metadata)
         self._found: list[tuple[str, int | tuple[int, ...] | None]] = []
         self._num_inserted = 0
         self._waiting: list[EncodedRecord] = []
         self._waiting_bytes = 0
-        self._insertion: _Insertion | None = None  # of what waits: one was begun, and broke off
         self._waiting_since_s = 0.0
         self._open: MongoConnection | None = None
         self._lock: MongoLock | None = None
@@ -140,7 +132,8 @@ class MongoWriter:
         if done is not None:
             self.finished, self._found = True, done.entries()
             return
-        if not overwrite and run("read", self._is_there):
+        target = self._address.collection
+        if not overwrite and run("read", lambda database: database[target].find_one({})):
             raise already_there(self.address, resume=resume)
         if not resume or pack is None:
             run("write", self._start_anew)
@@ -160,15 +153,13 @@ class MongoWriter:
         """Return the index of the collection in place, if it is the one that is to be packed."""
         run, target = self._connection().run, self._address.collection
         pack = run("read", lambda database: database[target].find_one({"_id": PACK_ID}))
-        if pack is None or not self._is_same(pack):
-            return None
         summary = run("read", lambda database: find_summary(database, self._address))
-        if summary is None:
+        if pack is None or summary is None or not self._is_same(pack):
             return None
-        return PackedLayout(self._address).load(self._connection(), summary)
+        return load_index(self._connection(), self._address, summary)
 
     def _check_destination(self, database: Database[Any]) -> None:
-        """Refuse to drop what is somebody else's."""
+        """Refuse to drop what Penstock did not write."""
         target = self._address.collection
         for name, ours in ((target, SUMMARY_ID), (partial_of(target), PACK_ID)):
             there = database[name]
@@ -177,9 +168,6 @@ class MongoWriter:
                     f"{self._address.sibling(name)} holds documents that Penstock did not write, "
                     "and packing would drop them. Pack under another name, or drop them yourself."
                 )
-
-    def _is_there(self, database: Database[Any]) -> bool:
-        return database[self._address.collection].find_one({}, {"_id": 1}) is not None
 
     def _start_anew(self, database: Database[Any]) -> None:
         partial = self._partial(database)
@@ -208,27 +196,19 @@ class MongoWriter:
                 raise StoreError(f"{name} follows on {position - 1}. Pack without --resume.")
             data = document.get("record")
             if not isinstance(data, bytes):
-                data = self._file(database, document.get("file"), name)
+                raise StoreError(f"{name} holds no record. Pack without --resume.")
             record = decode_record(data, name, copy=False)
             pair = is_pair(record.sample, record.label)
             records.append(EncodedRecord(record.key, record.label, data, pair))
         return records
 
-    def _file(self, database: Database[Any], file_id: object, name: str) -> bytes:
-        wanted = [file_id] if isinstance(file_id, ObjectId) else []
-        files = read_files(database, bucket_of(self._address.collection), wanted)
-        if not isinstance(file_id, ObjectId) or file_id not in files:
-            raise StoreError(f"{name} has no file in GridFS. Pack without --resume.")
-        self._files.append(file_id)
-        return files[file_id]
-
     def written(self) -> Sequence[tuple[str, int | tuple[int, ...] | None]]:
         """Return key and label of the records that were found."""
         return self._found
 
-    def checksum_at(self, number: int) -> int:
-        """Return the checksum of a record that `written` lists."""
-        return self._built.checksums[number]
+    def last_checksum(self) -> int | None:
+        """Return the checksum of the last record that `written` lists."""
+        return self._built.last_checksum
 
     def put_many(self, records: Sequence[EncodedRecord]) -> None:
         """Append records; they are in the server's journal some 16 MB or 10 s later, or at the end.
@@ -240,6 +220,12 @@ class MongoWriter:
         """
         if self.finished and records:
             raise StoreError(f"{self.address} is complete; pack without --resume to make it anew.")
+        for record in records:
+            if len(record.data) > _MOST_BYTES:
+                raise StoreError(
+                    f"record {record.key!r} has {len(record.data):,} bytes, and a document of "
+                    f"MongoDB holds {_MOST_BYTES:,} at most. Pack into an LMDB file."
+                )
         self._built.add(records)
         if not self._waiting:
             self._waiting_since_s = time.monotonic()
@@ -252,43 +238,33 @@ class MongoWriter:
             self._flush()
 
     def _flush(self, retry_s: float | None = None) -> None:
-        while self._waiting:
-            try:
-                self._insert(retry_s)
-            except Exception:
-                self._has_failed = True  # what was refused once need not be tried again at the end
-                raise
+        documents = [
+            {"_id": position, "key": one.key, "label": one.label, "record": Binary(one.data)}
+            for position, one in enumerate(self._waiting, self._num_inserted)
+        ]
+        try:
+            self._write(documents, retry_s)
+        except Exception:
+            self._has_failed = True  # what was refused once need not be tried again at the end
+            raise
+        self._num_inserted += len(documents)
+        self._waiting, self._waiting_bytes = [], 0
 
-    def _insert(self, retry_s: float | None) -> None:
-        """Insert what waits. An insertion that a Ctrl-C broke off is done again, as it was."""
-        insertion = self._insertion
-        if insertion is None:
-            documents = [
-                self._document(position, record)
-                for position, record in enumerate(self._waiting, self._num_inserted)
-            ]
-            insertion = self._insertion = _Insertion(self._partial, documents)
-        self._connection().run("write", insertion, retry_s)
-        rest = self._waiting[insertion.stop - self._num_inserted :]
-        rest_bytes = sum(len(record.data) for record in rest)
-        self._waiting, self._waiting_bytes = rest, rest_bytes
-        self._num_inserted, self._insertion = insertion.stop, None
-        self._waiting_since_s = time.monotonic()
-
-    def _document(self, position: int, record: EncodedRecord) -> dict[str, Any]:
-        document = {"_id": position, "key": record.key, "label": record.label}
-        if len(record.data) < _FILE_BYTES:
-            return {**document, "record": Binary(record.data)}
-        file_id = ObjectId()
+    def _write(self, documents: list[dict[str, Any]], retry_s: float | None = None) -> None:
+        """Write documents in order. Done again after a Ctrl-C or a lost answer it doubles none."""
+        requests = [ReplaceOne({"_id": one["_id"]}, one, upsert=True) for one in documents]
 
         def write(database: Database[Any]) -> None:
-            surely = database.with_options(write_concern=_journaled(database))
-            bucket = bucket_of(self._address.collection)
-            write_file(surely, bucket, file_id, record.key, record.data, self._pack)
+            try:
+                self._partial(database).bulk_write(requests)
+            except BulkWriteError as error:
+                codes = {concern["code"] for concern in error.details["writeConcernErrors"]}
+                if codes & _SERVER_LEAVES and not error.details["writeErrors"]:
+                    raise AutoReconnect("the server shuts down") from error
+                raise
 
-        self._connection().run("write", write)
-        self._files.append(file_id)
-        return {**document, "file": file_id}
+        if requests:
+            self._connection().run("write", write, retry_s)
 
     def finish(self) -> None:
         """Complete the collection and put it in its place."""
@@ -298,33 +274,19 @@ class MongoWriter:
         index = self._built.index()
         data = encode_record("index", index.to_tree()).data
         parts = [data[at : at + _INDEX_PART_BYTES] for at in range(0, len(data), _INDEX_PART_BYTES)]
-        documents: dict[str, dict[str, Any]] = {
-            index_id(number): {"data": Binary(part)} for number, part in enumerate(parts)
-        }
-        documents[SUMMARY_ID] = {
+        documents: list[dict[str, Any]] = [
+            {"_id": index_id(number), "data": Binary(part)} for number, part in enumerate(parts)
+        ]
+        summary = {
+            "_id": SUMMARY_ID,
             "count": len(index),
             "fingerprint": index.fingerprint,
             "num_index_parts": len(parts),
             "version": LAYOUT_VERSION,
         }
-        run = self._connection().run
-        run("write", self._check_complete)
-        for name, document in documents.items():  # in order: the summary comes last
-            run("write", functools.partial(self._put, name, document))
-        run("write", self._rename)
-        run("write", self._remove_old_files)
+        self._write([*documents, summary])
+        self._connection().run("write", self._rename)
         self.close()
-
-    def _put(self, name: str, document: Mapping[str, Any], database: Database[Any]) -> None:
-        self._partial(database).replace_one({"_id": name}, document, upsert=True)
-
-    def _check_complete(self, database: Database[Any]) -> None:
-        count = self._partial(database).count_documents(_RECORDS)
-        if count != len(self._built):
-            raise StoreError(
-                f"{self._partial_name} has {count:,} records instead of {len(self._built):,}: the "
-                "server lost some, or another program wrote to it. Pack without --resume."
-            )
 
     def _rename(self, database: Database[Any]) -> None:
         try:
@@ -334,11 +296,6 @@ class MongoWriter:
             placed = database[self._address.collection].find_one({"_id": PACK_ID}) or {}
             if error.code != _NO_SUCH_COLLECTION or placed.get("pack") != self._pack:
                 raise
-
-    def _remove_old_files(self, database: Database[Any]) -> None:
-        bucket = bucket_of(self._address.collection)
-        if database.list_collection_names(filter={"name": f"{bucket}.chunks"}):
-            remove_other_files(database, bucket, self._files)
 
     def close(self) -> None:
         """Let go of everything; what is not finished stays in `COLLECTION.partial`.
@@ -378,50 +335,11 @@ def _journaled(database: Database[Any]) -> WriteConcern:
     return WriteConcern(**{**database.write_concern.document, "j": True})
 
 
-class _Insertion:
-    """An insert that may be done again: what came through the first time is passed over."""
-
-    def __init__(
-        self,
-        collection_in: Callable[[Database[Any]], Collection[Any]],
-        documents: list[dict[str, Any]],
-    ) -> None:
-        self.stop = int(documents[-1]["_id"]) + 1  # position behind the last
-        self._collection_in = collection_in
-        self._documents = documents
-        self._is_again = False
-
-    def __call__(self, database: Database[Any]) -> None:
-        is_again, self._is_again = self._is_again, True
-        try:
-            self._collection_in(database).insert_many(self._documents, ordered=not is_again)
-        except BulkWriteError as error:
-            codes = {failed["code"] for failed in error.details["writeErrors"]}
-            if is_again and codes == {_DUPLICATE_KEY}:
-                return
-            if not codes and _is_leaving(error):
-                raise AutoReconnect("the server shuts down") from error
-            raise
-
-
-def _is_leaving(error: BulkWriteError) -> bool:
-    concerns = error.details["writeConcernErrors"]
-    return any(concern["code"] in _SERVER_LEAVES for concern in concerns)
-
-
 class MongoLock:
-    """A document that says which process writes a collection.
-
-    The server cannot tell that a process has ended, so the next one looks: a lock of a process of
-    the same host that is no more is taken over. Of another host's nobody can know here.
-    """
+    """A document that says which process writes a collection."""
 
     def __init__(self, connection: MongoConnection, address: MongoAddress) -> None:
-        """Take it.
-
-        Raises:
-            StoreError: another process holds it.
-        """
+        """Take it."""
         self._address = address
         self._token = ObjectId()
         self._document = {
@@ -454,38 +372,27 @@ class MongoLock:
                 return
 
     def _who_holds(self, holder: Mapping[str, Any]) -> str:
-        text = (
+        remedy = ""
+        if holder["host"] != socket.gethostname():
+            remedy = (
+                " If it is no more, remove its lock in mongosh: db.getCollection"
+                f'("{LOCKS}").deleteOne({{_id: "{self._address.collection}"}})'
+            )
+        return (
             f"another process is writing {self._address}: process {holder['pid']} on "
             f"{holder['host']}, since {holder['time']:%Y-%m-%d %H:%M:%S} UTC. Wait for it to end."
-        )
-        if holder["host"] == socket.gethostname():
-            return text
-        return (
-            f"{text} If it is no more, remove its lock in mongosh: "
-            f'db.getCollection("{LOCKS}").deleteOne({{_id: "{self._address.collection}"}})'
+            f"{remedy}"
         )
 
     def release(self, connection: MongoConnection, retry_s: float) -> None:
-        """Give it back. May be called again.
-
-        Args:
-            connection: To the server.
-            retry_s: Seconds for which a server that is away is waited for; then it stays, and a
-                warning says so.
-        """
-        if self._token not in _held_here:
-            return
+        """Give it back; a warning says if it stays."""
         _held_here.discard(self._token)
         mine = {"_id": self._address.collection, "token": self._token}
         try:
             connection.run("write", lambda database: database[LOCKS].delete_one(mine), retry_s)
         except StoreError as error:
-            warnings.warn(
-                f"the lock on {self._address} stays: {error} The next writer on this host takes "
-                "it over.",
-                RuntimeWarning,
-                stacklevel=3,
-            )
+            said = f"the lock on {self._address} stays: {error} The next writer takes it over."
+            warnings.warn(said, RuntimeWarning, stacklevel=3)
 
 
 def _is_dead(holder: Mapping[str, Any]) -> bool:

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.errors import ConfigError, StoreError
-from penstock.stores.dataset import StoreDataset
+from penstock.stores.dataset import StoreDataset, check_transform
 from penstock.stores.folder.listing import IMAGE_SUFFIXES, INDEX_NAME
 from penstock.stores.folder.store import FolderStore, ListedStore
-from penstock.stores.transform_check import check_transform
 from penstock.vision.annotations.lists import read_image_list
 
 if TYPE_CHECKING:

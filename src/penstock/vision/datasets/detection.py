@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from penstock.deprecation import removed_arguments
 from penstock.errors import ConfigError
-from penstock.stores.transform_check import check_transform
+from penstock.stores.dataset import check_transform
 from penstock.vision.annotations.imglab import read_imglab
 from penstock.vision.annotations.lists import (
     CLASS_COLUMN,

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of Arrow tables, gathered out of the memory of their pieces, equal what Arrow takes."""
+"""Rows of Arrow tables equal what Arrow takes."""
 
 from __future__ import annotations
-
-import tracemalloc
 
 import numpy as np
 import pytest
@@ -15,11 +13,7 @@ from penstock.errors import CollateError
 
 pa = pytest.importorskip("pyarrow")
 
-from penstock.stores.arrow.rows import (  # noqa: E402
-    _BufferArray,
-    column_of,
-    rows_of,
-)
+from penstock.integrations.huggingface_rows import column_of, rows_of  # noqa: E402
 
 INT = st.integers(-100, 100)
 # Type -> values of it, None now and then.
@@ -85,45 +79,6 @@ def test_rows_are_those_that_arrow_takes_and_a_batch_is_the_rows_collated(column
         assert batch.dtype == collated.dtype
 
 
-def test_buffers_that_are_not_aligned_are_copied():
-    plain = np.arange(9, dtype=np.int32)
-    odd = pa.py_buffer(b"\0" + plain.tobytes()).slice(1)
-    pieces = [
-        pa.array([7, 8], pa.int32()),
-        pa.Array.from_buffers(pa.int32(), 8, [None, odd], offset=1),
-        pa.array([], pa.int32()),
-    ]
-    column = column_of(pa.chunked_array(pieces))
-    assert column.take(np.array([9, 0, 2, 5]), np.empty).tolist() == [8, 7, 1, 4]
-
-
-@pytest.mark.parametrize("shift", [1, 4])
-def test_buffers_that_are_all_misaligned_alike_are_copied(shift):
-    whole = pa.py_buffer(bytes(shift) + np.arange(20).tobytes())
-    buffers = [whole.slice(shift, 80), whole.slice(shift + 80, 80)]
-    # NumPy copies all of an array that is not aligned, and so what lies between two buffers.
-    assert _BufferArray(buffers, [0, 0], np.int64).array.flags.aligned
-    pieces = [pa.Array.from_buffers(pa.int64(), 10, [None, buffer]) for buffer in buffers]
-    column = column_of(pa.chunked_array(pieces))
-    assert column.take(np.array([15, 0, 9]), np.empty).tolist() == [15, 0, 9]
-
-
-@pytest.mark.parametrize("kind", [pa.binary(), pa.large_string()])
-def test_long_texts_are_copied_as_blocks(kind):
-    texts = ["ü" * 50_000, None, *(f"{k}" * 100_000 for k in range(8))]
-    values = [text.encode() if text and kind == pa.binary() else text for text in texts]
-    pieces = [pa.array(values[:4], kind).slice(1), pa.array(values[4:], kind)]
-    column = column_of(pa.chunked_array(pieces))
-    rows = np.array([8, 0, 5, 1, 3])
-    column.take(rows, np.empty)
-    tracemalloc.start()
-    taken = column.take(rows, np.empty)
-    peak_bytes = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert taken == [values[1:][row] for row in rows]
-    assert peak_bytes < 500_000  # what was asked for is 400,000; an index of each byte, 3,200,000
-
-
 @pytest.mark.parametrize("count", [2, 300])
 def test_a_row_that_lacks_a_value_is_named(count):
     lists = pa.chunked_array([[[1] * count], [None, [2] * count]], pa.list_(pa.int64()))
@@ -140,11 +95,3 @@ def test_lists_of_different_lengths_name_two_rows():
     column = column_of(pa.chunked_array([[[1, 2], [3]]]))
     with pytest.raises(CollateError, match=r"sample 0 .* shape \(2,\) and sample 1 .* \(1,\)"):
         column.take(np.array([0, 1]), np.empty)
-
-
-def test_a_table_larger_than_what_is_taken_is_not_joined():
-    pieces = [np.full(1000, k) for k in range(50)]
-    column = column_of(pa.chunked_array(pieces))
-    before = pa.total_allocated_bytes()
-    assert column.take(np.arange(0, 50_000, 1000), np.empty).tolist() == list(range(50))
-    assert pa.total_allocated_bytes() == before

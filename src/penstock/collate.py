@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
 
 import numpy as np
 
@@ -34,6 +34,8 @@ __all__ = [
     "convert",
     "default_collate",
     "have_one_dtype",
+    "mapping_like",
+    "sequence_like",
     "stack_into",
 ]
 
@@ -114,12 +116,7 @@ def collate(samples: Sequence[Any], *, collate_fn_map: CollateMap) -> Any:  # no
     raise TypeError(
         "default_collate: batch must contain tensors, numpy arrays, numbers, dicts or lists; found "
         f"{type(first)}. Convert it in the dataset, or give a collate_fn that knows it."
-        + (" penstock.torch.DataLoader collates tensors." if _is_of_torch(first) else "")
     )
-
-
-def _is_of_torch(leaf: object) -> bool:
-    return type(leaf).__module__.partition(".")[0] == "torch"
 
 
 def _collate_mappings(samples: Sequence[Any], *, collate_fn_map: CollateMap) -> Any:  # noqa: ANN401
@@ -134,7 +131,7 @@ def _collate_mappings(samples: Sequence[Any], *, collate_fn_map: CollateMap) -> 
         if "boxes" in first:
             annotate(error, "(for images with boxes: collate_fn=penstock.vision.detection_collate)")
         raise
-    return columns if type(first) is dict else _mapping_like(first, columns)
+    return columns if type(first) is dict else mapping_like(first, columns)
 
 
 def _collate_sequences(samples: Sequence[Any], *, collate_fn_map: CollateMap) -> Any:  # noqa: ANN401
@@ -144,7 +141,7 @@ def _collate_sequences(samples: Sequence[Any], *, collate_fn_map: CollateMap) ->
         return type(first)(*_columns(samples, collate_fn_map, strict=False))
     _check_lengths(samples)
     columns = _columns(samples, collate_fn_map, strict=True)
-    return columns if type(first) in (list, tuple) else _sequence_like(first, columns)
+    return columns if type(first) in (list, tuple) else sequence_like(first, columns)
 
 
 CONTAINERS: Final[CollateMap] = {
@@ -161,18 +158,20 @@ def _columns(samples: Sequence[Any], collate_fn_map: CollateMap, *, strict: bool
 
 
 def _check_lengths(samples: Sequence[Any]) -> None:
-    length = len(samples[0])
-    if len(set(map(len, samples))) == 1:
-        return
-    for position, sample in enumerate(samples):
-        if len(sample) != length:
-            raise CollateError(
-                "each element in list of batch should be of equal size, but {first} has "
-                f"{length} elements and {{other}} has {len(sample)}. Pad them, or give a "
-                "collate_fn "
-                "that keeps them apart.",
-                (0, position),
-            )
+    lengths = list(map(len, samples))
+    if len(set(lengths)) > 1:
+        rule = "each element in list of batch should be of equal size"
+        _refuse(rule, [f"{length} elements" for length in lengths])
+
+
+def _refuse(rule: str, sizes: Sequence[str]) -> NoReturn:
+    """Raise CollateError, naming the first sample and the first with another size."""
+    other = next(position for position, size in enumerate(sizes) if size != sizes[0])
+    raise CollateError(
+        f"{rule}, but {{first}} has {sizes[0]} and {{other}} has {sizes[other]}. Crop, resize or "
+        "pad them in the dataset, or give a collate_fn that keeps them apart.",
+        (0, other),
+    )
 
 
 def convert(tree: Any, leaf: Callable[[Any], Any]) -> Any:  # noqa: ANN401
@@ -180,15 +179,15 @@ def convert(tree: Any, leaf: Callable[[Any], Any]) -> Any:  # noqa: ANN401
     if isinstance(tree, (str, bytes)):
         return tree
     if isinstance(tree, Mapping):
-        return _mapping_like(tree, {key: convert(tree[key], leaf) for key in tree})
+        return mapping_like(tree, {key: convert(tree[key], leaf) for key in tree})
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
         return type(tree)(*(convert(member, leaf) for member in tree))
     if isinstance(tree, Sequence):
-        return _sequence_like(tree, [convert(member, leaf) for member in tree])
+        return sequence_like(tree, [convert(member, leaf) for member in tree])
     return leaf(tree)
 
 
-def _mapping_like(like: Mapping[Any, Any], columns: dict[Any, Any]) -> Any:  # noqa: ANN401
+def mapping_like(like: Mapping[Any, Any], columns: dict[Any, Any]) -> Any:  # noqa: ANN401
     """`columns` as the type of `like`, its other attributes kept; as a dict if that fails."""
     try:
         if isinstance(like, MutableMapping):
@@ -200,7 +199,7 @@ def _mapping_like(like: Mapping[Any, Any], columns: dict[Any, Any]) -> Any:  # n
         return columns
 
 
-def _sequence_like(like: Sequence[Any], members: list[Any]) -> Any:  # noqa: ANN401
+def sequence_like(like: Sequence[Any], members: list[Any]) -> Any:  # noqa: ANN401
     """`members` as the type of `like`, a plain tuple as a list."""
     if isinstance(like, tuple):
         return members
@@ -215,11 +214,8 @@ def _sequence_like(like: Sequence[Any], members: list[Any]) -> Any:  # noqa: ANN
         return members
 
 
-_ARRAYS: Final = (np.ndarray, np.generic)
-
-
 class MixedTypes(Exception):  # a word to the caller, who has the framework collate instead
-    """Values of different types are to become one tensor, whose type the framework decides."""
+    """Values that only the framework makes one tensor of, or refuses in its own words."""
 
 
 class Collator:
@@ -241,8 +237,8 @@ class Collator:
 
         Args:
             alloc: Gives the array for a stacked leaf.
-            wrap: Applied to each array made here. With it, values of mixed types raise
-                `MixedTypes`, and what has no tensor type is refused, as torch does.
+            wrap: Applied to each array made here. With it, what needs the framework's own rules
+                raises `MixedTypes`.
         """
         self.empty = alloc
         self._wrap = wrap
@@ -250,7 +246,7 @@ class Collator:
             np.ndarray: self._stack,
             (np.bool_, np.number, np.object_): self._scalars,
             float: self._floats,
-            int: self._ints,
+            int: self._scalars,
             str: _keep,
             bytes: _keep,
             **CONTAINERS,
@@ -280,59 +276,34 @@ class Collator:
         if self._wrap is None:
             return array
         if array.dtype.kind not in "biufc" or array.dtype.itemsize > 16 or not array.dtype.isnative:
-            raise TypeError(
-                f"default_collate: an array of dtype {array.dtype} has no tensor type. Convert it "
-                "in the "
-                "dataset, or give a collate_fn."
-            )
+            raise MixedTypes(f"an array of {array.dtype}")
         return self._wrap(array)
 
     def _stack(self, arrays: Sequence[Any], *, collate_fn_map: CollateMap) -> Any:  # noqa: ANN401
-        first = arrays[0]
-        if self._wrap is not None and first.dtype.kind in "SUO":
-            raise TypeError(
-                "default_collate: batch must contain tensors, numpy arrays, numbers, dicts or "
-                f"lists; found {first.dtype}"
-            )
-        types = set(map(type, arrays))
-        if len(types) > 1 and (others := [t for t in types if not issubclass(t, _ARRAYS)]):
-            self._refuse_mixture(arrays)
-            raise TypeError(
-                f"default_collate: batch has arrays and {others[0].__name__} in one place. "
-                "Give each sample an array there, or give a collate_fn."
-            )
-        check_shapes([array.shape for array in arrays])
         if not have_one_dtype(arrays):
             self._refuse_mixture(arrays)
-            return self._finish(np.stack(arrays))
+            check_shapes(list(map(np.shape, arrays)))
+            return np.stack(arrays)
+        first = arrays[0]
+        if first.dtype.kind in "SUO":
+            self._refuse_mixture(arrays)
+        check_shapes([array.shape for array in arrays])
         out = self.empty((len(arrays), *first.shape), first.dtype)
         stack_into(out, arrays)
         return self._finish(out)
 
     def _scalars(self, values: Sequence[Any], *, collate_fn_map: CollateMap) -> Any:  # noqa: ANN401
-        if {type(value) for value in values} != {type(values[0])}:
+        if len(set(map(type, values))) > 1:
             self._refuse_mixture(values)
         return self._finish(np.asarray(values))
 
     def _floats(self, values: Sequence[Any], *, collate_fn_map: CollateMap) -> Any:  # noqa: ANN401
         return self._finish(np.asarray(values, np.float64))
 
-    def _ints(self, values: Sequence[Any], *, collate_fn_map: CollateMap) -> Any:  # noqa: ANN401
-        types = {type(value) for value in values}
-        if types == {int}:
-            try:
-                return self._finish(np.asarray(values, np.int64))
-            except OverflowError:
-                self._refuse_mixture(values)
-                raise
-        if types != {bool}:
-            self._refuse_mixture(values)
-        return self._finish(np.asarray(values))
-
     def _refuse_mixture(self, values: Sequence[Any]) -> None:
-        """Leave to the framework what has types of its own rules for promotion."""
+        """Leave to the framework what it has rules of its own for."""
         if self._wrap is not None:
-            raise MixedTypes(f"{len(values)} values of different types")
+            raise MixedTypes(f"{len(values)} values")
 
 
 def _keep(values: Sequence[Any], *, collate_fn_map: CollateMap) -> Any:  # noqa: ANN401
@@ -368,17 +339,9 @@ def stack_into(out: NDArray[Any], arrays: Sequence[Any]) -> None:
 
 def check_shapes(shapes: Sequence[tuple[int, ...]]) -> None:
     """Raise CollateError, naming two samples and their shapes, unless all are equal."""
-    if len(set(shapes)) == 1:
-        return
-    for position, shape in enumerate(shapes):
-        if tuple(shape) != tuple(shapes[0]):
-            raise CollateError(
-                "stack expects each tensor to be equal size, but {first} has shape "
-                f"{tuple(shapes[0])} and {{other}} has shape {tuple(shape)}. Crop, resize or pad "
-                "them in "
-                "the dataset, or give a collate_fn that keeps them apart.",
-                (0, position),
-            )
+    if len(set(shapes)) > 1:
+        rule = "stack expects each tensor to be equal size"
+        _refuse(rule, [f"shape {tuple(shape)}" for shape in shapes])
 
 
 def default_collate(samples: Sequence[Any]) -> Any:  # noqa: ANN401

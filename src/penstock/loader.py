@@ -84,7 +84,7 @@ class Loader(Observed, Generic[SampleT]):
             docs/guide/ray.md). `penstock.Ray(...)` is "ray" with an address and what each asks for.
         progress: Whether to show a progress bar, with samples per second, the share of waiting and
             the count of failed samples; a text is its name, as "train". Quiet on ranks above 0,
-            and where nobody looks.
+            and where there is no terminal.
         monitor: What is measured of each batch. "light": when it was asked for and given, 2 us.
             "full": also where the time of worker and loop goes, up to 50 us. "auto" measures in
             full once batches come less often than every 5 ms, and from the first call of `stats`,
@@ -323,17 +323,14 @@ def _is_torchs(dataset: object) -> bool:
 def _check_orders(
     orders: dict[str, Any], batch_size: int | None, *, is_iterable: bool, drop_last: bool
 ) -> None:
-    for name, value in orders.items() if is_iterable else ():
-        if value:
-            raise ConfigError(
-                f"an IterableDataset decides its own order: expected no {name}, got "
-                f"{name}={value!r}"
-            )
     shuffle, sampler, batch_sampler = orders.values()
-    if sampler is not None and shuffle:
+    if is_iterable and (shuffle or sampler or batch_sampler):
         raise ConfigError(
-            f"sampler option is mutually exclusive with shuffle, got sampler={sampler!r}"
+            f"an IterableDataset decides its own order, got {shuffle=}, {sampler=}, "
+            f"{batch_sampler=}"
         )
+    if sampler is not None and shuffle:
+        raise ConfigError(f"sampler option is mutually exclusive with shuffle, got {sampler=}")
     if batch_sampler is not None and (
         batch_size != 1 or shuffle or sampler is not None or drop_last
     ):

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from importlib.abc import Loader
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
@@ -64,18 +63,14 @@ def install_command(*extras: str) -> str:
     """
     names = ",".join(extras)
     origin = _origin()
-    if "dir_info" in origin:
-        from urllib.parse import unquote, urlsplit
+    url = origin.get("url", "").partition("?")[0]
+    if origin.get("dir_info", {}).get("editable"):
+        from urllib.request import url2pathname
 
-        option = "-e " if origin["dir_info"].get("editable") else ""
-        return f'pip install {option}"{unquote(urlsplit(origin["url"]).path)}[{names}]"'
-    if "archive_info" in origin:
-        return f'pip install "penstock[{names}] @ {origin["url"].partition("?")[0]}"'
+        return f'pip install -e "{url2pathname(url.removeprefix("file://"))}[{names}]"'
     if "vcs_info" in origin:
-        vcs = origin["vcs_info"]
-        address = f"{vcs['vcs']}+{origin['url']}@{vcs['commit_id']}"
-        return f'pip install "penstock[{names}] @ {address}"'
-    return f'pip install "penstock[{names}]"'
+        url = f"{origin['vcs_info']['vcs']}+{url}@{origin['vcs_info']['commit_id']}"
+    return f'pip install "penstock[{names}]{" @ " if url else ""}{url}"'
 
 
 def _origin() -> dict[str, Any]:
@@ -102,10 +97,10 @@ def when_imported(name: str, call: Callable[[], object]) -> None:
 
 
 class _Watcher:
-    """Finds `name` as everybody else would, with a loader that calls back.
+    """Finds `name` as the other finders would, with a loader that calls back.
 
     It stays until the module has been imported: many libraries only look whether there is one, with
-    `importlib.util.find_spec`, long before anybody imports it.
+    `importlib.util.find_spec`, long before it is imported.
     """
 
     def __init__(self, name: str, call: Callable[[], object]) -> None:
@@ -123,28 +118,16 @@ class _Watcher:
             spec = importlib.util.find_spec(name)
         finally:
             self._is_asking = False
-        if spec is not None and spec.loader is not None:
-            spec.loader = cast("Loader", _CallingLoader(spec.loader, self._imported))
+        loader: Any = spec and spec.loader
+        if loader is not None:
+            exec_module = loader.exec_module
+
+            def exec_and_call(module: ModuleType) -> None:
+                loader.exec_module = exec_module  # from here on it shows nowhere that we were here
+                exec_module(module)
+                if self in sys.meta_path:
+                    sys.meta_path.remove(self)
+                    self._call()
+
+            loader.exec_module = exec_and_call
         return spec
-
-    def _imported(self) -> None:
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
-            self._call()
-
-
-class _CallingLoader:
-    """A loader without its base class, `importlib.abc`, which takes 5 ms to import."""
-
-    def __init__(self, loader: Loader, call: Callable[[], object]) -> None:
-        self._loader = loader
-        self._call = call
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._loader  # from here on nobody sees that we were here
-        self._loader.exec_module(module)
-        self._call()

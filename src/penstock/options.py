@@ -36,15 +36,10 @@ LOADERS_REMOVED: Final = {
 """Arguments of both loaders that are gone -> what to use instead."""
 
 _MODES: Final = ("auto", "light", "full")
-# The options of `Actor.options` that the engine decides.
-_DECIDED: Final = {
-    "name": "workers are numbered, not named",
-    "lifetime": "workers live as long as their loader",
-    "max_restarts": "dead workers are replaced as on_error says",
-    "max_task_retries": "dead workers are replaced as on_error says",
-    "max_concurrency": "a worker makes one batch at a time",
-    "max_pending_calls": "prefetch_factor says how many batches are under way",
-}
+# The options of `Actor.options` that the engine decides, by on_error and prefetch_factor.
+_DECIDED: Final = (
+    "name", "lifetime", "max_restarts", "max_task_retries", "max_concurrency", "max_pending_calls",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, init=False)
@@ -75,22 +70,10 @@ class Ray:
                 resources, scheduling_strategy, runtime_env. Ray checks them when a loader is made.
 
         Raises:
-            ConfigError: an empty address, or an option that the loader decides.
-            TypeError: an address that is no text.
+            ConfigError: an option that the loader decides.
         """
-        if not isinstance(address, str | None):
-            raise TypeError(
-                'address is a text, as "auto", "local" or "10.0.0.1:6379", got '
-                f"{type(address).__name__}"
-            )
-        if address == "":
-            raise ConfigError(
-                'address is empty; leave it out, or give "auto", "local" or "host:port"'
-            )
-        for key in _DECIDED.keys() & actor:
-            raise ConfigError(
-                f"Ray may not hold {key!r}, which the loader decides: {_DECIDED[key]}"
-            )
+        for key in filter(actor.__contains__, _DECIDED):
+            raise ConfigError(f"Ray may not hold {key!r}, which the loader decides: leave it out")
         vars(self).update(address=address, actor={"num_cpus": 1, **actor})
 
 
@@ -165,18 +148,15 @@ class LoaderOptions:
                 f"progress must be True, False, or the bar's name, got {self.progress!r}"
             )
         self._check_workers(1 if self.is_auto else self.num_workers)
-        found["backend_options"] = self._checked_ray()
+        found["backend_options"] = None
+        if self.backend == "ray":
+            ray = self.given_backend if isinstance(self.given_backend, Ray) else Ray()
+            found["backend_options"] = ray
+            if self.num_workers > 0:  # else none of Ray is needed
+                from penstock.engine.backends.ray.cluster import check_actor_options
+
+                check_actor_options(ray)
         found["context"] = self._meant_context()
-
-    def _checked_ray(self) -> Ray | None:
-        if self.backend != "ray":
-            return None
-        options = self.given_backend if isinstance(self.given_backend, Ray) else Ray()
-        if self.num_workers > 0:  # else none of Ray is needed
-            from penstock.engine.backends.ray.cluster import check_actor_options
-
-            check_actor_options(options)
-        return options
 
     @property
     def is_auto(self) -> bool:
@@ -202,29 +182,25 @@ class LoaderOptions:
 
     def _checked_auto(self, dataset: object) -> Auto | None:
         """Return the limits that "auto", an `Auto` or another loader's number came with."""
-        given = self.num_workers
-        limits: Auto
-        if isinstance(given, Auto):
-            limits = given
-        elif isinstance(given, AutoWorkers):
-            limits = given.limits
+        given: Any = self.num_workers
+        if isinstance(given, AutoWorkers):
+            given = given.limits
         elif isinstance(given, str) and given == "auto":
-            limits = Auto()
-        else:
+            given = Auto()
+        if not isinstance(given, Auto):
             return None
         if self.is_iterable:
             raise ConfigError(
                 'num_workers="auto" needs a map-style dataset: what each worker reads of '
-                f"{type(dataset).__name__}, an iterable one, depends on their number, so it cannot "
-                "change while training runs. Give a number; `penstock tune` finds it."
+                f"{type(dataset).__name__}, an iterable one, depends on their number. Give a "
+                "number; `penstock tune` finds it."
             )
         if not traits_of(self.backend).is_local:
             raise ConfigError(
                 'num_workers="auto" counts the cores and the memory of this machine, and '
-                f'backend="{self.backend}" starts workers on others. Give a number: a worker takes '
-                "one core of the cluster, unless Ray(num_cpus=...) says otherwise."
+                f'backend="{self.backend}" starts workers on others. Give a number.'
             )
-        return limits
+        return given
 
     def _check_workers(self, num_workers: Any) -> None:  # noqa: ANN401 - whatever the user gave
         timeout, prefetch_factor = self.timeout, self.prefetch_factor
@@ -255,15 +231,14 @@ class LoaderOptions:
 
     def _meant_context(self) -> BaseContext | None:
         context = self.multiprocessing_context
-        if not isinstance(context, str):
-            return context
-        methods = multiprocessing.get_all_start_methods()
-        if context not in methods:
+        try:
+            return multiprocessing.get_context(context) if isinstance(context, str) else context
+        except ValueError:
+            methods = multiprocessing.get_all_start_methods()
             raise ConfigError(
                 f"multiprocessing_context option should specify a valid start method in {methods}, "
                 f"got {context!r}"
-            )
-        return multiprocessing.get_context(context)
+            ) from None
 
 
 def plan_of(

@@ -49,8 +49,6 @@ _FILES: Final = {
     1: "memory.limit_in_bytes memory.usage_in_bytes memory.oom_control total_inactive_file",
 }
 _NO_LIMIT_BYTES: Final = 1 << 60  # version 1 writes "none" as the largest number of whole pages
-_MUCH_LEFT: Final = 0.2  # share of all memory with which it is unlikely to have run out
-_LESS_MEMORY: Final = "try fewer workers or a smaller prefetch_factor"
 
 # Held for each worker in the main process, under every start method: its channel, its sentinel, the
 # end of the pipe by which multiprocessing tells it of our death, and its pidfd.
@@ -181,8 +179,7 @@ def advice_on_kill(
 ) -> str:
     """Return what memory has to say about a worker that SIGKILL ended, and what to do about it.
 
-    Only what is known is said, and the likelier cause comes first. What the dead worker held is
-    free again in `now`, so that is taken off what is left.
+    What the dead worker held is free again in `now`.
 
     Args:
         now: Memory after the death.
@@ -191,9 +188,9 @@ def advice_on_kill(
 
     Example:
         >>> advice_on_kill(SystemMemory(16_000_000_000, 300_000_000), None, None)
-        'The machine has 300 MB of 16.0 GB left. Often memory ran out: try fewer workers or ...'
+        'The machine has 300 MB of 16.0 GB left. Something killed it from outside (kill -9, a job ...'
     """
-    said, has_much = [], []
+    said = []
     if peak_rss_bytes is not None:
         said.append(f"It had used up to {format_bytes(peak_rss_bytes)}.")
     for whose, left, whole in (
@@ -202,24 +199,15 @@ def advice_on_kill(
     ):
         if left is not None and whole is not None:
             said.append(f"The {whose} has {format_bytes(left)} of {format_bytes(whole)} left.")
-            has_much.append(left - (peak_rss_bytes or 0) > _MUCH_LEFT * whole)
     kills_before = None if before is None else before.group_oom_kills
     if kills_before is not None and (now.group_oom_kills or 0) > kills_before:
-        advice = (
-            f"The system's OOM killer ended it. Memory ran out: {_LESS_MEMORY}, and look at what "
-            "the sample takes."
-        )
-    elif has_much and all(has_much):
-        advice = (
-            "Somebody or something killed it (kill -9, a job scheduler, a container's limit). If "
-            f"memory ran out for a moment, {_LESS_MEMORY}."
-        )
+        said.append("The system's OOM killer ended it. Memory ran out:")
     else:
-        advice = (
-            f"Often memory ran out: {_LESS_MEMORY}. Otherwise somebody or something killed it "
-            "(kill -9, a job scheduler)."
+        said.append(
+            "Something killed it from outside (kill -9, a job scheduler, a container's limit), or "
+            "memory ran out for a moment:"
         )
-    return " ".join([*said, advice])
+    return " ".join([*said, "try fewer workers or a smaller prefetch_factor."])
 
 
 def memory_warning(batch_bytes: int, batches_in_flight: int, now: SystemMemory) -> str | None:

@@ -105,17 +105,6 @@ def test_a_run_that_was_interrupted_in_mid_epoch_ends_as_if_it_had_not_been(clot
     assert losses(before) + losses(after) == losses(told)
 
 
-def test_two_ranks_that_were_interrupted_end_as_if_they_had_not_been(clothing, tmp_path):
-    options = ("--seed", 1, "--data-seed", 3, "--workers", 1, "--epochs", 1)
-    whole, told = trained("main.py", clothing, tmp_path / "whole.pt", *options, ranks=2)
-    place = tmp_path / "parts.pt"
-    cut, before = trained("main.py", clothing, place, *options, "--max-steps", 3, ranks=2)
-    assert (cut["epoch"], cut["loader"]["batches"]) == (0, 3)
-    parts, after = trained("main.py", clothing, place, *options, "--resume", ranks=2)
-    assert_same_weights(whole, parts)
-    assert len(before) + len(after) == len(told)
-
-
 def test_another_number_of_ranks_goes_on_in_mid_epoch(clothing, tmp_path):
     options = ("--seed", 1, "--data-seed", 3, "--workers", 0, "--epochs", 1)
     place = tmp_path / "parts.pt"
@@ -123,15 +112,6 @@ def test_another_number_of_ranks_goes_on_in_mid_epoch(clothing, tmp_path):
     saved, told = trained("main.py", clothing, place, *options, "--resume", ranks=2)
     assert saved["epoch"] == 1
     assert sum(line.startswith("epoch") for line in told) == STEPS - 3
-
-
-def test_the_network_of_one_process_goes_on_with_ranks(clothing, tmp_path):
-    options = ("--seed", 1, "--workers", 0, "--epochs")
-    place = tmp_path / "parts.pt"
-    before, _ = trained("main_torch.py", clothing, place, *options, 1)
-    after, told = trained("main_torch.py", clothing, place, *options, 2, "--resume", ranks=2)
-    assert before["model"].keys() == after["model"].keys()
-    assert sum(line.startswith("epoch") for line in told) == STEPS
 
 
 def test_the_order_of_one_process_does_not_go_on_with_ranks(clothing, tmp_path):
@@ -180,26 +160,3 @@ def test_what_is_missing_is_told_in_a_line(tmp_path, program, folders, options, 
         timeout=100,
     )
     assert (done.returncode, done.stderr) == (1, told.format(tmp_path) + "\n")
-
-
-def test_help_says_the_defaults():
-    for program in ("main.py", "main_torch.py"):
-        done = subprocess.run(
-            [sys.executable, FOLDER / program, "--help"],
-            capture_output=True,
-            text=True,
-            timeout=100,
-        )
-        told = " ".join(done.stdout.split())
-        for default in ("90", "256", "0.1", "0.9", "0.0001", "1000", "checkpoint.pt", "resnet18"):
-            assert f"(default: {default})" in told
-
-
-def test_torchs_loader_begins_the_epoch_again(clothing, tmp_path):
-    place = tmp_path / "parts.pt"
-    options = ("--seed", 1, "--workers", 0, "--epochs", 1)
-    trained("main_torch.py", clothing, place, *options, "--max-steps", 4)
-    saved, told = trained("main_torch.py", clothing, place, *options, "--resume")
-    assert told[-3].startswith(f"epoch 0, step {STEPS}")
-    assert sum(line.startswith("epoch") for line in told) == STEPS
-    assert "loader" not in saved

@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import re
 import shlex
-import sys
 from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
-from tests.examples.programs import ENVIRONMENT, imported, run
-from tests.support.processes import python
+from tests.examples.programs import imported, run
 from tests.vision.rectangles import is_colour, scene
 
 from penstock.torch import DataLoader
@@ -103,18 +101,6 @@ def test_boxes_lie_on_their_objects_after_all_augmentations(example, scenes, epo
     assert {sample["image"].shape for sample in samples} == {(128, 128, 3)}
 
 
-def test_a_box_bounds_all_pixels_of_its_object_where_nothing_is_cut(example, scenes):
-    recipe = plain(example, scale=0.0)
-    num_checked = 0
-    for sample in training_samples(example, scenes, recipe, epoch=2):
-        for box, label in zip(sample["boxes"], sample["labels"].tolist(), strict=True):
-            rows, columns = np.nonzero(is_colour(sample["image"], label))
-            bounds = columns.min(), rows.min(), columns.max() + 1, rows.max() + 1
-            assert np.abs(box - bounds).max() < 2.0
-            num_checked += 1
-    assert num_checked > 40
-
-
 @pytest.mark.parametrize("persistent", [False, True])
 def test_the_last_epochs_have_whole_images_also_of_workers_that_stay(example, scenes, persistent):
     loader = DataLoader(
@@ -193,42 +179,6 @@ def test_targets_name_the_image_and_share_its_size(example):
     assert [note["image_id"] for note in notes] == ["a", "b", "c"]
     (box,) = example["targets"].boxes_px(targets[:1], 64, 96)
     assert box == pytest.approx([10, 20, 30, 36])
-
-
-@pytest.mark.parametrize(("digests", "status"), [("aaa", 0), ("aab", 1), ("abc", 1)])
-def test_verify_ends_with_one_where_any_digest_differs(
-    example, scenes, monkeypatch, digests, status
-):
-    train, found = example["train"], iter([one for digest in digests for one in (digest, "same")])
-    monkeypatch.setattr(train, "digest", lambda *_: next(found))
-    monkeypatch.setattr(sys, "argv", ["train.py", str(scenes), "--verify"])
-    assert train.main() == status
-
-
-@pytest.mark.parametrize("is_there", [False, True])
-def test_a_wrong_folder_is_told_in_a_line(tmp_path, is_there):
-    folder = tmp_path / "wrong"
-    if is_there:
-        folder.mkdir()
-    done = python(FOLDER / "train.py", folder, env=ENVIRONMENT)
-    assert done.returncode == 1
-    assert re.fullmatch(r"StoreError: .*wrong.*\n", done.stderr)
-
-
-def test_training_on_real_photos_lowers_the_loss(cells):
-    options = ("--size", 96, "--epochs", 4, "--close-mosaic", 1, "--num-workers", 1)
-    lines = run(FOLDER / "train.py", cells[0], *options).splitlines()
-    assert [re.search(r": (mosaic|whole images),", line)[1] for line in lines] == [
-        "mosaic",
-        "mosaic",
-        "mosaic",
-        "whole images",
-    ]
-    losses = [
-        [float(x) for x in re.findall(r"(?:loss|validation) ([\d.]+)", line)] for line in lines
-    ]
-    assert losses[-1][0] < 0.8 * losses[0][0]
-    assert losses[-1][1] < losses[0][1]
 
 
 def test_the_same_batches_come_for_any_number_of_workers(scenes):

@@ -184,12 +184,10 @@ def test_a_forked_child_writes_to_held_batches_of_processes_alone(workers, is_se
 
 SAMPLES = {
     "tensors": [torch.ones(3, 5)] * 8,
-    "arrays": [np.ones((3, 5), np.float32)] * 8,
     "bfloat16": [torch.ones(5, dtype=torch.bfloat16)] * 8,
     "numbers": [1.0] * 8,
     "a tensor": torch.ones(8, 5),
     "TensorDataset": pt.TensorDataset(torch.ones(8, 3, 5), torch.arange(8)),
-    "ConcatDataset": pt.ConcatDataset([torch.ones(4, 5), torch.ones(4, 5)]),
 }
 
 
@@ -202,22 +200,6 @@ def test_a_small_batch_of_no_process_can_be_resized_as_torch_s(samples, workers)
             torch.cat([copy, copy], out=tensor.resize_(0))
             assert tensor.equal(torch.cat([copy, copy]))
             tensor.untyped_storage().resize_(0)
-
-
-class Halves(Numbered):
-    """Makes batches of two views of one array."""
-
-    def get_batch(self, indices, alloc):
-        both = alloc((2 * len(indices), 1024), np.float32)
-        both[:] = 0
-        return [both[: len(indices)], both[1:]]
-
-
-@ANYWHERE
-def test_views_of_one_array_of_get_batch_arrive_as_views_of_one_array(workers):
-    first, other = next(iter(pt.DataLoader(Halves(), batch_size=3, **workers)))
-    first[1:] = 1
-    assert (other[:2] == 1).all()
 
 
 class InPlace:

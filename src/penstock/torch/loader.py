@@ -38,6 +38,7 @@ from penstock.torch.draws import UnseededIndices
 from penstock.torch.samplers import seeded_sampler
 from penstock.torch.subclassing import Readable, added_arguments, name_keywords
 from penstock.torch.worker import answer_in_threads
+from penstock.warn import users_level
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -178,16 +179,18 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
         """Check the arguments; nothing is started before iteration."""
         orders = {"shuffle": shuffle, "sampler": sampler, "batch_sampler": batch_sampler}
         dataset, collate_fn = adapted(dataset, collate_fn, batch_size, **orders)
-        chosen = _checked_device(dataset, device, device_transform)
+        chosen = None if device is None else open_accelerator(device).device
+        if device is None and device_transform is not None:
+            raise ConfigError("device_transform is called with batches on a device: give device=")
         if seed is not None and generator is not None:
             raise ConfigError(
                 f"seed decides all that a generator would: give one of the two, not seed={seed} "
                 f"and generator={generator}"
             )
-        if seed is not None and isinstance(dataset, _DATAPIPES):
+        if isinstance(dataset, _DATAPIPES) and (seed is not None or device is not None):
             raise ConfigError(
-                f"DataPipes run on torch's own engine, which knows no seed: got seed={seed} and "
-                f"{type(dataset).__name__}"
+                f"{type(dataset).__name__} is a DataPipe and runs on torch's own engine, which has "
+                f"neither seed nor device: got {seed=} and {device=}. A DevicePrefetcher copies"
             )
         options = LoaderOptions(
             dataset, is_iterable=isinstance(dataset, torch.utils.data.IterableDataset),
@@ -236,7 +239,7 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
             self.prefetch_factor = prefetch_factor
         inner = next(reversed(inner_of(batch_sampler)), None)
         if isinstance(batch_sampler, BatchSampler) or isinstance(inner, IndexSampler):
-            # Where torch has a SequentialSampler that nobody asks. Lightning wraps this attribute
+            # Where torch has a SequentialSampler without a use. Lightning wraps this attribute
             # in a DistributedSampler, and puts that into a new batch sampler.
             vars(self)["sampler"] = inner
         if seed is not None:
@@ -278,7 +281,7 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
         if self._seed is None or iterator is not self._iterator:
             return iterator
         # Persistent workers' iterator lives on. The user gets one that ends with the epoch, so that
-        # it can be told whether anybody is iterating.
+        # it shows whether a loop is iterating.
         iterator = _SizedIterator(iterator._stream, iterator._sampler)
         self._schedule.begin(iterator.epoch, iterator)
         return iterator
@@ -353,7 +356,7 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
         """
         self._check_engine()
         if self._iterator is not None and sys.getrefcount(self._iterator) <= 2:
-            # A persistent iterator that nobody but this loader (and the call above) holds.
+            # A persistent iterator that only this loader (and the call above) holds.
             self._schedule.forget(self._iterator)
         self._schedule.load_state_dict(state, self._source(), self.dataset)
 
@@ -432,7 +435,7 @@ class _LoaderIterator(_SizedIterator):
         # Not the loader itself: a persistent iterator and its loader would keep each other, and
         # with them the workers, until a garbage collection.
         self._goes_to = loader._target_device, loader._device_transform
-        hook, page_lock = _delivery_hook_of(loader, _should_pin(loader))
+        hook, page_lock = _delivery_of(loader)
         source = loader._source()
         epoch = loader._schedule.next(source, is_followed=follows_epochs(loader.dataset))
         if loader._seed is not None:
@@ -462,7 +465,7 @@ class _LoaderIterator(_SizedIterator):
         goes_to = loader._target_device, loader._device_transform
         if goes_to != self._goes_to:  # `_iter_on` changes it
             # Slots of the workers that there are stay as they are locked, or not locked.
-            self._stream.set_hook(_delivery_hook_of(loader, _should_pin(loader))[0])
+            self._stream.set_hook(_delivery_of(loader)[0])
             self._goes_to = goes_to
         self._stream.len_called = loader._IterableDataset_len_called
         self._stream.begin_epoch(epoch)
@@ -482,37 +485,14 @@ class _LoaderIterator(_SizedIterator):
     _shutdown_workers = EpochIterator.close  # the name that Lightning and others know
 
 
-def _delivery_hook_of(
-    loader: DataLoader[Any], pin_for: str | None
-) -> tuple[DeliveryHook | None, PageLock | None]:
+def _delivery_of(loader: DataLoader[Any]) -> tuple[DeliveryHook | None, PageLock | None]:
     """Return what is done with the loader's batches before the user gets them."""
-    if loader._target_device is not None:
-        accelerator = open_accelerator(loader._target_device)
-        copier = DeviceCopier(accelerator, loader._device_transform)
-        return copier, page_lock_for(accelerator.device)
-    if pin_for is None:
-        return None, None
-    return Pinning(pin_for), page_lock_for(torch.device(pin_for))
-
-
-def _checked_device(
-    dataset: object,
-    device: str | int | torch.device | None,
-    transform: Callable[[Any], Any] | None,
-) -> torch.device | None:
-    if transform is not None and (device is None or not callable(transform)):
-        raise ConfigError(
-            "device_transform is a function of the batch on a device, got "
-            f"device_transform={transform!r} and device={device!r}"
-        )
-    if device is None:
-        return None
-    if isinstance(dataset, _DATAPIPES):
-        raise ConfigError(
-            "DataPipes run on torch's own engine, which copies to no device: got "
-            f"device={device!r} and {type(dataset).__name__}. Wrap the loader in a DevicePrefetcher"
-        )
-    return open_accelerator(device).device
+    device = loader._target_device
+    if device is not None:  # what is copied from is pinned anyway
+        copier = DeviceCopier(open_accelerator(device), loader._device_transform)
+        return copier, page_lock_for(device)
+    pin_for = _pin_for() if loader.pin_memory else None
+    return (None, None) if pin_for is None else (Pinning(pin_for.type), page_lock_for(pin_for))
 
 
 def _make_plan(loader: DataLoader[Any], base_seed: int, page_lock: PageLock | None) -> Plan:
@@ -539,26 +519,16 @@ def _rank_of_shard(loader: DataLoader[Any]) -> Rank:
         raise
 
 
-def _should_pin(loader: DataLoader[Any]) -> str | None:
-    """Return the device type to page-lock for, or None; warns as torch does."""
-    # With a device, what is copied from is pinned anyway.
-    if not loader.pin_memory or loader._target_device is not None:
-        return None
-    if loader.pin_memory_device:
-        warnings.warn(
-            "pin_memory_device is deprecated, the current accelerator will be used as the device, "
-            f"ignore pin_memory_device={loader.pin_memory_device!r}.",
-            stacklevel=4,
-        )
+def _pin_for() -> torch.device | None:
+    """Return the device to page-lock for, or None; warns as torch does."""
     accelerator = (
         torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     )
     if accelerator is not None and accelerator.type != "mps":
-        return accelerator.type
+        return accelerator
     why = "no accelerator is found" if accelerator is None else "not supported on MPS now"
     warnings.warn(
-        f"'pin_memory' argument is set as true but {why}, "
-        f"{'then ' if accelerator is None else ''}device pinned memory won't be used.",
-        stacklevel=4,
+        f"'pin_memory' argument is set as true but {why}: pinned memory won't be used.",
+        stacklevel=users_level(),
     )
     return None

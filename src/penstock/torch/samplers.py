@@ -11,7 +11,6 @@ draws between two batches.
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -99,10 +98,6 @@ def _random_chunks(
         yield rest[: sampler.num_samples % length].numpy()
 
 
-def _permutation_chunks(sampler: Any) -> Iterator[NDArray[np.int64]]:  # noqa: ANN401
-    yield torch.randperm(len(sampler.indices), generator=sampler.generator).numpy()
-
-
 def _weighted_chunks(sampler: Any) -> Iterator[NDArray[np.int64]]:  # noqa: ANN401
     yield torch.multinomial(
         sampler.weights, sampler.num_samples, sampler.replacement, generator=sampler.generator
@@ -137,7 +132,6 @@ _CHUNKS: Final[dict[type, Callable[[Any], Iterator[NDArray[np.int64]]]]] = {
     RandomSampler: _random_chunks,
     WeightedRandomSampler: _weighted_chunks,
     DistributedSampler: _distributed_chunks,
-    SubsetRandomSampler: _permutation_chunks,
 }
 STOCK_SAMPLERS: Final = frozenset(_CHUNKS)
 
@@ -149,10 +143,7 @@ def _chunks_of(sampler: Any, seed: OrderSeed | None) -> Iterator[NDArray[np.int6
 
 def stock_indices(sampler: Any, seed: OrderSeed | None = None) -> Iterator[object]:  # noqa: ANN401
     """Return an iterator over the indices of one of `STOCK_SAMPLERS`, as `iter(sampler)` does."""
-    indices = _ints(_chunks_of(sampler, seed))
-    if type(sampler) is SubsetRandomSampler:
-        return map(mark_user_array, (sampler.indices[position] for position in indices))
-    return indices
+    return _ints(_chunks_of(sampler, seed))
 
 
 def index_batches(
@@ -181,29 +172,8 @@ def index_batches(
     is_stock = type(batch_sampler) is BatchSampler
     if not is_stock or type(batch_sampler.sampler) not in STOCK_SAMPLERS:
         return map(mark_user_array, batch_sampler)  # asked for an iterator once, as by torch
-    return _batches(batch_sampler, seed)
-
-
-def _batches(batch_sampler: Any, seed: OrderSeed | None) -> Iterator[object]:  # noqa: ANN401
-    sampler = batch_sampler.sampler
-    chunks = _chunks_of(sampler, seed)
-    batches = _split(chunks, batch_sampler.batch_size, drop_last=batch_sampler.drop_last)
-    if type(sampler) is not SubsetRandomSampler:
-        yield from batches
-        return
-    yield from _select(sampler.indices, batches)
-
-
-def _select(indices: Any, batches: Iterator[NDArray[np.int64]]) -> Iterator[object]:  # noqa: ANN401
-    first = next(batches, None)  # before anything else, as a draw may raise
-    if first is None:
-        return
-    numbers = _as_int64(indices)
-    for batch in itertools.chain([first], batches):
-        if numbers is not None:
-            yield numbers[batch]
-        else:  # keys, or integers of a type that the dataset may care for: hand them on as they are
-            yield [indices[position] for position in batch.tolist()]
+    chunks = _chunks_of(batch_sampler.sampler, seed)
+    return _split(chunks, batch_sampler.batch_size, drop_last=batch_sampler.drop_last)
 
 
 def _as_int64(indices: Any) -> NDArray[np.int64] | None:  # noqa: ANN401

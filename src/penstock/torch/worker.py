@@ -33,7 +33,7 @@ def answer_in_threads() -> None:
     """Let `torch.utils.data.get_worker_info` answer in workers that are threads.
 
     It reads a variable of the whole process. Who uses it has imported it by its name, so another
-    function in torch's module would reach nobody: it stays the same function, with other code.
+    function in torch's module would be used nowhere: it stays the same function, with other code.
     Outside of worker threads it returns what it did.
     """
     _get_worker_info.__code__ = _asking_the_thread.__code__

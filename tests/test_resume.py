@@ -10,8 +10,6 @@ import json
 import os
 import pickle
 import random
-import sys
-import threading
 import time
 
 import numpy as np
@@ -25,7 +23,6 @@ from tests.process.seeded_datasets import BatchNoise, Countdown, Noise, NumpyNoi
 import penstock.torch as ours
 from penstock import Loader, sample_rng
 from penstock.data import IterableDataset, Subset, shard
-from penstock.engine import plan as plan_module
 from penstock.errors import StateError
 from penstock.sampling import (
     BatchSampler,
@@ -36,8 +33,6 @@ from penstock.sampling import (
     WeightedRandomSampler,
 )
 from penstock.torch import draws
-
-EPOCH = plan_module.__file__
 
 
 def content(batch):
@@ -896,63 +891,6 @@ def test_an_iterator_that_another_has_followed_gives_nothing_however_it_is_asked
     assert len(list(newer)) == 2
 
 
-class Gated(IterableDataset):
-    """Yields a number when the gate is open."""
-
-    def __init__(self):
-        self.gate, self.is_asked = threading.Event(), threading.Event()
-        self.gate.set()
-
-    def __iter__(self):
-        for number in range(8):
-            self.is_asked.set()
-            self.gate.wait()
-            yield np.array(number)
-
-
-def test_a_state_that_is_taken_while_another_thread_iterates_spoils_none():
-    """The other thread goes on between any two bytecodes at which the progress is read."""
-
-    def take(place):
-        dataset = Gated()
-        loader = Loader(dataset, batch_size=1)
-        batches = iter(loader)
-        next(batches)
-        other = threading.Thread(target=next, args=(batches,))
-        places = []
-
-        def follow(frame, event, arg):
-            frame.f_trace_lines, frame.f_trace_opcodes = False, True
-            if event == "opcode":
-                places.append((frame.f_code, frame.f_lasti))
-                if place == places[-1] and other.ident is None:
-                    next(batches)
-                    dataset.is_asked.clear()
-                    dataset.gate.clear()
-                    other.start()
-                    dataset.is_asked.wait()
-            return follow
-
-        def trace(frame, event, arg):
-            return follow(frame, event, arg) if frame.f_code.co_filename == EPOCH else None
-
-        outer = sys.gettrace()
-        sys.settrace(trace)
-        try:
-            state = loader.state_dict()
-        finally:
-            sys.settrace(outer)
-        if place is not None:
-            dataset.gate.set()
-            other.join()
-            assert state["batches"] in (1, 2), place
-            assert loader.state_dict()["batches"] == 3, place
-        return places
-
-    for place in dict.fromkeys(take(None)):
-        take(place)
-
-
 def test_a_start_that_fails_costs_no_epoch():
     class Fails(IterableDataset):
         is_ready = False
@@ -1001,7 +939,7 @@ def test_other_contents_are_warned_of_and_the_order_goes_on():
 
 
 class Lengthless:
-    """A map-style dataset of keys that nobody has counted."""
+    """A map-style dataset of keys without a length."""
 
     def __getitem__(self, index):
         return index

@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Samples to one batch: the default collate, on numpy alone.
-
-The rules are those of `torch.utils.data.default_collate`, with arrays in the place of tensors:
-arrays are stacked, numbers become an array, strings and bytes stay a list, and mappings, named
-tuples and sequences are collated member by member (a plain tuple becomes a list, as it does there).
-"""
+"""Samples to one batch: the default collate, by the rules of torch's, on numpy alone."""
 
 from __future__ import annotations
 
@@ -44,24 +39,16 @@ CollateMap = dict[type | tuple[type, ...], Callable[..., Any]]
 
 
 class BatchMemory(Protocol):
-    """What a collate function writes a batch into.
-
-    Concurrency:
-        Valid until `collate_into` returns, in the thread that it was called in.
-    """
+    """What a collate function writes a batch into, until `collate_into` returns."""
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-        """Return an uninitialised C-contiguous array, in the slot that goes to the main process.
-
-        Every element has to be written: it holds what an earlier batch left there.
-        """
+        """Return an uninitialised C-contiguous array, in the slot that goes to the main process."""
 
     def leaf(self, array: NDArray[Any]) -> Any:  # noqa: ANN401
         """Return an array as the loader gives it: as it is, or as a tensor over the same memory.
 
-        Any array will do, of `empty` or not; one without a tensor type (text, objects) stays an
-        array. In a worker that has not imported torch it is an object that becomes the tensor where
-        the batch arrives, and has none of its methods.
+        One without a tensor type (text, objects) stays an array. In a worker that has not imported
+        torch it is an object that becomes the tensor where the batch arrives.
         """
 
 
@@ -98,10 +85,6 @@ def collate(samples: Sequence[Any], *, collate_fn_map: CollateMap) -> Any:  # no
 
     The first sample decides: its exact type is looked up, then the first entry it is an instance
     of; what is found nowhere must be a mapping or a sequence.
-
-    Raises:
-        TypeError: a leaf of a type that no function takes.
-        CollateError: sequences of different lengths.
     """
     first = samples[0]
     function = collate_fn_map.get(type(first)) or next(
@@ -219,16 +202,7 @@ class MixedTypes(Exception):  # a word to the caller, who has the framework coll
 
 
 class Collator:
-    """The default collate of one worker: arrays are stacked straight into the slot.
-
-    It is the `BatchMemory` of other collate functions as well.
-
-    Attributes:
-        empty: Gives memory for an array of the batch.
-
-    Concurrency:
-        One thread.
-    """
+    """The default collate of one worker, into its slot; other collates' `BatchMemory` as well."""
 
     def __init__(
         self, alloc: Allocator, wrap: Callable[[np.ndarray[Any, Any]], Any] | None = None
@@ -314,10 +288,7 @@ _dtype_of: Final = attrgetter("dtype")
 
 
 def have_one_dtype(arrays: Sequence[Any]) -> bool:
-    """Return whether arrays, or tensors, are all of one dtype; what is neither has none.
-
-    By a set: a loop of Python takes longer per array than to copy a short one.
-    """
+    """Return whether arrays, or tensors, are all of one dtype; what is neither has none."""
     try:
         return len(set(map(_dtype_of, arrays))) == 1
     except AttributeError:
@@ -327,8 +298,8 @@ def have_one_dtype(arrays: Sequence[Any]) -> bool:
 def stack_into(out: NDArray[Any], arrays: Sequence[Any]) -> None:
     """Write arrays of one shape and dtype into `out`, which is C-contiguous, one after the other.
 
-    What `np.stack(arrays, out=out)` does. That makes a view of each first, which takes longer
-    than to copy a short one; that they follow on each other comes to the same.
+    As `np.stack(arrays, out=out)`, which first makes a view of each: that takes longer than to copy
+    a short one.
     """
     shape = arrays[0].shape
     if shape:

@@ -16,10 +16,8 @@
     └── MissingExtraError (ImportError) an optional dependency that is not installed
 
 An exception raised by the user's own code is never wrapped: it keeps its type, and a note says
-which sample, worker, epoch and step it came from.
-
-Each of these errors says where docs/troubleshooting.md has its section, in a note that a traceback
-shows below the message; the message itself is as it was given.
+which sample, worker, epoch and step it came from. A note of each error here names its section of
+docs/troubleshooting.md.
 """
 
 from __future__ import annotations
@@ -95,12 +93,7 @@ class CollateError(PenstockError, RuntimeError):
     """Samples of one batch do not fit together; the message names two of them."""
 
     def __init__(self, template: str, positions: tuple[int, int]) -> None:
-        """Say what is wrong with two samples.
-
-        Args:
-            template: The message, with `{first}` and `{other}` where the samples are named.
-            positions: Their positions in the batch.
-        """
+        """Take the message, with `{first}` and `{other}` for the samples, and their positions."""
         super().__init__(template, positions)
         self.template = template
         self.positions = positions

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is imported, and what cannot be: a call as soon as a module is there, and how to install it.
-
-Nothing here imports a library.
-"""
+"""Optional libraries: a call as soon as one is imported, and how to install one."""
 
 from __future__ import annotations
 
@@ -41,10 +38,7 @@ _EXTRA_OF: Final = {
 def missing_extra(error: ModuleNotFoundError, who: str, *also: str) -> Exception:
     """Return an error that names the extra to install; the one given if it is of no extra.
 
-    Args:
-        error: Has the name of the module.
-        who: Needs it; the message begins with it.
-        also: Other extras that it needs.
+    The message begins with `who` needs the module; `also` are other extras that it needs.
     """
     module = (error.name or "").partition(".")[0]
     if module not in _EXTRA_OF:
@@ -58,8 +52,7 @@ def missing_extra(error: ModuleNotFoundError, who: str, *also: str) -> Exception
 def install_command(*extras: str) -> str:
     """Return the command that installs extras of Penstock from where Penstock itself came.
 
-    A package index may not have it, or another release of it: what was installed from a folder or
-    a file says so in `direct_url.json` (PEP 610).
+    A package index may have another release: `direct_url.json` (PEP 610) says where it came from.
     """
     names = ",".join(extras)
     origin = _origin()

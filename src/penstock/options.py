@@ -64,8 +64,7 @@ class Ray:
 
         Args:
             address: Address of the cluster, as "auto", "local" or "10.0.0.1:6379". None: the
-                cluster that this process is connected to, or RAY_ADDRESS; where there is none, Ray
-                starts one here.
+                cluster that this process is connected to, or RAY_ADDRESS, or one that Ray starts.
             **actor: Options of Ray's `Actor.options`: num_cpus (1 unless given), num_gpus, memory,
                 resources, scheduling_strategy, runtime_env. Ray checks them when a loader is made.
 
@@ -84,22 +83,15 @@ def backend_name(backend: Any) -> Any:  # noqa: ANN401 - what a user gave, perha
 
 @dataclass(frozen=True)
 class LoaderOptions:
-    """Arguments of both loaders about how they run; see `penstock.Loader`.
+    """Arguments of both loaders about how they run, checked; see `penstock.Loader`.
 
     Attributes:
-        is_iterable: Whether the dataset is iterable.
-        num_workers: A number, or "auto".
         backend: Name of the backend; "thread" also where the context's processes are threads.
         given_backend: The same, or the `Ray` that was given.
         backend_options: Options of the backend; see `penstock.engine.plan.Plan`.
         context: Context that `multiprocessing_context` means.
         faults: Policy that `on_error` means.
         limits: Limits of "auto"; None where the number of workers is given.
-
-    Raises:
-        ConfigError: an argument is out of its range, or contradicts another.
-        MissingExtraError: the backend needs a package that is not installed.
-        TypeError: an argument is of the wrong type.
     """
 
     dataset: InitVar[object]
@@ -251,10 +243,7 @@ def plan_of(
     framework: Framework | None = None,
     page_lock: PageLock | None = None,
 ) -> Plan:
-    """Return the plan of an iterator, by the loader's options and its present attributes.
-
-    The arguments are fields of `Plan` and `WorkerSpec`.
-    """
+    """Return the plan of an iterator, by the loader's options and its present attributes."""
     options, monitor = loader._options, loader._monitor
     spec = WorkerSpec(
         dataset=loader.dataset,

@@ -32,11 +32,6 @@ def users_level() -> int:
     """Return the `stacklevel` for a warning of the caller that names the user's line.
 
     That is the innermost frame whose code is not Penstock's (nor torch's loader, which calls ours).
-    Python 3.12 has `skip_file_prefixes` for it.
-
-    Example:
-        >>> users_level()
-        1
     """
     level = 1
     frame = sys._getframe(1)

@@ -30,17 +30,17 @@ def converted(data_dir, tmp_path_factory):
     """What the README's commands make, and what `convert` said."""
     folder = tmp_path_factory.mktemp("landmarks")
     run(FOLDER / "make_lists.py", data_dir / "faces", folder)
-    told = run(
+    printed = run(
         *("-m", "penstock", "convert", folder / "photos", f"landmarks:{folder}/points.txt"),
         *(folder / "faces", "--to", "voc", "--landmarks", 68, "--layout", "xyxy", "--box"),
         *("--classes", "class,pose"),
     )
-    return folder / "faces", told
+    return folder / "faces", printed
 
 
 def test_convert_joins_three_faces_in_four_and_says_which_one_it_could_not(converted, data_dir):
-    faces, told = converted
-    assert told.splitlines() == [
+    faces, printed = converted
+    assert printed.splitlines() == [
         "not joined: 1 object of 1 image that two sources have; their boxes, classes or other "
         "values differ",
         f"{faces}: 9 images, 44 objects, 32 of them of two sources",
@@ -54,8 +54,8 @@ def test_convert_joins_three_faces_in_four_and_says_which_one_it_could_not(conve
 
 
 def test_the_readme_shows_what_convert_says(converted):
-    _, told = converted
-    for line in told.splitlines():
+    _, printed = converted
+    for line in printed.splitlines():
         assert line.replace(str(converted[0]), "faces") in (FOLDER / "README.md").read_text()
 
 

@@ -18,8 +18,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 from tests.examples.programs import imported
@@ -161,79 +159,10 @@ def test_anchors_match_the_boxes_that_they_overlap_most(example, boxes, anchors,
     assert found.tolist() == [background if number is None else number for number in expected]
 
 
-positions, sides = st.floats(-500, 500), st.floats(1, 400)
-rectangles = st.tuples(positions, positions, sides, sides).map(
-    lambda r: [r[0], r[1], r[0] + r[2], r[1] + r[3]]
-)
-
-
-@given(box=rectangles, anchor=rectangles)
-def test_decode_undoes_encode(example, box, anchor):
-    boxes, anchors = (torch.tensor([one], dtype=torch.float64) for one in (box, anchor))
-    ratio = ((boxes[:, 2:] - boxes[:, :2]) / (anchors[:, 2:] - anchors[:, :2])).max()
-    back = example.anchors.decode(example.anchors.encode(boxes, anchors), anchors)
-    if ratio < 1000 / 16:
-        torch.testing.assert_close(back, boxes, rtol=1e-9, atol=1e-7)
-    else:  # no side gets longer than that
-        limit = 62.5 * (anchors[:, 2:] - anchors[:, :2])
-        assert (back[:, 2:] - back[:, :2] <= limit * (1 + 1e-9)).all()
-
-
 # The network
 
 
 # Detection and scores
-
-
-def slow_suppression(boxes, scores, labels, threshold):
-    left = sorted(range(len(boxes)), key=lambda n: (-scores[n], n))
-    kept = []
-    while left:
-        best, *rest = left
-        kept.append(best)
-        left = [
-            n for n in rest if labels[n] != labels[best] or iou(boxes[n], boxes[best]) <= threshold
-        ]
-    return kept
-
-
-def iou(a, b):
-    width = min(a[2], b[2]) - max(a[0], b[0])
-    height = min(a[3], b[3]) - max(a[1], b[1])
-    shared = max(width, 0) * max(height, 0)
-    return shared / ((a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - shared)
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_suppression_is_that_of_a_slow_reference(example, seed):
-    rng = np.random.default_rng(seed)
-    corners = rng.integers(0, 60, (80, 2))
-    boxes = np.concatenate([corners, corners + rng.integers(5, 40, (80, 2))], axis=1)
-    scores = rng.integers(0, 20, 80) / 20  # with ties
-    labels = rng.integers(0, 3, 80)
-    found = example.evaluate.non_maximum_suppression(
-        torch.tensor(boxes, dtype=torch.float64), torch.tensor(scores), torch.tensor(labels), 0.5
-    )
-    assert found.tolist() == slow_suppression(boxes, scores, labels, 0.5)
-    assert 3 < len(found) < 80
-
-
-def test_detect_finds_the_boxes_that_outputs_were_made_of(example):
-    grid = example.anchors.AnchorGrid(2.0)
-    anchors = grid.boxes([(8, 8), (4, 4), (2, 2), (1, 1), (1, 1)], torch.device("cpu"))
-    truth = torch.tensor([[4.0, 4, 22, 20], [30, 30, 58, 62], [30, 30, 58, 62]])
-    labels = torch.tensor([0, 1, 0])
-    logits, offsets = torch.full((2, len(anchors), 2), -9.0), torch.zeros(2, len(anchors), 4)
-    for number, (box, label) in enumerate(zip(truth, labels, strict=True)):
-        best = example.anchors.box_iou(box[None], anchors)[0].topk(4).indices
-        for place, logit in zip(best, (4.0 - number, 2.0, 1.0, 0.5), strict=True):
-            logits[0, place, label] = logit
-            offsets[0, place] = example.anchors.encode(box[None], anchors[place][None])[0]
-    outputs = example.model.Outputs(logits, offsets, anchors)
-    first, second = example.evaluate.detect(outputs, (64, 64))
-    assert first.labels.tolist() == labels.tolist()  # best first; two classes may share a place
-    torch.testing.assert_close(first.boxes, truth, atol=1e-4, rtol=1e-5)
-    assert len(second.boxes) == 0
 
 
 @pytest.fixture
@@ -303,10 +232,6 @@ def as_xywh(box):
 
 
 # Training
-
-
-def options(example, data, out, *more):
-    return example.train.parsed([str(data), "--out", str(out), *TINY, *map(str, more)])
 
 
 def test_two_real_photos_are_learned_by_heart(example, cells):
@@ -420,13 +345,6 @@ def test_the_programs_train_evaluate_and_draw(cells, tmp_path):
             ]
     assert set(json.loads(scores.read_text())["by_class_50"]) == {"Platelets", "RBC", "WBC"}
     assert drawn.read_text().startswith("<?xml")
-
-
-def test_a_run_is_not_begun_over_another_one(example, cells, tmp_path, capsys):
-    begun = example.train.begun(options(example, cells, tmp_path))
-    example.checkpoint.save(begun.state_dict(), tmp_path / "checkpoint.pt")
-    assert example.train.main([str(cells), "--out", str(tmp_path), *TINY]) == 1
-    assert "checkpoint.pt is there already. --resume goes on with it" in capsys.readouterr().err
 
 
 # Folders that are not like BCCD

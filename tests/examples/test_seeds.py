@@ -34,7 +34,7 @@ def modules():
 
 def test_every_claim_holds(run):
     found = CLAIM.findall(run.stdout)
-    failed = [(text, told) for text, told, verdict in found if verdict == "DOES NOT HOLD"]
+    failed = [(text, said) for text, said, verdict in found if verdict == "DOES NOT HOLD"]
     assert failed == []
     assert run.returncode == 0, run.stderr
     assert run.stderr == ""
@@ -44,8 +44,8 @@ def test_every_claim_holds(run):
     )
     assert len(left_out) <= 1
     why = f", {len(left_out)} not compared (there is no CUDA here)" if left_out else ""
-    told = rf"{len(found) - len(left_out)} hold, 0 do not{re.escape(why)}, in \d+ s"
-    assert re.fullmatch(told, run.stdout.splitlines()[-1])
+    said = rf"{len(found) - len(left_out)} hold, 0 do not{re.escape(why)}, in \d+ s"
+    assert re.fullmatch(said, run.stdout.splitlines()[-1])
     last_line = re.search(r"`(\d+) hold, 0 do not, 1 not compared \(there is no CUDA", README)
     assert int(last_line[1]) == len(found) - 1
 

@@ -34,12 +34,12 @@ def cells(data_dir, tmp_path_factory):
     """Real photos as YOLO's files, and what `convert` said."""
     folder = tmp_path_factory.mktemp("yolo") / "bccd"
     command = ("convert", data_dir / "bccd", folder, "--to", "yolo", "--images", "link")
-    told = run("-m", "penstock", *command)
+    printed = run("-m", "penstock", *command)
     for split, count in (("train", 72), ("val", 16)):  # the rest would take the same path
         for path in sorted((folder / "images" / split).iterdir())[count:]:
             path.unlink()
             (folder / "labels" / split / path.name).with_suffix(".txt").unlink()
-    return folder, told
+    return folder, printed
 
 
 @pytest.fixture(scope="module")
@@ -182,13 +182,13 @@ def test_targets_name_the_image_and_share_its_size(example):
 
 
 def test_the_same_batches_come_for_any_number_of_workers(scenes):
-    told = [
+    printed = [
         run(FOLDER / "train.py", scenes, "--verify", "--size", 64, "--seed", seed).splitlines()
         for seed in (7, 8)
     ]
-    digests = [[line.split("workers: ")[1] for line in lines] for lines in told]
+    digests = [[line.split("workers: ")[1] for line in lines] for lines in printed]
     assert [len(set(found)) for found in digests] == [1, 1]
-    assert [line[0] for line in told[0]] == ["0", "1", "2"]
+    assert [line[0] for line in printed[0]] == ["0", "1", "2"]
     training = [re.search(r"training (\w{16})", found[0])[1] for found in digests]
     validation = [re.search(r"validation (\w{16})", found[0])[1] for found in digests]
     assert training[0] != training[1]  # of another seed
@@ -196,9 +196,9 @@ def test_the_same_batches_come_for_any_number_of_workers(scenes):
 
 
 def test_sheets_show_the_batches(cells, tmp_path):
-    told = run(FOLDER / "sheets.py", cells[0], "-o", tmp_path, "--size", 128, "--tile", 128)
+    printed = run(FOLDER / "sheets.py", cells[0], "-o", tmp_path, "--size", 128, "--tile", 128)
     names = ("train-mosaic", "train-whole", "validation")
-    for name, line in zip(names, told.splitlines(), strict=True):
+    for name, line in zip(names, printed.splitlines(), strict=True):
         images, boxes = map(int, re.search(r": (\d+) images, (\d+) boxes", line).groups())
         assert images == 9
         assert boxes > 9

@@ -189,7 +189,7 @@ def test_time_in_the_transform_is_the_loops_own(workers):
     loader = loader_of(workers, device="cpu", device_transform=transform)
     list(loader)
     run = loader.stats().run
-    assert run.consumer_s >= 5 * 0.02  # all but the last batch's, which nobody asks after
+    assert run.consumer_s >= 5 * 0.02  # all but the last batch's, which nothing follows
     assert run.wait_s < run.seconds - 5 * 0.02 + 1e-6
 
 

@@ -140,8 +140,8 @@ def test_it_follows_to_another_device_and_stays_as_it_is_on_its_own():
     ids=["list", "dict", "ndarray", "bytes"],
 )
 def test_what_is_no_tensor_is_told_what_to_do(images):
-    told = rf"not a {type(images).__name__}\. .*torch\.from_numpy .*normalize\(batch\[0\]\)"
-    with pytest.raises(TypeError, match=told):
+    said = rf"not a {type(images).__name__}\. .*torch\.from_numpy .*normalize\(batch\[0\]\)"
+    with pytest.raises(TypeError, match=said):
         NormalizeImages()(images)
 
 

@@ -20,8 +20,6 @@ from penstock import Loader, get_worker_info, sample_rng
 from penstock.data import ArrayDataset, ConcatDataset, StackDataset, Subset
 from penstock.errors import ConfigError
 from penstock.sampling import (
-    DistributedSampler,
-    IndexSampler,
     RandomSampler,
     WeightedRandomSampler,
 )
@@ -495,38 +493,6 @@ def test_in_a_thread_of_its_own_a_sample_is_not_known():
 
     found = [epochs(Loader(HandsOver(), batch_size=4), 1) for _ in range(2)]
     assert found[0] == found[1]
-
-
-@pytest.mark.parametrize("dtype", [np.int32, np.uint8])
-def test_orders_of_any_integers_cross_to_workers(dtype):
-    class Narrow(IndexSampler):
-        def __len__(self):
-            return 6
-
-        def indices(self):
-            return np.arange(6, dtype=dtype)
-
-    for num_workers in (0, 1):
-        loader = Loader(np.arange(6), batch_size=2, sampler=Narrow(), num_workers=num_workers)
-        assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4, 5]]
-
-
-def test_a_few_of_very_many_samples_take_no_memory():
-    class Many:
-        def __len__(self):
-            return 10**10
-
-        def __getitem__(self, index):
-            return index
-
-    chosen = RandomSampler(Many(), num_samples=3 * 10**6, seed=1).indices()
-    whole = RandomSampler(Many(), seed=1).indices()
-    assert len(chosen) == 3 * 10**6
-    assert np.array_equal(chosen[:1000], whole[:1000])
-    shared = DistributedSampler(Many(), 4, 3, seed=1).indices()
-    assert np.array_equal(shared[:100], whole[3:400:4])
-    loader = Loader(Many(), batch_size=4, sampler=DistributedSampler(Many(), 4, 3, shuffle=False))
-    assert len(loader) == 10**10 // 16
 
 
 def test_datapipes_know_no_seed():

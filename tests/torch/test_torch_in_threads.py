@@ -45,7 +45,7 @@ def threads_over(dataset: Any, num_workers: int = 2, **options: Any) -> ours.Dat
     return ours.DataLoader(dataset, num_workers=num_workers, backend="thread", **options)
 
 
-def told(loader: Any) -> list[Any]:
+def said(loader: Any) -> list[Any]:
     return [sample for batch in loader for sample in batch]
 
 
@@ -78,7 +78,7 @@ class DealtOut(theirs.IterableDataset[int]):
 
 
 def test_a_stream_that_asks_torch_for_its_share_is_dealt_out() -> None:
-    assert sorted(told(threads_over(DealtOut()))) == list(range(12))
+    assert sorted(said(threads_over(DealtOut()))) == list(range(12))
 
 
 def _own_id(_: int) -> int | None:
@@ -87,12 +87,12 @@ def _own_id(_: int) -> int | None:
 
 
 def test_a_process_worker_that_is_forked_afterwards_has_torchs_answer() -> None:
-    told(threads_over(Calls(_own_id)))
+    said(threads_over(Calls(_own_id)))
     for module in (ours, theirs):
         loader = module.DataLoader(
             Calls(_own_id, 4), 1, num_workers=2, collate_fn=as_made, multiprocessing_context="fork"
         )
-        assert told(loader) == [200, 201, 200, 201]
+        assert said(loader) == [200, 201, 200, 201]
 
 
 def test_torchs_collate_in_a_thread_makes_no_shared_memory() -> None:
@@ -106,7 +106,7 @@ def test_torchs_collate_in_a_thread_makes_no_shared_memory() -> None:
 
 
 def test_the_numpy_loaders_processes_stay_unknown_to_torch() -> None:
-    told(threads_over(Calls(_own_id)))
+    said(threads_over(Calls(_own_id)))
 
     def ask(_: int) -> bool:
         return get_worker_info() is None and penstock.get_worker_info() is not None
@@ -114,7 +114,7 @@ def test_the_numpy_loaders_processes_stay_unknown_to_torch() -> None:
     loader = penstock.Loader(
         Calls(ask, 4), 1, num_workers=1, collate_fn=as_made, multiprocessing_context="fork"
     )
-    assert told(loader) == [True] * 4
+    assert said(loader) == [True] * 4
 
 
 # A context whose processes are threads
@@ -156,7 +156,7 @@ def test_a_context_whose_processes_are_threads_gets_threads(make: Any, options: 
     )  # fmt: skip
     assert loader.multiprocessing_context is context
     assert loader.backend == "thread"
-    samples = told(loader)
+    samples = said(loader)
     assert [index for index, _ in samples] == list(range(12))
     assert {name for _, name in samples} == {"penstock-0", "penstock-1"}
     assert loader.stats().backend == "thread"

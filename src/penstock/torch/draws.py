@@ -113,11 +113,7 @@ class Draws:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Draws:
-        """Return the draws whose `to_json` is given.
-
-        Raises:
-            StateError: it is none's.
-        """
+        """Return the draws whose `to_json` is given, or raise StateError."""
         with _state_errors():
             seed = fields["order_seed"]
             order_seed = OrderSeed(None if seed is None else checked_count("order_seed", seed))
@@ -134,14 +130,7 @@ class Draws:
 
 
 class _Generator(NamedTuple):
-    """A generator that a sampler may draw from.
-
-    Attributes:
-        name: Its name in a state.
-        get: Returns its state.
-        set: Puts it into a state.
-        is_private: Whether it is given to the loader or the sampler, not one of the global ones.
-    """
+    """A generator that a sampler may draw from; a private one is the loader's or the sampler's."""
 
     name: str
     get: Callable[[], Any]
@@ -160,8 +149,7 @@ class UnseededIndices:
         """Look at what the loader draws with.
 
         Args:
-            loader: Used while `begin` runs, and not kept by what it returns: a persistent iterator
-                and its loader would keep each other.
+            loader: Not kept by what `begin` returns: an iterator and its loader would be a cycle.
             base_seed: Of workers that live on: then the sampler is asked once, and no base seed is
                 drawn. None: an iterator begins.
         """

@@ -74,11 +74,8 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
     which is used again once the last view of it is garbage. Writing into a batch changes that batch
     alone. Holding batches (`list(loader)`) costs their memory and is always safe.
 
-    Differences that show: all workers get the dataset from one pickle under `spawn` and
-    `forkserver`, with its arrays in memory that is shared until a worker writes to it; a sample's
-    error carries a note that names it; `get_batch(indices, alloc)` of a dataset is used where there
-    is one and the collate is the default. DataPipes, deprecated in torch, run on torch's own
-    engine.
+    docs/differences-from-torch.md has the differences that show. DataPipes, deprecated in torch,
+    run on torch's own engine.
 
     Args:
         dataset: Map-style (`__getitem__`, `__len__`), a `torch.utils.data.IterableDataset`, or a
@@ -252,11 +249,9 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
         name_keywords(cls, DataLoader)
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Set an attribute.
+        """Set an attribute; ConfigError for an argument that is read once.
 
-        Raises:
-            ConfigError: it is an argument, of ours or torch's, that is read once. A subclass may
-                have something else of the name of one of ours.
+        A subclass may have something else of the name of one of ours.
         """
         if type(self) is DataLoader and name in vars(self) and name in added_arguments(DataLoader):
             raise ConfigError(
@@ -293,19 +288,14 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
 
     @Readable
     def failures(self) -> list[Failure]:
-        """Bad samples, left out or replaced, in the order in which they were missed.
-
-        Each once an epoch, with its index, file or key, error, worker, epoch and step. The last
-        10,000 are kept.
-        """
+        """Bad samples, left out or replaced; see `penstock.Loader.failures`."""
         return self._faults.failures
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next `iter()` begins; otherwise it advances by itself.
 
         It reaches the samplers, and the dataset in every worker, persistent ones too, if they have
-        a method `set_epoch`. With `seed=` it decides the order and every sample's random numbers;
-        `sampler.set_epoch(e)`, as loops written for torch have it, does the same.
+        a method `set_epoch`; `sampler.set_epoch(e)`, as loops for torch have it, does the same.
 
         Raises:
             ConfigError: a negative epoch, or one of 2^32 and more.
@@ -318,26 +308,9 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
     def state_dict(self) -> dict[str, Any]:
         """Return where the training loop is: the epoch, and the batches it has been given.
 
-        Batches that workers have made ahead do not count. "epoch" and "batches" in it say where the
-        loop is. With `seed=` the state is below 1 KB for any dataset, and the same on all ranks. An
-        iterable dataset's own state comes on top, for each worker, and is its rank's own. Without
-        `seed=` the state holds what the epoch's order was drawn with: one number for
-        `shuffle=True`, nothing for samplers with a seed of their own, or 4 to 18 KB for generators.
-
-        Returns:
-            What `json.dumps` takes.
-
-        Example:
-            >>> data = torch.utils.data.TensorDataset(torch.arange(5.0))
-            >>> loader = DataLoader(data, batch_size=2, shuffle=True, seed=7)
-            >>> batches = iter(loader)
-            >>> first = next(batches)
-            >>> state = loader.state_dict()
-            >>> rest = [batch.tolist() for (batch,) in batches]
-            >>> again = DataLoader(data, batch_size=2, shuffle=True, seed=7)
-            >>> again.load_state_dict(state)
-            >>> [batch.tolist() for (batch,) in again] == rest
-            True
+        As `penstock.Loader.state_dict`. Without `seed=` it also holds what the epoch's order was
+        drawn with: one number for `shuffle=True`, nothing for samplers with a seed of their own, or
+        4 to 18 KB for generators.
         """
         self._check_engine()
         return self._schedule.state_dict(self._source, self.dataset)
@@ -345,10 +318,9 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next `iter()` go on exactly where `state` was saved.
 
-        No sample that was given before is read again. With `seed=`, the rest of the epoch is bit
-        for bit what it would have been, with any number of workers or, through
-        `penstock.sampling.DistributedSampler`, ranks. Without, its order is; random numbers drawn
-        in workers are not.
+        With `seed=`, the rest of the epoch is bit for bit what it would have been, with any number
+        of workers or, through `penstock.sampling.DistributedSampler`, ranks. Without, its order is;
+        random numbers drawn in workers are not.
 
         Raises:
             StateError: an iterator is running, or the state was saved with other data, batch
@@ -385,11 +357,7 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
             )
 
     def _source(self, base_seed: int | None = None) -> IndexSource:
-        """Return what the indices come from; samplers may have been exchanged since.
-
-        Args:
-            base_seed: Of workers that live on from the epoch before.
-        """
+        """Return what the indices come from; `base_seed` is that of workers that live on."""
         if self._seed is None:
             return UnseededIndices(self, base_seed)
         if isinstance(self.dataset, torch.utils.data.IterableDataset):

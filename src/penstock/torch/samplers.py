@@ -152,17 +152,9 @@ def index_batches(
 ) -> Iterator[object]:
     """Return an iterator over a batch sampler's batches, as int64 arrays where its order is known.
 
-    That is: a plain `BatchSampler` over one of torch's samplers. Subclasses, which may order as
-    they like, and all other iterables are simply iterated. Either way batches hold the same indices
-    as `iter(batch_sampler)`, and every generator is used at the same moments.
-
-    Args:
-        batch_sampler: Yields batches of indices.
-        seed: Where the seed of a `RandomSampler`'s order is kept, or to be taken from.
-
-    Returns:
-        Iterator over int64 arrays of shape (batch,), which may be views of the whole order: do not
-        write. Or over whatever `batch_sampler` yields, arrays of its own as `UserArray`.
+    That is: a plain `BatchSampler` over one of `STOCK_SAMPLERS`. All other iterables are iterated,
+    arrays of theirs as `UserArray`. Either way every generator is used at the same moments as by
+    torch. `seed` is where that of a `RandomSampler`'s order is kept, or to be taken from.
 
     Example:
         >>> batch_sampler = BatchSampler(SequentialSampler(range(5)), batch_size=2, drop_last=False)
@@ -209,16 +201,9 @@ def _split(
 
 
 def seeded_sampler(sampler: Any, seed: int) -> Any:  # noqa: ANN401 - any sampler, or its like
-    """Return the sampler of the core that orders as one of torch's is meant to, by (seed, epoch).
+    """Return the sampler of the core that orders as one of torch's own classes, by (seed, epoch).
 
-    Args:
-        sampler: One of torch's own classes (subclasses may order as they like); anything else is
-            returned as it is.
-        seed: Decides the orders, instead of the sampler's generator.
-
-    Example:
-        >>> seeded_sampler(RandomSampler(range(4)), seed=7).settings()["seed"]
-        7
+    Anything else is returned as it is: subclasses may order as they like.
     """
     kind = type(sampler)
     if kind is BatchSampler:

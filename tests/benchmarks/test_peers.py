@@ -6,11 +6,8 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import re
-import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -19,7 +16,8 @@ from tests.support.sources import imported_at_top
 
 PEERS = Path(__file__).parents[2] / "benchmarks" / "peers"
 FILES = sorted(path for path in (PEERS / "contenders").glob("*.py") if path.stem != "__init__")
-SVG = "{http://www.w3.org/2000/svg}"
+
+
 FUNCTIONS = ("photos", "pack", "packed", "tiny", "transport", "paths", "resume")
 
 sys.path[:0] = [str(PEERS), str(PEERS.parent)]
@@ -132,71 +130,6 @@ def test_a_photo_that_is_missing_or_comes_twice_is_found_in_timed_epochs_too(
             consume(photo_batches(photos, labels))
 
 
-def row_batches(order):
-    rows = works.tiny_rows(100)[order]
-    yield rows[:50]
-    yield rows[50:]
-
-
-def test_right_rows_pass() -> None:
-    order = np.random.default_rng(0).permutation(100)
-    assert works.RowConsumer(100, 50).first(row_batches(order)) == 100
-    assert works.RowConsumer(100, 50).take(row_batches(order)) == (100, 2)
-
-
-def test_wrong_rows_are_found() -> None:
-    order = np.random.default_rng(0).permutation(100)
-    twice = np.where(order == 7, 8, order)
-    for consume in (works.RowConsumer(100, 50).first, works.RowConsumer(100, 50).take):
-        with pytest.raises(works.WrongDataError, match="row 8 came 2 times"):
-            consume(row_batches(twice))
-        with pytest.raises(works.WrongDataError, match="99 rows of 100"):
-            consume(row_batches(order[1:]))
-        with pytest.raises(works.WrongDataError, match="not shuffled"):
-            consume(row_batches(np.arange(100)))
-    torn = works.tiny_rows(100)[order]
-    torn[3, 16:] = torn[4, 16:]
-    with pytest.raises(works.WrongDataError, match="torn"):
-        works.RowConsumer(100, 100).first(iter([torn]))
-
-
-# ---------------------------------------------------------------- what a process did
-
-ALL = list(range(10))
-PROGRESS = (
-    "PROGRESS {{'at_s': 5.0, 'started': true}}\\nPROGRESS {{'at_s': 6.0, 'labels': {labels}}}\\n"
-)
-
-
-@pytest.mark.parametrize(
-    ("labels", "end", "expected"),
-    [
-        (ALL, "done", {"kind": "goes on", "lost": 0, "too many": 0, "seconds": 3.0}),
-        ([*ALL[1:], 1], "done", {"kind": "goes on", "lost": 1, "too many": 1}),
-        (ALL[5:], "error", {"kind": "error", "lost": 5, "line": "ValueError: no JPEG"}),
-        (ALL[5:], "crash", {"kind": "ends", "lost": 5, "line": "it crashed", "exit status": -9}),
-        (ALL[5:], "hang", {"kind": "hangs", "lost": 5}),
-    ],
-)
-def test_what_a_process_did_is_told(photos: Path, monkeypatch, labels, end, expected) -> None:
-    monkeypatch.setattr(measure, "_HANG_S", 1.0)
-    text = PROGRESS.format(labels=labels).replace("'", '"')
-    deeds = {
-        "done": 'print(\'PROGRESS {"at_s": 8.0, "done": true}\', flush=True)',
-        "error": 'print(\'PROGRESS {"at_s": 8.0, "error": "ValueError: no JPEG"}\', flush=True)',
-        "crash": "print('it crashed', file=sys.stderr, flush=True); os.kill(os.getpid(), 9)",
-        "hang": "sys.stdin.read()",
-    }
-    code = f"import os, sys; print('{text}', end='', flush=True); {deeds[end]}"
-    task = SimpleNamespace(work="corrupt", photos=photos, size=works.Size(5))
-    command = [sys.executable, "-c", code]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) as process:
-        outcome = measure._watch(process, task)
-        process.kill()
-    assert outcome.items() >= expected.items()
-
-
 # ---------------------------------------------------------------- runs
 
 
@@ -297,27 +230,6 @@ def test_the_page_shows_what_failed_what_is_absent_and_what_could_not_be_install
     assert r"- slow, `tiny: ValueError: out of \| fingers`" in text
     assert "- slow: slow cannot do it" in text
     assert "- slow (`requirements/abacus.txt`, 2026-01-02): `ERROR: no abacus`" in text
-
-
-def test_a_chart_has_a_bar_for_each_and_the_overview_one_for_each_loader() -> None:
-    names = ["penstock (threads)", "penstock (processes)", "torch (simplejpeg, OpenCV)", "fast"]
-    names += ["torch (Pillow)", "slow <1>", "slow <2>"]
-    values = dict(zip(names, (300.0, 250.0, 100.0, 900.0, 500.0, 10.0, 9.0), strict=True))
-    drawn = page.charts({"photos": {name: entry("photos", v) for name, v in values.items()}})
-    assert set(drawn) == {"photos.svg", "overview.svg"}
-
-    def bars(name):
-        svg = ElementTree.fromstring(drawn[name])
-        texts = [t.text for t in svg.iter(f"{SVG}text") if t.get("class").startswith("name ")]
-        widths = [float(r.get("width")) for r in svg.iter(f"{SVG}rect") if r.get("rx")]
-        assert widths == sorted(widths, reverse=True)
-        return texts, widths
-
-    texts, widths = bars("photos.svg")
-    assert texts == sorted(names, key=values.get, reverse=True)
-    assert widths[2] / widths[0] == pytest.approx(300 / 900, rel=1e-2)
-    # Torch's best of the baseline's settings stands there, not the one with another decoder.
-    assert bars("overview.svg")[0] == ["fast", "penstock", "torch", "slow <1>", "slow <2>"]
 
 
 def test_the_page_is_up_to_date() -> None:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import shlex
@@ -106,57 +105,7 @@ def test_focal_loss_is_the_papers_formula(example, alpha, gamma):
         np.testing.assert_allclose(loss.numpy(), wanted, rtol=2e-6, atol=1e-9)
 
 
-def test_losses_are_sums_over_counted_anchors_by_the_number_of_positives(example):
-    anchors = torch.tensor(
-        [[0.0, 0, 10, 10], [0, 0, 10, 9], [0, 0, 10, 22], [50, 50, 60, 60]]
-    )  # a match, another, one between (IoU 0.45), background
-    targets = [
-        {"boxes": torch.tensor([[0.0, 0, 10, 10]]), "labels": torch.tensor([1])},
-        {"boxes": torch.zeros(0, 4), "labels": torch.zeros(0, dtype=torch.int64)},
-    ]
-    logits, offsets = torch.randn(2, 4, 3), torch.randn(2, 4, 4)
-    losses = example.losses.retinanet_losses(logits, offsets, anchors, targets)
-    wanted = np.zeros((2, 4, 3), bool)
-    wanted[0, :2, 1] = True
-    each = direct_focal_loss(logits, wanted, 0.25, 2.0)
-    each[0, 2] = 0
-    assert losses.num_positives == 2
-    assert losses.classes.item() == pytest.approx(each.sum() / 2, rel=1e-5)
-    difference = np.abs(
-        offsets[0, :2].double().numpy() - [[0, 0, 0, 0], [0, 0.5 / 9, 0, math.log(10 / 9)]]
-    )
-    smooth = np.where(difference < 1 / 9, difference**2 * 4.5, difference - 1 / 18)
-    assert losses.boxes.item() == pytest.approx(smooth.sum() / 2, rel=1e-5)
-
-
 # Anchors
-
-
-@pytest.mark.parametrize(
-    ("boxes", "anchors", "expected"),
-    [
-        # an anchor takes the box that it overlaps most
-        (
-            [[0.0, 0, 10, 10], [0, 2, 10, 12]],
-            [[0.0, 0, 10, 10], [0, 2, 10, 12], [0, 1.4, 10, 11.4], [0, 0.5, 10, 10]],
-            [0, 1, 1, 0],
-        ),
-        # a box that suits no anchor gets its best one, where it has one at all
-        (
-            [[0.0, 0, 3, 3], [100, 100, 110, 110]],
-            [[0.0, 0, 10, 10], [0, 0, 40, 40], [60, 60, 70, 70]],
-            [0, None, None],
-        ),
-        # the best anchor of two boxes takes the one that it overlaps more
-        ([[0.0, 0, 10, 4], [0, 0, 10, 9]], [[0.0, 0, 10, 10], [60, 60, 70, 70]], [1, None]),
-        ([[0.0, 0, 10, 9], [0, 0, 10, 4]], [[0.0, 0, 10, 10], [60, 60, 70, 70]], [0, None]),
-        ([], [[0.0, 0, 10, 10]], [None]),
-    ],
-)
-def test_anchors_match_the_boxes_that_they_overlap_most(example, boxes, anchors, expected):
-    found = example.anchors.match(torch.tensor(anchors), torch.tensor(boxes).reshape(-1, 4))
-    background = example.anchors.BACKGROUND
-    assert found.tolist() == [background if number is None else number for number in expected]
 
 
 # The network

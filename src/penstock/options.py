@@ -203,19 +203,20 @@ class LoaderOptions:
         except TypeError:
             raise TypeError(f"timeout must be a number of seconds, got {timeout!r}") from None
         wrong = {
-            f"num_workers option should be non-negative, got {num_workers}; use num_workers=0 to "
-            "load in this process": num_workers < 0,
-            f"timeout option should be non-negative, got {timeout}; it is in seconds, and 0 waits "
-            "for ever": not is_timeout,
+            f"num_workers option should be non-negative, got {num_workers}": num_workers < 0,
+            f"timeout option should be non-negative, got {timeout}": not is_timeout,
             "prefetch_factor option could only be specified in multiprocessing, got "
             f"{prefetch_factor} with num_workers=0; let num_workers > 0, or leave prefetch_factor "
             "None": prefetch_factor is not None and num_workers == 0,
-            f"prefetch_factor option should be at least 1, got {prefetch_factor}; it counts "
-            "batches per worker": prefetch_factor is not None and prefetch_factor < 1,
-            "persistent_workers option needs num_workers > 0, got num_workers=0; leave it False or "
-            "add workers": self.persistent_workers and num_workers == 0,
-            f"timeout={timeout} needs workers to wait for, got num_workers=0; let num_workers > 0, "
-            "or timeout=0": timeout > 0 and num_workers == 0,
+            f"prefetch_factor option should be at least 1, got {prefetch_factor}": (
+                prefetch_factor is not None and prefetch_factor < 1
+            ),
+            "persistent_workers option needs num_workers > 0, got num_workers=0": (
+                self.persistent_workers and num_workers == 0
+            ),
+            f"timeout={timeout} needs num_workers > 0, got num_workers=0": (
+                timeout > 0 and num_workers == 0
+            ),
         }
         for message, is_wrong in wrong.items():
             if is_wrong:

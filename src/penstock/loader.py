@@ -133,12 +133,10 @@ class Loader(Observed, Generic[SampleT]):
         orders = {"shuffle": shuffle, "sampler": sampler, "batch_sampler": batch_sampler}
         dataset, collate_fn = adapted(dataset, collate_fn, batch_size, **orders)
         self._is_iterable = isinstance(dataset, IterableDataset)
-        if not self._is_iterable and (_is_torchs(dataset) or not hasattr(dataset, "__getitem__")):
+        if not self._is_iterable and not hasattr(dataset, "__getitem__"):
             raise TypeError(
-                "a dataset has __getitem__ and __len__, or is a penstock.data.IterableDataset; "
-                f"got {type(dataset).__name__}. Iterable datasets of torch are for "
-                "penstock.torch.DataLoader; for one of Hugging Face there is "
-                "penstock.integrations.huggingface.from_huggingface"
+                "a dataset has __getitem__ and __len__, or is a penstock.data.IterableDataset; got "
+                f"{type(dataset).__name__}. Streams of torch are for penstock.torch.DataLoader"
             )
         self._seed: int = checked_count("seed", seed)
         options = LoaderOptions(
@@ -310,14 +308,6 @@ class Loader(Observed, Generic[SampleT]):
             return len(self.dataset)
         full, rest = divmod(len(self.dataset), self.batch_size)
         return full + (rest > 0 and not self.drop_last)
-
-
-def _is_torchs(dataset: object) -> bool:
-    """Return whether it is an iterable dataset of torch's, which inherits a useless __getitem__."""
-    return any(
-        cls.__name__ == "IterableDataset" and cls.__module__.startswith("torch.utils.data.")
-        for cls in type(dataset).__mro__
-    )
 
 
 def _check_orders(

@@ -220,7 +220,7 @@ class Collator:
             np.ndarray: self._stack,
             (np.bool_, np.number, np.object_): self._scalars,
             float: self._floats,
-            int: self._scalars,
+            int: self._ints,
             str: _keep,
             bytes: _keep,
             **CONTAINERS,
@@ -273,6 +273,15 @@ class Collator:
 
     def _floats(self, values: Sequence[Any], *, collate_fn_map: CollateMap) -> Any:  # noqa: ANN401
         return self._finish(np.asarray(values, np.float64))
+
+    def _ints(self, values: Sequence[Any], *, collate_fn_map: CollateMap) -> Any:  # noqa: ANN401
+        if set(map(type, values)) != {int}:
+            return self._scalars(values, collate_fn_map=collate_fn_map)
+        try:
+            return self._finish(np.asarray(values, np.int64))
+        except OverflowError:
+            self._refuse_mixture(values)
+            raise
 
     def _refuse_mixture(self, values: Sequence[Any]) -> None:
         """Leave to the framework what it has rules of its own for."""

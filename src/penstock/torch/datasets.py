@@ -100,7 +100,7 @@ def _counted_from_start(indices: NDArray[np.int64], length: int) -> torch.Tensor
     if smallest < 0:
         indices = np.where(indices < 0, indices + length, indices)
     elif not (indices.flags.writeable and indices.flags.c_contiguous):
-        indices = indices.copy()  # torch warns of read-only memory, and knows no negative strides
+        indices = indices.copy()  # torch warns of read-only memory, and has no negative strides
     return torch.from_numpy(indices)
 
 

@@ -151,7 +151,7 @@ class UnseededIndices:
 
         Args:
             loader: Not kept by what `begin` returns: an iterator and its loader would be a cycle.
-            base_seed: Of workers that live on: then the sampler is asked once, and no base seed is
+            base_seed: Of workers that live on: then the sampler is iterated once, and no base seed is
                 drawn. None: an iterator begins.
         """
         self._loader = loader
@@ -165,7 +165,7 @@ class UnseededIndices:
         )
         self._is_drawless = all(map(_draws_nothing, with_inner(self._inner)))
         ordered = [part for part in with_inner(sampler) if isinstance(part, IndexSampler)]
-        # Its order is a function of the epoch, which nothing else tells it.
+        # Its order is a function of the epoch, of which nothing else notifies it.
         self._ordered = ordered[-1] if ordered else None
 
     def begin(self, epoch: int, progress: Progress) -> Iterator[object]:
@@ -256,7 +256,7 @@ class UnseededIndices:
         tell_seed(0, self._loader._index_sampler)
         if draws.sampler_epoch is not None:
             tell_epoch(draws.sampler_epoch, self._loader._index_sampler)
-        if isinstance(self._inner, Resumable):  # the loader knows how much was given
+        if isinstance(self._inner, Resumable):  # the loader has counted what was given
             self._inner.forget_state()
         users = GlobalStates.now()
         try:

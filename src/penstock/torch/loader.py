@@ -212,7 +212,7 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
         workers: int = self._monitor.num_workers
         check_samplers(dataset, sampler, batch_sampler, batch_size)
         super().__init__(
-            dataset,  # type: ignore[arg-type]  # torch's annotation knows its own classes alone
+            dataset,  # type: ignore[arg-type]  # torch's annotation has its own classes alone
             batch_size,
             shuffle,
             sampler,
@@ -302,7 +302,7 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
             TypeError: an epoch that is no integer.
         """
         self._schedule.set_epoch(epoch)
-        if self._seed is None:  # a seeded epoch tells them when it begins
+        if self._seed is None:  # a seeded epoch notifies them when it begins
             tell_epoch(epoch, self.sampler, self.batch_sampler)
 
     def state_dict(self) -> dict[str, Any]:
@@ -483,7 +483,7 @@ def _rank_of_shard(loader: DataLoader[Any]) -> Rank:
         return current_rank()
     except ConfigError:
         if loader._seed is None:
-            return Rank(0, 1)  # torch would not have asked; `shard` then knows of no ranks
+            return Rank(0, 1)  # torch does not read it; `shard` then has no ranks
         raise
 
 

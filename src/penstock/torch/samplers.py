@@ -93,7 +93,7 @@ def _random_chunks(
     else:
         for _ in range(sampler.num_samples // length):
             yield torch.randperm(length, generator=generator).numpy()
-        # Drawn even if nothing of it is needed, once an index beyond the last is asked for.
+        # Drawn even if nothing of it is needed, at the call for an index beyond the last.
         rest = torch.randperm(length, generator=generator)
         yield rest[: sampler.num_samples % length].numpy()
 
@@ -183,7 +183,7 @@ def _as_int64(indices: Any) -> NDArray[np.int64] | None:  # noqa: ANN401
 def _split(
     chunks: Iterator[NDArray[np.int64]], batch_size: int, *, drop_last: bool
 ) -> Iterator[NDArray[np.int64]]:
-    """Batches of `batch_size`; a chunk is asked for only when the last does not suffice."""
+    """Batches of `batch_size`; a chunk is drawn only when the last does not suffice."""
     parts: list[NDArray[np.int64]] = []
     missing = batch_size
     for chunk in chunks:

@@ -49,7 +49,7 @@ def _asking_the_thread() -> Any:  # noqa: ANN401 - of torch's module, whose vari
 
 
 def thread_info(caller: CodeType) -> torch_data.worker.WorkerInfo | None:
-    """Return what a worker that is this very thread knows of itself, as torch has it.
+    """Return the info of a worker that is this very thread, as torch has it.
 
     None for torch's collate, which asks whether this is a process that has to share tensors.
     """

@@ -4,7 +4,7 @@
     slot is mapped ── cudaHostRegister ── batches ── a fence ── cudaHostUnregister ── unmapped
 
 What is copied with `non_blocking=True` is read after the call. torch notes which streams read
-pinned memory of its own; of other memory it knows nothing. So a slot whose last view is gone waits
+pinned memory of its own; of other memory it has no note. So a slot whose last view is gone waits
 for everything that was under way at that moment on any of torch's streams, of any device.
 """
 

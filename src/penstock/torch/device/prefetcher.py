@@ -28,7 +28,7 @@ class DevicePrefetcher(Summarized):
     `penstock.torch.DataLoader` is iterated as one with `device=`: its state and stats stay exact.
     This path has not yet run on a GPU; `make gpu` runs its tests on one.
 
-    Where copies run beside the loop, the loader is asked for one batch ahead, and never beyond its
+    Where copies run beside the loop, the loader is iterated one batch ahead, and never beyond its
     `len()`. What it raises then is raised in its own turn. It must not write to a batch that it
     gave.
 

@@ -151,7 +151,7 @@ class UnseededIndices:
 
         Args:
             loader: Not kept by what `begin` returns: an iterator and its loader would be a cycle.
-            base_seed: Of workers that live on: then the sampler is iterated once, and no base seed is
+            base_seed: Of workers that live on: the sampler is then iterated once, and no base seed
                 drawn. None: an iterator begins.
         """
         self._loader = loader

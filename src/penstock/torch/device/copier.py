@@ -136,7 +136,7 @@ class DeviceCopier:
         return begun
 
     def finish(self, begun: _Begun) -> Any:  # noqa: ANN401 - any batch tree
-        """Return a batch on the device; it may still be under way, and the consumer's queue waits for it.
+        """Return a batch on the device, for whose copies the consumer's queue waits.
 
         Blocks while the device is more than `MAX_BEHIND` steps behind.
         """

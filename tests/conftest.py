@@ -21,7 +21,7 @@ from tests.support.holdings import Holdings, servers_of_multiprocessing
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Before anybody imports Albumentations, which asks the network for a newer one then.
+# Before an import of Albumentations, which asks the network for a newer one then.
 os.environ["NO_ALBUMENTATIONS_UPDATE"] = "1"
 
 # By itself hypothesis fails an example that takes 200 ms, which on a busy machine means nothing.
@@ -39,7 +39,7 @@ multiprocessing.set_forkserver_preload(
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-GRACE_S = 5.0  # a worker that was told to stop is gone by then; the promise of the shutdown page
+GRACE_S = 5.0  # a worker that was ended is gone by then; the promise of the shutdown page
 
 _slots_found = [0]
 

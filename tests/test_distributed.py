@@ -4,7 +4,6 @@
 import os
 import subprocess
 import sys
-import types
 
 import pytest
 
@@ -63,11 +62,6 @@ def test_variables_that_contradict_each_other_are_refused_with_their_values(
         "integer from 0 to WORLD_SIZE - 1. torchrun sets both; unset them in a process that trains "
         "alone."
     )
-
-
-def test_torch_distributed_that_is_being_imported_is_not_asked(monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch.distributed", types.ModuleType("torch.distributed"))
-    assert current_rank() == (0, 1)
 
 
 def test_a_process_group_counts_more_than_the_variables_for_as_long_as_it_is_there(tmp_path):

@@ -15,13 +15,13 @@ import penstock
 import penstock.torch as ours
 from penstock.errors import ConfigError
 from penstock.indices import check_samplers, with_inner
-from penstock.sampling import BalancedBatchSampler, BatchSampler, DistributedSampler, RandomSampler
+from penstock.sampling import BatchSampler, DistributedSampler, RandomSampler
 
 DATA = range(8)
 
 
 class Wrapper:
-    """Somebody's sampler, which deals out what another one yields."""
+    """A sampler of the user's, which deals out what another one yields."""
 
     def __init__(self, sampler, num_replicas=2):
         self.dataset = sampler
@@ -55,18 +55,12 @@ def share(num_replicas=2):
 @pytest.mark.parametrize("hold", [lambda sampler: sampler, AsDataset], ids=["held", "as dataset"])
 def test_a_share_that_a_foreign_sampler_deals_out_once_more_is_refused(hold):
     outer = Wrapper(hold(share()))
-    told = "DistributedSampler gives this rank its share of 2 already, and Wrapper would deal"
+    said = "DistributedSampler gives this rank its share of 2 already, and Wrapper would deal"
     for given in ((outer, None), (None, BatchSampler(outer, 2, False))):
-        with pytest.raises(ConfigError, match=told):
+        with pytest.raises(ConfigError, match=said):
             check_samplers(DATA, *given, 1)
     with pytest.raises(ConfigError, match="use_distributed_sampler=False"):
         penstock.Loader(DATA, sampler=outer)
-
-
-def test_the_order_of_a_batch_sampler_that_deals_itself_out_is_a_share_too():
-    batches = BalancedBatchSampler([0, 0, 1, 1], 2, 1, num_replicas=2, rank=0)
-    with pytest.raises(ConfigError, match="would deal that share out once more"):
-        check_samplers(range(4), Wrapper(batches.sampler), None, 1)
 
 
 def test_a_foreign_sampler_may_deal_out_what_is_not_dealt_out_yet():

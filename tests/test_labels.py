@@ -10,7 +10,6 @@ import torch.utils.data as torch_data
 from penstock import labels_of
 from penstock.data import ArrayDataset, IterableDataset, RaggedArray, StackDataset, Subset
 from penstock.errors import ConfigError
-from penstock.loader import Loader
 
 
 class Samples(list):
@@ -128,12 +127,6 @@ def test_what_is_no_dataset_is_refused(wrong):
         labels_of(wrong)
 
 
-def test_an_empty_dataset_has_labels_if_it_says_so():
-    known = Samples()
-    known.labels = []
-    assert labels_of(known).tolist() == []
-
-
 def test_a_dataset_with_several_classes_per_sample_is_packed_with_them(tmp_path):
     stores = pytest.importorskip("penstock.stores")
     dataset = StackDataset(text=["a", "b", "c"], labels=RaggedArray.of([[4, 4], [], [1]]))
@@ -141,28 +134,3 @@ def test_a_dataset_with_several_classes_per_sample_is_packed_with_them(tmp_path)
     with stores.open_store(tmp_path / "store.lmdb") as store:
         assert rows_of(store.labels) == [[4, 4], [], [1]]
         assert rows_of(labels_of(stores.StoreDataset(store))) == [[4, 4], [], [1]]
-
-
-def test_a_bad_sample_of_several_classes_is_replaced_by_any():
-    class OneBad(Samples):
-        labels = RaggedArray.of([[1], [1, 2], [], [3]])
-
-        def __getitem__(self, index):
-            if index == 1:
-                raise ValueError("broken")
-            return index
-
-    loader = Loader(OneBad("abcd"), batch_size=4, on_error="replace")
-    with pytest.warns(UserWarning, match="1 bad sample replaced by others"):
-        (batch,) = loader
-    assert batch[[0, 2, 3]].tolist() == [0, 2, 3]
-    assert batch[1] in (0, 2, 3)
-    assert len(loader.failures) == 1
-
-
-def test_only_stacks_and_concatenations_are_asked_for_the_labels_of_their_parts():
-    class Mixed(Samples):
-        datasets = {"image": [1, 2], "label": [3, 4]}  # noqa: RUF012 - one for the class
-
-    with pytest.raises(ConfigError, match="labels"):
-        labels_of(Mixed([("x", 1), ("y", 2)]))

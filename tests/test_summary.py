@@ -19,7 +19,7 @@ from tests.sampling.test_every_sampler import LABELS, MAKERS
 import penstock
 from penstock import data, sampling, stores, vision
 from penstock import torch as dropin
-from penstock.insight.stats import Span, Stats, Verdict
+from penstock.insight.stats import Span, Verdict
 from penstock.integrations.huggingface import HuggingFaceRows, HuggingFaceStream
 from penstock.summary import Summarized, kind_of
 

@@ -1,17 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Samples to one batch: the default collate, on numpy alone.
-
-The rules are those of `torch.utils.data.default_collate`, with arrays in the place of tensors:
-arrays are stacked, numbers become an array, strings and bytes stay a list, and mappings, named
-tuples and sequences are collated member by member (a plain tuple becomes a list, as it does there).
-"""
+"""Samples to one batch: the default collate, by the rules of torch's, on numpy alone."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
 
 import numpy as np
 
@@ -34,6 +29,8 @@ __all__ = [
     "convert",
     "default_collate",
     "have_one_dtype",
+    "mapping_like",
+    "sequence_like",
     "stack_into",
 ]
 
@@ -42,24 +39,16 @@ CollateMap = dict[type | tuple[type, ...], Callable[..., Any]]
 
 
 class BatchMemory(Protocol):
-    """What a collate function writes a batch into.
-
-    Concurrency:
-        Valid until `collate_into` returns, in the thread that it was called in.
-    """
+    """What a collate function writes a batch into, until `collate_into` returns."""
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-        """Return an uninitialised C-contiguous array, in the slot that goes to the main process.
-
-        Every element has to be written: it holds what an earlier batch left there.
-        """
+        """Return an uninitialised C-contiguous array, in the slot that goes to the main process."""
 
     def leaf(self, array: NDArray[Any]) -> Any:  # noqa: ANN401
         """Return an array as the loader gives it: as it is, or as a tensor over the same memory.
 
-        Any array will do, of `empty` or not; one without a tensor type (text, objects) stays an
-        array. In a worker that has not imported torch it is an object that becomes the tensor where
-        the batch arrives, and has none of its methods.
+        One without a tensor type (text, objects) stays an array. In a worker that has not imported
+        torch it is an object that becomes the tensor where the batch arrives.
         """
 
 
@@ -96,10 +85,6 @@ def collate(samples: Sequence[Any], *, collate_fn_map: CollateMap) -> Any:  # no
 
     The first sample decides: its exact type is looked up, then the first entry it is an instance
     of; what is found nowhere must be a mapping or a sequence.
-
-    Raises:
-        TypeError: a leaf of a type that no function takes.
-        CollateError: sequences of different lengths.
     """
     first = samples[0]
     function = collate_fn_map.get(type(first)) or next(
@@ -114,12 +99,7 @@ def collate(samples: Sequence[Any], *, collate_fn_map: CollateMap) -> Any:  # no
     raise TypeError(
         "default_collate: batch must contain tensors, numpy arrays, numbers, dicts or lists; found "
         f"{type(first)}. Convert it in the dataset, or give a collate_fn that knows it."
-        + (" penstock.torch.DataLoader collates tensors." if _is_of_torch(first) else "")
     )
-
-
-def _is_of_torch(leaf: object) -> bool:
-    return type(leaf).__module__.partition(".")[0] == "torch"
 
 
 def _collate_mappings(samples: Sequence[Any], *, collate_fn_map: CollateMap) -> Any:  # noqa: ANN401
@@ -134,7 +114,7 @@ def _collate_mappings(samples: Sequence[Any], *, collate_fn_map: CollateMap) -> 
         if "boxes" in first:
             annotate(error, "(for images with boxes: collate_fn=penstock.vision.detection_collate)")
         raise
-    return columns if type(first) is dict else _mapping_like(first, columns)
+    return columns if type(first) is dict else mapping_like(first, columns)
 
 
 def _collate_sequences(samples: Sequence[Any], *, collate_fn_map: CollateMap) -> Any:  # noqa: ANN401
@@ -144,7 +124,7 @@ def _collate_sequences(samples: Sequence[Any], *, collate_fn_map: CollateMap) ->
         return type(first)(*_columns(samples, collate_fn_map, strict=False))
     _check_lengths(samples)
     columns = _columns(samples, collate_fn_map, strict=True)
-    return columns if type(first) in (list, tuple) else _sequence_like(first, columns)
+    return columns if type(first) in (list, tuple) else sequence_like(first, columns)
 
 
 CONTAINERS: Final[CollateMap] = {
@@ -161,18 +141,20 @@ def _columns(samples: Sequence[Any], collate_fn_map: CollateMap, *, strict: bool
 
 
 def _check_lengths(samples: Sequence[Any]) -> None:
-    length = len(samples[0])
-    if len(set(map(len, samples))) == 1:
-        return
-    for position, sample in enumerate(samples):
-        if len(sample) != length:
-            raise CollateError(
-                "each element in list of batch should be of equal size, but {first} has "
-                f"{length} elements and {{other}} has {len(sample)}. Pad them, or give a "
-                "collate_fn "
-                "that keeps them apart.",
-                (0, position),
-            )
+    lengths = list(map(len, samples))
+    if len(set(lengths)) > 1:
+        rule = "each element in list of batch should be of equal size"
+        _refuse(rule, [f"{length} elements" for length in lengths])
+
+
+def _refuse(rule: str, sizes: Sequence[str]) -> NoReturn:
+    """Raise CollateError, naming the first sample and the first with another size."""
+    other = next(position for position, size in enumerate(sizes) if size != sizes[0])
+    raise CollateError(
+        f"{rule}, but {{first}} has {sizes[0]} and {{other}} has {sizes[other]}. Crop, resize or "
+        "pad them in the dataset, or give a collate_fn that keeps them apart.",
+        (0, other),
+    )
 
 
 def convert(tree: Any, leaf: Callable[[Any], Any]) -> Any:  # noqa: ANN401
@@ -180,15 +162,15 @@ def convert(tree: Any, leaf: Callable[[Any], Any]) -> Any:  # noqa: ANN401
     if isinstance(tree, (str, bytes)):
         return tree
     if isinstance(tree, Mapping):
-        return _mapping_like(tree, {key: convert(tree[key], leaf) for key in tree})
+        return mapping_like(tree, {key: convert(tree[key], leaf) for key in tree})
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
         return type(tree)(*(convert(member, leaf) for member in tree))
     if isinstance(tree, Sequence):
-        return _sequence_like(tree, [convert(member, leaf) for member in tree])
+        return sequence_like(tree, [convert(member, leaf) for member in tree])
     return leaf(tree)
 
 
-def _mapping_like(like: Mapping[Any, Any], columns: dict[Any, Any]) -> Any:  # noqa: ANN401
+def mapping_like(like: Mapping[Any, Any], columns: dict[Any, Any]) -> Any:  # noqa: ANN401
     """`columns` as the type of `like`, its other attributes kept; as a dict if that fails."""
     try:
         if isinstance(like, MutableMapping):
@@ -200,7 +182,7 @@ def _mapping_like(like: Mapping[Any, Any], columns: dict[Any, Any]) -> Any:  # n
         return columns
 
 
-def _sequence_like(like: Sequence[Any], members: list[Any]) -> Any:  # noqa: ANN401
+def sequence_like(like: Sequence[Any], members: list[Any]) -> Any:  # noqa: ANN401
     """`members` as the type of `like`, a plain tuple as a list."""
     if isinstance(like, tuple):
         return members
@@ -215,24 +197,12 @@ def _sequence_like(like: Sequence[Any], members: list[Any]) -> Any:  # noqa: ANN
         return members
 
 
-_ARRAYS: Final = (np.ndarray, np.generic)
-
-
 class MixedTypes(Exception):  # a word to the caller, who has the framework collate instead
-    """Values of different types are to become one tensor, whose type the framework decides."""
+    """Values that only the framework makes one tensor of, or refuses in its own words."""
 
 
 class Collator:
-    """The default collate of one worker: arrays are stacked straight into the slot.
-
-    It is the `BatchMemory` of other collate functions as well.
-
-    Attributes:
-        empty: Gives memory for an array of the batch.
-
-    Concurrency:
-        One thread.
-    """
+    """The default collate of one worker, into its slot; other collates' `BatchMemory` as well."""
 
     def __init__(
         self, alloc: Allocator, wrap: Callable[[np.ndarray[Any, Any]], Any] | None = None
@@ -241,8 +211,8 @@ class Collator:
 
         Args:
             alloc: Gives the array for a stacked leaf.
-            wrap: Applied to each array made here. With it, values of mixed types raise
-                `MixedTypes`, and what has no tensor type is refused, as torch does.
+            wrap: Applied to each array made here. With it, what needs the framework's own rules
+                raises `MixedTypes`.
         """
         self.empty = alloc
         self._wrap = wrap
@@ -280,37 +250,24 @@ class Collator:
         if self._wrap is None:
             return array
         if array.dtype.kind not in "biufc" or array.dtype.itemsize > 16 or not array.dtype.isnative:
-            raise TypeError(
-                f"default_collate: an array of dtype {array.dtype} has no tensor type. Convert it "
-                "in the "
-                "dataset, or give a collate_fn."
-            )
+            raise MixedTypes(f"an array of {array.dtype}")
         return self._wrap(array)
 
     def _stack(self, arrays: Sequence[Any], *, collate_fn_map: CollateMap) -> Any:  # noqa: ANN401
-        first = arrays[0]
-        if self._wrap is not None and first.dtype.kind in "SUO":
-            raise TypeError(
-                "default_collate: batch must contain tensors, numpy arrays, numbers, dicts or "
-                f"lists; found {first.dtype}"
-            )
-        types = set(map(type, arrays))
-        if len(types) > 1 and (others := [t for t in types if not issubclass(t, _ARRAYS)]):
-            self._refuse_mixture(arrays)
-            raise TypeError(
-                f"default_collate: batch has arrays and {others[0].__name__} in one place. "
-                "Give each sample an array there, or give a collate_fn."
-            )
-        check_shapes([array.shape for array in arrays])
         if not have_one_dtype(arrays):
             self._refuse_mixture(arrays)
-            return self._finish(np.stack(arrays))
+            check_shapes(list(map(np.shape, arrays)))
+            return np.stack(arrays)
+        first = arrays[0]
+        if first.dtype.kind in "SUO":
+            self._refuse_mixture(arrays)
+        check_shapes([array.shape for array in arrays])
         out = self.empty((len(arrays), *first.shape), first.dtype)
         stack_into(out, arrays)
         return self._finish(out)
 
     def _scalars(self, values: Sequence[Any], *, collate_fn_map: CollateMap) -> Any:  # noqa: ANN401
-        if {type(value) for value in values} != {type(values[0])}:
+        if len(set(map(type, values))) > 1:
             self._refuse_mixture(values)
         return self._finish(np.asarray(values))
 
@@ -318,21 +275,18 @@ class Collator:
         return self._finish(np.asarray(values, np.float64))
 
     def _ints(self, values: Sequence[Any], *, collate_fn_map: CollateMap) -> Any:  # noqa: ANN401
-        types = {type(value) for value in values}
-        if types == {int}:
-            try:
-                return self._finish(np.asarray(values, np.int64))
-            except OverflowError:
-                self._refuse_mixture(values)
-                raise
-        if types != {bool}:
+        if set(map(type, values)) != {int}:
+            return self._scalars(values, collate_fn_map=collate_fn_map)
+        try:
+            return self._finish(np.asarray(values, np.int64))
+        except OverflowError:
             self._refuse_mixture(values)
-        return self._finish(np.asarray(values))
+            raise
 
     def _refuse_mixture(self, values: Sequence[Any]) -> None:
-        """Leave to the framework what has types of its own rules for promotion."""
+        """Leave to the framework what it has rules of its own for."""
         if self._wrap is not None:
-            raise MixedTypes(f"{len(values)} values of different types")
+            raise MixedTypes(f"{len(values)} values")
 
 
 def _keep(values: Sequence[Any], *, collate_fn_map: CollateMap) -> Any:  # noqa: ANN401
@@ -343,10 +297,7 @@ _dtype_of: Final = attrgetter("dtype")
 
 
 def have_one_dtype(arrays: Sequence[Any]) -> bool:
-    """Return whether arrays, or tensors, are all of one dtype; what is neither has none.
-
-    By a set: a loop of Python takes longer per array than to copy a short one.
-    """
+    """Return whether arrays, or tensors, are all of one dtype; what is neither has none."""
     try:
         return len(set(map(_dtype_of, arrays))) == 1
     except AttributeError:
@@ -356,8 +307,8 @@ def have_one_dtype(arrays: Sequence[Any]) -> bool:
 def stack_into(out: NDArray[Any], arrays: Sequence[Any]) -> None:
     """Write arrays of one shape and dtype into `out`, which is C-contiguous, one after the other.
 
-    What `np.stack(arrays, out=out)` does. That makes a view of each first, which takes longer
-    than to copy a short one; that they follow on each other comes to the same.
+    As `np.stack(arrays, out=out)`, which first makes a view of each: that takes longer than to copy
+    a short one.
     """
     shape = arrays[0].shape
     if shape:
@@ -368,17 +319,9 @@ def stack_into(out: NDArray[Any], arrays: Sequence[Any]) -> None:
 
 def check_shapes(shapes: Sequence[tuple[int, ...]]) -> None:
     """Raise CollateError, naming two samples and their shapes, unless all are equal."""
-    if len(set(shapes)) == 1:
-        return
-    for position, shape in enumerate(shapes):
-        if tuple(shape) != tuple(shapes[0]):
-            raise CollateError(
-                "stack expects each tensor to be equal size, but {first} has shape "
-                f"{tuple(shapes[0])} and {{other}} has shape {tuple(shape)}. Crop, resize or pad "
-                "them in "
-                "the dataset, or give a collate_fn that keeps them apart.",
-                (0, position),
-            )
+    if len(set(shapes)) > 1:
+        rule = "stack expects each tensor to be equal size"
+        _refuse(rule, [f"shape {tuple(shape)}" for shape in shapes])
 
 
 def default_collate(samples: Sequence[Any]) -> Any:  # noqa: ANN401

@@ -16,10 +16,8 @@
     └── MissingExtraError (ImportError) an optional dependency that is not installed
 
 An exception raised by the user's own code is never wrapped: it keeps its type, and a note says
-which sample, worker, epoch and step it came from.
-
-Each of these errors says where docs/troubleshooting.md has its section, in a note that a traceback
-shows below the message; the message itself is as it was given.
+which sample, worker, epoch and step it came from. A note of each error here names its section of
+docs/troubleshooting.md.
 """
 
 from __future__ import annotations
@@ -47,25 +45,6 @@ __all__ = [
 ]
 
 
-def _help_note(topic: str) -> str:
-    return f"Help: `penstock explain {topic}`, or docs/troubleshooting.md#{topic.lower()}"
-
-
-class _NotesWithHelp:
-    """Gives each error its list of notes when it is first asked for, with the note on help.
-
-    Not `__init__`, which a subclass may leave out; not `__new__`, which is that of another base for
-    a class that is an OSError or a group as well. A list that an error has of its own, such as a
-    copy's or an unpickled one's, goes before.
-    """
-
-    def __get__(self, error: PenstockError | None, kind: type[PenstockError]) -> Any:  # noqa: ANN401
-        if error is None:
-            return self
-        # Into the dictionary, past a __setattr__ that allows nothing, as of a frozen dataclass.
-        return error.__dict__.setdefault("__notes__", [error._help_note])
-
-
 class PenstockError(Exception):
     """Root of every error that Penstock raises itself.
 
@@ -75,24 +54,27 @@ class PenstockError(Exception):
     """
 
     help_topic: ClassVar[str] = "PenstockError"
-    _help_note: ClassVar[str] = _help_note("PenstockError")
 
     def __init_subclass__(cls, **kwargs: Any) -> None:  # noqa: ANN401
         super().__init_subclass__(**kwargs)
         if cls.__module__ == __name__:
             cls.help_topic = cls.__name__
-            cls._help_note = _help_note(cls.__name__)
 
-    if not TYPE_CHECKING:
-        __notes__ = _NotesWithHelp()
+    def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        """Take what other exceptions take."""
+        super().__init__(*args, **kwargs)
+        super().add_note(self._help_note)
+
+    @property
+    def _help_note(self) -> str:
+        topic = self.help_topic
+        return f"Help: `penstock explain {topic}`, or docs/troubleshooting.md#{topic.lower()}"
 
     def add_note(self, note: str, /) -> None:
         """Add a note; the one on help stays the last, as where it happened is read first."""
-        notes = self.__notes__
-        if notes[-1:] == [self._help_note] and isinstance(note, str):
-            notes.insert(-1, note)  # one step: another thread may add one at the same time
-        else:  # they were replaced; or it is no text, which raises
-            super().add_note(note)
+        super().add_note(note)
+        if self.__notes__[-2:-1] == [self._help_note]:
+            self.__notes__.append(self.__notes__.pop(-2))
 
 
 class ConfigError(PenstockError, ValueError):
@@ -111,12 +93,7 @@ class CollateError(PenstockError, RuntimeError):
     """Samples of one batch do not fit together; the message names two of them."""
 
     def __init__(self, template: str, positions: tuple[int, int]) -> None:
-        """Say what is wrong with two samples.
-
-        Args:
-            template: The message, with `{first}` and `{other}` where the samples are named.
-            positions: Their positions in the batch.
-        """
+        """Take the message, with `{first}` and `{other}` for the samples, and their positions."""
         super().__init__(template, positions)
         self.template = template
         self.positions = positions

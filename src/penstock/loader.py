@@ -84,7 +84,7 @@ class Loader(Observed, Generic[SampleT]):
             docs/guide/ray.md). `penstock.Ray(...)` is "ray" with an address and what each asks for.
         progress: Whether to show a progress bar, with samples per second, the share of waiting and
             the count of failed samples; a text is its name, as "train". Quiet on ranks above 0,
-            and where nobody looks.
+            and where there is no terminal.
         monitor: What is measured of each batch. "light": when it was asked for and given, 2 us.
             "full": also where the time of worker and loop goes, up to 50 us. "auto" measures in
             full once batches come less often than every 5 ms, and from the first call of `stats`,
@@ -133,12 +133,10 @@ class Loader(Observed, Generic[SampleT]):
         orders = {"shuffle": shuffle, "sampler": sampler, "batch_sampler": batch_sampler}
         dataset, collate_fn = adapted(dataset, collate_fn, batch_size, **orders)
         self._is_iterable = isinstance(dataset, IterableDataset)
-        if not self._is_iterable and (_is_torchs(dataset) or not hasattr(dataset, "__getitem__")):
+        if not self._is_iterable and not hasattr(dataset, "__getitem__"):
             raise TypeError(
-                "a dataset has __getitem__ and __len__, or is a penstock.data.IterableDataset; "
-                f"got {type(dataset).__name__}. Iterable datasets of torch are for "
-                "penstock.torch.DataLoader; for one of Hugging Face there is "
-                "penstock.integrations.huggingface.from_huggingface"
+                "a dataset has __getitem__ and __len__, or is a penstock.data.IterableDataset; got "
+                f"{type(dataset).__name__}. Streams of torch are for penstock.torch.DataLoader"
             )
         self._seed: int = checked_count("seed", seed)
         options = LoaderOptions(
@@ -312,28 +310,17 @@ class Loader(Observed, Generic[SampleT]):
         return full + (rest > 0 and not self.drop_last)
 
 
-def _is_torchs(dataset: object) -> bool:
-    """Return whether it is an iterable dataset of torch's, which inherits a useless __getitem__."""
-    return any(
-        cls.__name__ == "IterableDataset" and cls.__module__.startswith("torch.utils.data.")
-        for cls in type(dataset).__mro__
-    )
-
-
 def _check_orders(
     orders: dict[str, Any], batch_size: int | None, *, is_iterable: bool, drop_last: bool
 ) -> None:
-    for name, value in orders.items() if is_iterable else ():
-        if value:
-            raise ConfigError(
-                f"an IterableDataset decides its own order: expected no {name}, got "
-                f"{name}={value!r}"
-            )
     shuffle, sampler, batch_sampler = orders.values()
-    if sampler is not None and shuffle:
+    if is_iterable and (shuffle or sampler or batch_sampler):
         raise ConfigError(
-            f"sampler option is mutually exclusive with shuffle, got sampler={sampler!r}"
+            f"an IterableDataset decides its own order, got {shuffle=}, {sampler=}, "
+            f"{batch_sampler=}"
         )
+    if sampler is not None and shuffle:
+        raise ConfigError(f"sampler option is mutually exclusive with shuffle, got {sampler=}")
     if batch_sampler is not None and (
         batch_size != 1 or shuffle or sampler is not None or drop_last
     ):

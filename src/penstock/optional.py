@@ -1,20 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is imported, and what cannot be: a call as soon as a module is there, and how to install it.
-
-Nothing here imports a library.
-"""
+"""Optional libraries: a call as soon as one is imported, and how to install one."""
 
 from __future__ import annotations
 
 import importlib.util
 import sys
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from importlib.abc import Loader
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
@@ -42,10 +38,7 @@ _EXTRA_OF: Final = {
 def missing_extra(error: ModuleNotFoundError, who: str, *also: str) -> Exception:
     """Return an error that names the extra to install; the one given if it is of no extra.
 
-    Args:
-        error: Has the name of the module.
-        who: Needs it; the message begins with it.
-        also: Other extras that it needs.
+    The message begins with `who` needs the module; `also` are other extras that it needs.
     """
     module = (error.name or "").partition(".")[0]
     if module not in _EXTRA_OF:
@@ -59,23 +52,18 @@ def missing_extra(error: ModuleNotFoundError, who: str, *also: str) -> Exception
 def install_command(*extras: str) -> str:
     """Return the command that installs extras of Penstock from where Penstock itself came.
 
-    A package index may not have it, or another release of it: what was installed from a folder or
-    a file says so in `direct_url.json` (PEP 610).
+    A package index may have another release: `direct_url.json` (PEP 610) says where it came from.
     """
     names = ",".join(extras)
     origin = _origin()
-    if "dir_info" in origin:
-        from urllib.parse import unquote, urlsplit
+    url = origin.get("url", "").partition("?")[0]
+    if origin.get("dir_info", {}).get("editable"):
+        from urllib.request import url2pathname
 
-        option = "-e " if origin["dir_info"].get("editable") else ""
-        return f'pip install {option}"{unquote(urlsplit(origin["url"]).path)}[{names}]"'
-    if "archive_info" in origin:
-        return f'pip install "penstock[{names}] @ {origin["url"].partition("?")[0]}"'
+        return f'pip install -e "{url2pathname(url.removeprefix("file://"))}[{names}]"'
     if "vcs_info" in origin:
-        vcs = origin["vcs_info"]
-        address = f"{vcs['vcs']}+{origin['url']}@{vcs['commit_id']}"
-        return f'pip install "penstock[{names}] @ {address}"'
-    return f'pip install "penstock[{names}]"'
+        url = f"{origin['vcs_info']['vcs']}+{url}@{origin['vcs_info']['commit_id']}"
+    return f'pip install "penstock[{names}]{" @ " if url else ""}{url}"'
 
 
 def _origin() -> dict[str, Any]:
@@ -102,10 +90,10 @@ def when_imported(name: str, call: Callable[[], object]) -> None:
 
 
 class _Watcher:
-    """Finds `name` as everybody else would, with a loader that calls back.
+    """Finds `name` as the other finders would, with a loader that calls back.
 
     It stays until the module has been imported: many libraries only look whether there is one, with
-    `importlib.util.find_spec`, long before anybody imports it.
+    `importlib.util.find_spec`, long before it is imported.
     """
 
     def __init__(self, name: str, call: Callable[[], object]) -> None:
@@ -123,28 +111,16 @@ class _Watcher:
             spec = importlib.util.find_spec(name)
         finally:
             self._is_asking = False
-        if spec is not None and spec.loader is not None:
-            spec.loader = cast("Loader", _CallingLoader(spec.loader, self._imported))
+        loader: Any = spec and spec.loader
+        if loader is not None:
+            exec_module = loader.exec_module
+
+            def exec_and_call(module: ModuleType) -> None:
+                loader.exec_module = exec_module  # from here on it shows nowhere that we were here
+                exec_module(module)
+                if self in sys.meta_path:
+                    sys.meta_path.remove(self)
+                    self._call()
+
+            loader.exec_module = exec_and_call
         return spec
-
-    def _imported(self) -> None:
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
-            self._call()
-
-
-class _CallingLoader:
-    """A loader without its base class, `importlib.abc`, which takes 5 ms to import."""
-
-    def __init__(self, loader: Loader, call: Callable[[], object]) -> None:
-        self._loader = loader
-        self._call = call
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._loader  # from here on nobody sees that we were here
-        self._loader.exec_module(module)
-        self._call()

@@ -36,15 +36,10 @@ LOADERS_REMOVED: Final = {
 """Arguments of both loaders that are gone -> what to use instead."""
 
 _MODES: Final = ("auto", "light", "full")
-# The options of `Actor.options` that the engine decides.
-_DECIDED: Final = {
-    "name": "workers are numbered, not named",
-    "lifetime": "workers live as long as their loader",
-    "max_restarts": "dead workers are replaced as on_error says",
-    "max_task_retries": "dead workers are replaced as on_error says",
-    "max_concurrency": "a worker makes one batch at a time",
-    "max_pending_calls": "prefetch_factor says how many batches are under way",
-}
+# The options of `Actor.options` that the engine decides, by on_error and prefetch_factor.
+_DECIDED: Final = (
+    "name", "lifetime", "max_restarts", "max_task_retries", "max_concurrency", "max_pending_calls",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, init=False)
@@ -69,28 +64,15 @@ class Ray:
 
         Args:
             address: Address of the cluster, as "auto", "local" or "10.0.0.1:6379". None: the
-                cluster that this process is connected to, or RAY_ADDRESS; where there is none, Ray
-                starts one here.
+                cluster that this process is connected to, or RAY_ADDRESS, or one that Ray starts.
             **actor: Options of Ray's `Actor.options`: num_cpus (1 unless given), num_gpus, memory,
                 resources, scheduling_strategy, runtime_env. Ray checks them when a loader is made.
 
         Raises:
-            ConfigError: an empty address, or an option that the loader decides.
-            TypeError: an address that is no text.
+            ConfigError: an option that the loader decides.
         """
-        if not isinstance(address, str | None):
-            raise TypeError(
-                'address is a text, as "auto", "local" or "10.0.0.1:6379", got '
-                f"{type(address).__name__}"
-            )
-        if address == "":
-            raise ConfigError(
-                'address is empty; leave it out, or give "auto", "local" or "host:port"'
-            )
-        for key in _DECIDED.keys() & actor:
-            raise ConfigError(
-                f"Ray may not hold {key!r}, which the loader decides: {_DECIDED[key]}"
-            )
+        for key in filter(actor.__contains__, _DECIDED):
+            raise ConfigError(f"Ray may not hold {key!r}, which the loader decides: leave it out")
         vars(self).update(address=address, actor={"num_cpus": 1, **actor})
 
 
@@ -101,22 +83,15 @@ def backend_name(backend: Any) -> Any:  # noqa: ANN401 - what a user gave, perha
 
 @dataclass(frozen=True)
 class LoaderOptions:
-    """Arguments of both loaders about how they run; see `penstock.Loader`.
+    """Arguments of both loaders about how they run, checked; see `penstock.Loader`.
 
     Attributes:
-        is_iterable: Whether the dataset is iterable.
-        num_workers: A number, or "auto".
         backend: Name of the backend; "thread" also where the context's processes are threads.
         given_backend: The same, or the `Ray` that was given.
         backend_options: Options of the backend; see `penstock.engine.plan.Plan`.
         context: Context that `multiprocessing_context` means.
         faults: Policy that `on_error` means.
         limits: Limits of "auto"; None where the number of workers is given.
-
-    Raises:
-        ConfigError: an argument is out of its range, or contradicts another.
-        MissingExtraError: the backend needs a package that is not installed.
-        TypeError: an argument is of the wrong type.
     """
 
     dataset: InitVar[object]
@@ -165,18 +140,15 @@ class LoaderOptions:
                 f"progress must be True, False, or the bar's name, got {self.progress!r}"
             )
         self._check_workers(1 if self.is_auto else self.num_workers)
-        found["backend_options"] = self._checked_ray()
+        found["backend_options"] = None
+        if self.backend == "ray":
+            ray = self.given_backend if isinstance(self.given_backend, Ray) else Ray()
+            found["backend_options"] = ray
+            if self.num_workers > 0:  # else none of Ray is needed
+                from penstock.engine.backends.ray.cluster import check_actor_options
+
+                check_actor_options(ray)
         found["context"] = self._meant_context()
-
-    def _checked_ray(self) -> Ray | None:
-        if self.backend != "ray":
-            return None
-        options = self.given_backend if isinstance(self.given_backend, Ray) else Ray()
-        if self.num_workers > 0:  # else none of Ray is needed
-            from penstock.engine.backends.ray.cluster import check_actor_options
-
-            check_actor_options(options)
-        return options
 
     @property
     def is_auto(self) -> bool:
@@ -202,29 +174,25 @@ class LoaderOptions:
 
     def _checked_auto(self, dataset: object) -> Auto | None:
         """Return the limits that "auto", an `Auto` or another loader's number came with."""
-        given = self.num_workers
-        limits: Auto
-        if isinstance(given, Auto):
-            limits = given
-        elif isinstance(given, AutoWorkers):
-            limits = given.limits
+        given: Any = self.num_workers
+        if isinstance(given, AutoWorkers):
+            given = given.limits
         elif isinstance(given, str) and given == "auto":
-            limits = Auto()
-        else:
+            given = Auto()
+        if not isinstance(given, Auto):
             return None
         if self.is_iterable:
             raise ConfigError(
                 'num_workers="auto" needs a map-style dataset: what each worker reads of '
-                f"{type(dataset).__name__}, an iterable one, depends on their number, so it cannot "
-                "change while training runs. Give a number; `penstock tune` finds it."
+                f"{type(dataset).__name__}, an iterable one, depends on their number. Give a "
+                "number; `penstock tune` finds it."
             )
         if not traits_of(self.backend).is_local:
             raise ConfigError(
                 'num_workers="auto" counts the cores and the memory of this machine, and '
-                f'backend="{self.backend}" starts workers on others. Give a number: a worker takes '
-                "one core of the cluster, unless Ray(num_cpus=...) says otherwise."
+                f'backend="{self.backend}" starts workers on others. Give a number.'
             )
-        return limits
+        return given
 
     def _check_workers(self, num_workers: Any) -> None:  # noqa: ANN401 - whatever the user gave
         timeout, prefetch_factor = self.timeout, self.prefetch_factor
@@ -235,19 +203,20 @@ class LoaderOptions:
         except TypeError:
             raise TypeError(f"timeout must be a number of seconds, got {timeout!r}") from None
         wrong = {
-            f"num_workers option should be non-negative, got {num_workers}; use num_workers=0 to "
-            "load in this process": num_workers < 0,
-            f"timeout option should be non-negative, got {timeout}; it is in seconds, and 0 waits "
-            "for ever": not is_timeout,
+            f"num_workers option should be non-negative, got {num_workers}": num_workers < 0,
+            f"timeout option should be non-negative, got {timeout}": not is_timeout,
             "prefetch_factor option could only be specified in multiprocessing, got "
             f"{prefetch_factor} with num_workers=0; let num_workers > 0, or leave prefetch_factor "
             "None": prefetch_factor is not None and num_workers == 0,
-            f"prefetch_factor option should be at least 1, got {prefetch_factor}; it counts "
-            "batches per worker": prefetch_factor is not None and prefetch_factor < 1,
-            "persistent_workers option needs num_workers > 0, got num_workers=0; leave it False or "
-            "add workers": self.persistent_workers and num_workers == 0,
-            f"timeout={timeout} needs workers to wait for, got num_workers=0; let num_workers > 0, "
-            "or timeout=0": timeout > 0 and num_workers == 0,
+            f"prefetch_factor option should be at least 1, got {prefetch_factor}": (
+                prefetch_factor is not None and prefetch_factor < 1
+            ),
+            "persistent_workers option needs num_workers > 0, got num_workers=0": (
+                self.persistent_workers and num_workers == 0
+            ),
+            f"timeout={timeout} needs num_workers > 0, got num_workers=0": (
+                timeout > 0 and num_workers == 0
+            ),
         }
         for message, is_wrong in wrong.items():
             if is_wrong:
@@ -255,15 +224,14 @@ class LoaderOptions:
 
     def _meant_context(self) -> BaseContext | None:
         context = self.multiprocessing_context
-        if not isinstance(context, str):
-            return context
-        methods = multiprocessing.get_all_start_methods()
-        if context not in methods:
+        try:
+            return multiprocessing.get_context(context) if isinstance(context, str) else context
+        except ValueError:
+            methods = multiprocessing.get_all_start_methods()
             raise ConfigError(
                 f"multiprocessing_context option should specify a valid start method in {methods}, "
                 f"got {context!r}"
-            )
-        return multiprocessing.get_context(context)
+            ) from None
 
 
 def plan_of(
@@ -276,10 +244,7 @@ def plan_of(
     framework: Framework | None = None,
     page_lock: PageLock | None = None,
 ) -> Plan:
-    """Return the plan of an iterator, by the loader's options and its present attributes.
-
-    The arguments are fields of `Plan` and `WorkerSpec`.
-    """
+    """Return the plan of an iterator, by the loader's options and its present attributes."""
     options, monitor = loader._options, loader._monitor
     spec = WorkerSpec(
         dataset=loader.dataset,

@@ -1,14 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the system leaves to this process: memory, by machine and control group, and descriptors.
 
-Guarantees
-    Everything here only reads, and what the system does not tell is None: on macOS all of it.
-    Nothing here is called while batches flow: a look at memory takes 0.4 ms.
-
-Assumptions
-    Control groups are mounted where every distribution mounts them, below /sys/fs/cgroup. In a
-    container the path that /proc/self/cgroup names may be the host's; what exists of it, and the
-    root of the mount, is what counts for this process.
+Everything here only reads; what the system has no figure for is None, as all of it on macOS. A look
+at memory takes 0.4 ms, so it is for no hot path.
 """
 
 from __future__ import annotations
@@ -49,8 +43,6 @@ _FILES: Final = {
     1: "memory.limit_in_bytes memory.usage_in_bytes memory.oom_control total_inactive_file",
 }
 _NO_LIMIT_BYTES: Final = 1 << 60  # version 1 writes "none" as the largest number of whole pages
-_MUCH_LEFT: Final = 0.2  # share of all memory with which it is unlikely to have run out
-_LESS_MEMORY: Final = "try fewer workers or a smaller prefetch_factor"
 
 # Held for each worker in the main process, under every start method: its channel, its sentinel, the
 # end of the pipe by which multiprocessing tells it of our death, and its pidfd.
@@ -66,14 +58,11 @@ class SystemMemory:
     """The memory of the machine and of this process's control group, at one moment.
 
     Attributes:
-        total_bytes: What the machine has.
-        available_bytes: What it could give without swapping (`MemAvailable`).
-        limit_bytes: The limit of the control group that is nearest to its limit; None if there is
-            no limit.
-        left_in_group_bytes: What that limit leaves. Inactive page cache does not count as used, as
-            the system takes it back before it lets the limit hurt.
-        group_oom_kills: Processes of this process's own control group that the OOM killer ended,
-            since the group was made.
+        total_bytes: Of the machine.
+        available_bytes: What the machine could give without swapping (`MemAvailable`).
+        limit_bytes: Of the control group that is nearest to its limit; None without a limit.
+        left_in_group_bytes: What that limit leaves; inactive page cache does not count as used.
+        group_oom_kills: Processes of the own control group that the OOM killer has ended.
     """
 
     total_bytes: int | None = None
@@ -84,12 +73,7 @@ class SystemMemory:
 
     @property
     def left_bytes(self) -> int | None:
-        """What this process may still take: the least of machine and control group.
-
-        Example:
-            >>> SystemMemory(available_bytes=900, left_in_group_bytes=200).left_bytes
-            200
-        """
+        """What this process may still take: the least of machine and control group."""
         known = [b for b in (self.available_bytes, self.left_in_group_bytes) if b is not None]
         return min(known, default=None)
 
@@ -98,19 +82,11 @@ def memory_now(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> SystemMemory:
     """Return what memory there is at this moment, for this process.
 
     Args:
-        proc: Where the system tells about itself.
+        proc: Where /proc is mounted.
         cgroups: Where control groups are mounted, of version 2, of version 1, or of both.
 
-    Concurrency:
-        Any thread and process.
-
     Reference:
-        The kernel's admin-guide/cgroup-v2 and cgroup-v1/memory. That inactive page cache does not
-        count as used is the "working set" of Kubernetes, and what `docker stats` shows.
-
-    Example:
-        >>> memory_now(proc=Path("/nowhere"), cgroups=Path("/nowhere")) == SystemMemory()
-        True
+        The kernel's admin-guide/cgroup-v2 and cgroup-v1/memory; the "working set" of Kubernetes.
     """
     machine = _numbers(proc / "meminfo")
     limits: list[tuple[int, int]] = []  # what is left, and of how much
@@ -137,16 +113,13 @@ def memory_now(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> SystemMemory:
 
 
 def group_folders(controller: str, memberships: Path, cgroups: Path) -> Iterator[tuple[int, Path]]:
-    """Yield where a control group of this process may keep a controller's files.
+    """Yield version (1 or 2) and folder of this process's control groups, up to the root.
 
     Args:
-        controller: "memory", "cpu" or "pids".
-        memberships: The process's own list, /proc/self/cgroup.
+        controller: "memory" or "cpu".
+        memberships: The process's own list, /proc/self/cgroup. In a container its paths may be the
+            host's: folders that do not exist are yielded too.
         cgroups: Where control groups are mounted.
-
-    Yields:
-        Version, 1 or 2, and folder, from the process's own up to the root. What it does not show
-        (a container's view ends somewhere) does not exist.
     """
     for line in read_text(memberships).splitlines():
         number, _, rest = line.partition(":")
@@ -179,21 +152,14 @@ def _numbers(path: Path) -> dict[str, int]:
 def advice_on_kill(
     now: SystemMemory, before: SystemMemory | None, peak_rss_bytes: int | None
 ) -> str:
-    """Return what memory has to say about a worker that SIGKILL ended, and what to do about it.
-
-    Only what is known is said, and the likelier cause comes first. What the dead worker held is
-    free again in `now`, so that is taken off what is left.
+    """Return the figures of memory about a worker that SIGKILL ended, and what to do.
 
     Args:
         now: Memory after the death.
         before: Memory while the worker was alive, as early as the epoch's start.
         peak_rss_bytes: The most resident memory that the worker reported.
-
-    Example:
-        >>> advice_on_kill(SystemMemory(16_000_000_000, 300_000_000), None, None)
-        'The machine has 300 MB of 16.0 GB left. Often memory ran out: try fewer workers or ...'
     """
-    said, has_much = [], []
+    said = []
     if peak_rss_bytes is not None:
         said.append(f"It had used up to {format_bytes(peak_rss_bytes)}.")
     for whose, left, whole in (
@@ -202,38 +168,19 @@ def advice_on_kill(
     ):
         if left is not None and whole is not None:
             said.append(f"The {whose} has {format_bytes(left)} of {format_bytes(whole)} left.")
-            has_much.append(left - (peak_rss_bytes or 0) > _MUCH_LEFT * whole)
     kills_before = None if before is None else before.group_oom_kills
     if kills_before is not None and (now.group_oom_kills or 0) > kills_before:
-        advice = (
-            f"The system's OOM killer ended it. Memory ran out: {_LESS_MEMORY}, and look at what "
-            "the sample takes."
-        )
-    elif has_much and all(has_much):
-        advice = (
-            "Somebody or something killed it (kill -9, a job scheduler, a container's limit). If "
-            f"memory ran out for a moment, {_LESS_MEMORY}."
-        )
+        said.append("The system's OOM killer ended it. Memory ran out:")
     else:
-        advice = (
-            f"Often memory ran out: {_LESS_MEMORY}. Otherwise somebody or something killed it "
-            "(kill -9, a job scheduler)."
+        said.append(
+            "Something killed it from outside (kill -9, a job scheduler, a container's limit), or "
+            "memory ran out for a moment:"
         )
-    return " ".join([*said, advice])
+    return " ".join([*said, "try fewer workers or a smaller prefetch_factor."])
 
 
 def memory_warning(batch_bytes: int, batches_in_flight: int, now: SystemMemory) -> str | None:
-    """Return a warning if the batches on their way need more memory than is left, else None.
-
-    Args:
-        batch_bytes: Size of one batch.
-        batches_in_flight: How many exist at a time, those that workers hold ready included.
-        now: Memory, taken before the batches were made.
-
-    Example:
-        >>> memory_warning(500_000_000, 16, SystemMemory(available_bytes=3_000_000_000))
-        '16 batches of 500 MB on their way need 8.0 GB, and this machine has 3.0 GB left: ...'
-    """
+    """Return a warning if the batches on their way need more memory than is left, else None."""
     needed_bytes = batch_bytes * batches_in_flight
     left_bytes = now.left_bytes
     if left_bytes is None or needed_bytes <= left_bytes:
@@ -249,26 +196,12 @@ def memory_warning(batch_bytes: int, batches_in_flight: int, now: SystemMemory) 
 
 
 def descriptors_needed(num_workers: int) -> int:
-    """Return how many descriptors the main process has to open for `num_workers` processes.
-
-    Example:
-        >>> descriptors_needed(4)
-        28
-    """
+    """Return how many descriptors the main process has to open for `num_workers` processes."""
     return _DESCRIPTORS_PER_WORKER * num_workers + _DESCRIPTORS_IN_PASSING
 
 
 def check_descriptors(num_workers: int) -> None:
-    """Check, before workers start, that this process may open the descriptors they need.
-
-    Batches take none: their memory is mapped and its descriptor closed at once.
-
-    Raises:
-        ConfigError: the limit (RLIMIT_NOFILE, the soft one) leaves too few.
-
-    Example:
-        >>> check_descriptors(2)
-    """
+    """Raise ConfigError if the limit (RLIMIT_NOFILE) leaves workers too few descriptors."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     num_open = num_open_files()
     needed = descriptors_needed(num_workers)
@@ -283,7 +216,7 @@ def check_descriptors(num_workers: int) -> None:
 
 
 def num_open_files() -> int | None:
-    """Return how many descriptors this process has open; None where the system does not tell."""
+    """Return how many descriptors this process has open; None where it cannot be seen."""
     for folder in ("/proc/self/fd", "/dev/fd"):  # Linux, where /dev may be bare; macOS and BSD
         with contextlib.suppress(OSError):
             return len(os.listdir(folder)) - 1  # without the one that lists the folder
@@ -308,12 +241,7 @@ def format_bytes(num_bytes: int) -> str:
 
 
 def signal_name(number: int) -> str:
-    """Return what a signal is called.
-
-    Example:
-        >>> signal_name(9), signal_name(40)  # real-time signals have no names
-        ('SIGKILL', 'signal 40')
-    """
+    """Return what a signal is called; a real-time one has no name."""
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -23,20 +23,14 @@ _OTHERS = (
     functools.__file__,
     contextlib.__file__,
 )
-_INSTALLED = tuple({f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "scripts")})
-# By name: not this environment's alone, but the user's own, and one that another builds upon.
-_SITES = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
+# "<string>" is `python -c`, by which multiprocessing starts a spawned process.
+_INSTALLED = ("<string>", sysconfig.get_path("stdlib"), sysconfig.get_path("scripts"))
 
 
 def users_level() -> int:
     """Return the `stacklevel` for a warning of the caller that names the user's line.
 
     That is the innermost frame whose code is not Penstock's (nor torch's loader, which calls ours).
-    Python 3.12 has `skip_file_prefixes` for it.
-
-    Example:
-        >>> users_level()
-        1
     """
     level = 1
     frame = sys._getframe(1)
@@ -71,8 +65,8 @@ def users_place() -> str:
 
 
 def _is_installed(filename: str) -> bool:
-    # "<string>" is `python -c`, by which multiprocessing starts a spawned process.
-    return filename.startswith((*_INSTALLED, "<string>")) or any(s in filename for s in _SITES)
+    # By name: not this environment's packages alone.
+    return filename.startswith(_INSTALLED) or "-packages" + os.sep in filename
 
 
 def _is_inside(filename: str) -> bool:

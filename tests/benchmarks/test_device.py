@@ -65,14 +65,6 @@ def test_without_a_gpu_one_line_says_so(gpu, capsys):
     assert err == "gpu.py: no CUDA device: --device cpu --smoke shows that it runs\n"
 
 
-def test_a_program_that_is_not_there_is_refused_with_the_names_of_those_that_are(gpu, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        gpu.main(["--device", "cpu", "--smoke", "--only", "poison*", "nonexist"])
-    said = capsys.readouterr().err
-    assert "--only 'nonexist' names none of the programs" in said
-    assert [name for name in gpu.PROGRAMS if f"  {name}\n" not in said] == []
-
-
 def test_every_program_is_listed_and_every_target_is_of_one(gpu, capsys):
     assert gpu.main(["--list"]) == 0
     names = capsys.readouterr().out.splitlines()
@@ -81,25 +73,6 @@ def test_every_program_is_listed_and_every_target_is_of_one(gpu, capsys):
     for target in gpu.TARGETS:
         title = target.name.split(":")[0].rstrip("*")
         assert any(name.startswith(title) for name in names)
-
-
-def test_a_program_that_fails_does_not_keep_the_others_from_their_turn(tmp_path):
-    broken = FILE.read_text(encoding="utf-8").replace(
-        "array.fill(int(indices[0]) % _MARKS)", "array.fill(0)"
-    )
-    path = tmp_path / "device" / "gpu.py"
-    path.parent.mkdir()
-    path.write_text(broken, encoding="utf-8")
-    for name in ("_meter.py", "_runner.py"):
-        (tmp_path / name).symlink_to(FILE.parents[1] / name)
-    programs = ("poison: device", "poison: control")
-    done = python(path, "--device", "cpu", "--smoke", "--out", tmp_path, "--only", *programs)
-    assert done.returncode == 1
-    kept = json.loads((tmp_path / "gpu.json").read_text())
-    assert list(kept["failures"]) == ["poison: device"]
-    assert "held something else" in kept["failures"]["poison: device"]
-    assert kept["rows"]["poison: control (damage wanted)"]["bad batches"] > 0
-    assert kept["rows"]["poison: penstock, device, thread, small"]["bad batches"] > 0
 
 
 def test_a_single_wrong_byte_is_counted(gpu):

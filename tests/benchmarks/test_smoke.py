@@ -100,24 +100,11 @@ def test_every_file_lists_a_peer_and_penstock_and_its_targets_are_of_them(name, 
         assert peer is None or peer in names
 
 
-def test_list_prints_the_contenders(toy: Path) -> None:
-    assert python(toy, "--list").stdout.splitlines() == ["slow", "fast", "wrong", "leaves"]
-
-
 def test_a_table_shows_ratio_target_and_whether_it_is_met(toy: Path) -> None:
     done = python(toy, "--only", "slow", "fast")
     assert done.returncode == 0, done.stderr
     assert "fast / slow: 3.00 x (target >= 2.5: met)" in done.stdout
     assert "fast / slow: 3.00 x (target >= 3.5: MISSED)" in done.stdout
-
-
-def test_rounds_take_their_turns(toy: Path) -> None:
-    turns = [
-        line
-        for line in python(toy, "--only", "slow", "fast").stderr.splitlines()
-        if "round" in line
-    ]
-    assert turns == ["round 1: slow", "round 1: fast", "round 2: slow", "round 2: fast"]
 
 
 def test_smoke_shows_no_ratio_of_sizes_that_mean_nothing(toy: Path) -> None:

@@ -15,7 +15,7 @@ import weakref
 import torch
 
 POISON = -77.0
-COPIES, TRAINER = "copies", "trainer"
+COPIES, CONSUMER = "copies", "consumer"
 
 
 class HostMemory:
@@ -36,19 +36,8 @@ class HostMemory:
         memory.fill_(POISON)
 
 
-def raise_once(owner, name):
-    """Raise an attribute, if it is no None, and forget it."""
-    error = getattr(owner, name)
-    setattr(owner, name, None)
-    try:
-        if error is not None:
-            raise error
-    finally:
-        del error  # with its own traceback it would be a cycle
-
-
 class FakeMark:
-    """A place in a queue of a `FakeAccelerator`; once `error` is set, it fails whenever asked."""
+    """A place in a queue of a `FakeAccelerator`; once `error` is set, it fails."""
 
     def __init__(self, accelerator, queue):
         self._accelerator = accelerator
@@ -86,12 +75,12 @@ class FakeAccelerator:
     has_queues = True
 
     def __init__(self):
-        self.queues = {COPIES: collections.deque(), TRAINER: collections.deque()}
+        self.queues = {COPIES: collections.deque(), CONSUMER: collections.deque()}
         self.log = []
         self.marks = []
         self.trouble = None
         self.read = []
-        self._queue = TRAINER
+        self._queue = CONSUMER
         self._given = {}  # by id of a device tensor: whether the main process's queue has it
 
     @contextlib.contextmanager
@@ -100,10 +89,15 @@ class FakeAccelerator:
         try:
             yield
         finally:
-            self._queue = TRAINER
+            self._queue = CONSUMER
 
     def copy(self, tensor):
-        raise_once(self, "trouble")
+        trouble, self.trouble = self.trouble, None
+        try:
+            if trouble is not None:
+                raise trouble
+        finally:
+            del trouble  # with its own traceback it would be a cycle
         assert self._queue == COPIES
         copy = torch.full_like(tensor, POISON)
         source, memory = tensor.detach(), copy.detach()  # as a device has them: by their address
@@ -118,13 +112,13 @@ class FakeAccelerator:
         if not given:
             memory.fill_(POISON)  # the next copy has it, which does not wait for the main process
         else:
-            self._push(TRAINER, lambda: memory.fill_(POISON))
+            self._push(CONSUMER, lambda: memory.fill_(POISON))
 
     def mark_copies(self):
         return self._mark(COPIES)
 
     def mark_consumer(self):
-        return self._mark(TRAINER)
+        return self._mark(CONSUMER)
 
     def _mark(self, queue):
         mark = FakeMark(self, queue)
@@ -137,19 +131,18 @@ class FakeAccelerator:
         self._push(queue, reach)
         return mark
 
-    def let_consumer_wait(self, mark):
+    def hand_over(self, mark, copies):
         assert mark.queue == COPIES
-        self.log.append((TRAINER, "wait", mark))
-        self.queues[TRAINER].append((lambda: mark.is_reached, lambda: None))
-
-    def give_to_consumer(self, tensor):
-        self.log.append((TRAINER, "given", id(tensor)))
-        self._given[id(tensor)].append(True)
+        self.log.append((CONSUMER, "wait", mark))
+        self.queues[CONSUMER].append((lambda: mark.is_reached, lambda: None))
+        for copy in copies:
+            self.log.append((CONSUMER, "given", id(copy)))
+            self._given[id(copy)].append(True)
 
     def use(self, tensor):
         """Read a tensor in the main process's queue, as a step would."""
         memory = tensor.detach()
-        self._push(TRAINER, lambda: self.read.append(memory.tolist()))
+        self._push(CONSUMER, lambda: self.read.append(memory.tolist()))
 
     def _push(self, queue, run):
         self.queues[queue].append((lambda: True, run))
@@ -167,9 +160,9 @@ class FakeAccelerator:
 
     def drain(self):
         """Do everything."""
-        while self.queues[COPIES] or self.queues[TRAINER]:
+        while self.queues[COPIES] or self.queues[CONSUMER]:
             self.advance(COPIES)
-            self.advance(TRAINER)
+            self.advance(CONSUMER)
 
     def asked(self, queue):
         """Return what one queue was asked for, without numbers."""

@@ -7,7 +7,7 @@ import random
 
 import pytest
 import torch
-from tests.device.fake import COPIES, TRAINER, FakeAccelerator
+from tests.device.fake import CONSUMER, COPIES, FakeAccelerator
 from tests.transport.fake_page_lock import FakePageLock
 
 from penstock.torch import DataLoader, DevicePrefetcher
@@ -74,7 +74,7 @@ def test_the_device_reads_every_batch_right_however_late_it_comes_to_it(
             device.drain()
         elif pace == "by chance":
             for _ in range(chance.randrange(12)):
-                device.advance(chance.choice([COPIES, TRAINER]))
+                device.advance(chance.choice([COPIES, CONSUMER]))
     device.drain()
     assert firsts(device.read) == [float(k) for k in range(200)]
     assert all(set(row) == {row[0]} for batch in device.read for row in batch)
@@ -88,8 +88,8 @@ def test_a_device_that_lags_does_not_make_memory_grow(device, page_lock, workers
     for images, _ in loader:
         device.use(images)
         sizes.append(page_lock.size_bytes)
-        while sum(what is not None for _, what in device.queues[TRAINER]) > 40:
-            device.advance(TRAINER)
+        while sum(what is not None for _, what in device.queues[CONSUMER]) > 40:
+            device.advance(CONSUMER)
     device.drain()
     assert len(device.read) == 300
     slots = MOST_STEPS_BEHIND + 2 + workers[0] * 2 + 4  # copied, begun, under way, free
@@ -145,16 +145,6 @@ def test_the_next_copy_is_begun_before_this_batch_is_given(device, page_lock, wo
         next(batches)
         num_copied = device.asked(COPIES).count("copy")
         assert num_copied == 2 * (step + 2), "images and labels of this batch and the next"
-    batches.close()
-
-
-@pytest.mark.parametrize("workers", WORKERS)
-def test_states_count_what_was_given_and_not_what_is_on_its_way(device, page_lock, workers):
-    loader = loader_of(workers, seed=1, shuffle=True)
-    batches = iter(loader)
-    for step in range(4):
-        next(batches)
-        assert loader.state_dict()["batches"] == step + 1
     batches.close()
 
 

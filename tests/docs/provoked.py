@@ -285,7 +285,7 @@ def fork_with_openmp():
     pytest.importorskip("sklearn")
     return said_in_a_process("""
         import ctypes, glob, importlib.util, os
-        os.environ["OMP_WAIT_POLICY"] = "passive"  # where a thread spins, nobody sees that it waits
+        os.environ["OMP_WAIT_POLICY"] = "passive"  # a thread that spins shows no wait
         (folder,) = importlib.util.find_spec("sklearn").submodule_search_locations
         (library,) = glob.glob(f"{folder}/../scikit_learn.libs/libgomp*")
         ctypes.CDLL(library).GOMP_parallel(ctypes.CDLL(None).free, None, 3, 0)  # free(NULL)
@@ -334,7 +334,7 @@ def weigh_large_batches():
 
 
 class Slow:
-    """Samples of which one waits until it is told to go on."""
+    """Samples of which one waits until it may go on."""
 
     def __init__(self):
         self.begun = threading.Event()

@@ -76,13 +76,6 @@ def test_the_command_of_the_page_runs(tmp_path, monkeypatch, capsys):
     assert "(dataset, batch_size=32, shuffle=True, " in capsys.readouterr().out
 
 
-def test_the_options_of_the_page_are_those_of_the_command(capsys):
-    assert main(["tune", "--help"]) == 0
-    offered = capsys.readouterr().out
-    for option in re.findall(r"--[a-z]+(?:-[a-z]+)*", (DOCS / "guide/tune.md").read_text()):
-        assert option in offered
-
-
 # docs/design/scale.md
 
 
@@ -93,13 +86,6 @@ def benchmark(monkeypatch):
     yield importlib.import_module("scale_sim")
     for name in ("scale_sim", "_runner", "_meter"):
         sys.modules.pop(name, None)
-
-
-def test_the_simulation_keeps_to_closed_formulas(benchmark, monkeypatch):
-    benchmark.check_simulation(600)
-    monkeypatch.setattr(benchmark._Cores, "_rate", lambda self: 1.0)  # cores without end
-    with pytest.raises(ValueError, match="8 workers on 4 cores"):
-        benchmark.check_simulation(600)
 
 
 def test_the_numbers_of_the_page_are_those_that_are_simulated(benchmark):

@@ -48,18 +48,3 @@ def check_links(page, text):
 @pytest.mark.parametrize("name", PAGES)
 def test_links_lead_to_files_and_headings(name):
     check_links(ROOT / name, (ROOT / name).read_text("utf-8"))
-
-
-def test_links_are_found():
-    for name, at_least in (
-        ("README.md", 25),
-        ("docs/troubleshooting.md", 40),
-        ("CONTRIBUTING.md", 3),
-    ):
-        assert check_links(ROOT / name, (ROOT / name).read_text("utf-8")) >= at_least
-
-
-@pytest.mark.parametrize("link", ["docs/nowhere.md", "docs/index.md#nothing", "#nothing"])
-def test_a_link_that_leads_nowhere_is_found_out(link):
-    with pytest.raises(AssertionError, match=link):
-        check_links(ROOT / "README.md", f"[a link]({link}) and `[code](x.md)`")

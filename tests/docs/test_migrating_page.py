@@ -138,9 +138,3 @@ def test_a_recipe_runs_and_prints_what_it_says(title, printed):
     status, out, err = printed[title]
     assert status == "0", err
     assert out.splitlines() == re.findall(r"^# (.*)$", recipes()[title], re.MULTILINE), err
-
-
-def test_both_sides_of_each_recipe_are_there():
-    found = recipes()
-    assert len(found) == 12
-    assert all("DataLoader(" in code for code in found.values())

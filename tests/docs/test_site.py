@@ -38,36 +38,18 @@ class Page(HTMLParser):
     fetched: list[str] = field(default_factory=list)
     links: list[str] = field(default_factory=list)
     anchors: set[str] = field(default_factory=set)
-    images: list[dict[str, str | None]] = field(default_factory=list)
-    paragraphs: list[str] = field(default_factory=list)
-    text: str = ""
 
     def __post_init__(self):
         super().__init__()
-        self._open: list[str] = []
         self.feed(self.path.read_text())
         self.close()
 
     def handle_starttag(self, tag, attrs):
         values = dict(attrs)
-        self._open.append(tag)
         self.fetched += [value for name, value in attrs if (tag, name) in FETCHED and value]
         self.anchors.update(filter(None, (values.get("id"), values.get("name"))))
         if tag == "a" and values.get("href"):
             self.links.append(values["href"])
-        elif tag == "img":
-            self.images.append(values)
-        elif tag == "p":
-            self.paragraphs.append("")
-
-    def handle_endtag(self, tag):
-        while self._open and self._open.pop() != tag:
-            pass
-
-    def handle_data(self, data):
-        self.text += data
-        if "p" in self._open and "code" not in self._open:
-            self.paragraphs[-1] += data
 
 
 @pytest.fixture(scope="module")
@@ -78,12 +60,6 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def site(folder):
     return {path.relative_to(folder).as_posix(): Page(path) for path in folder.rglob("*.html")}
-
-
-@pytest.mark.docs
-def test_it_has_a_front_page_and_a_search_without_a_server(folder):
-    assert (folder / "index.html").is_file()
-    assert (folder / "search" / "search_index.js").is_file()
 
 
 @pytest.mark.docs
@@ -150,18 +126,6 @@ def test_every_page_of_the_navigation_is_in_the_site(site):
 
 
 @pytest.mark.docs
-def test_what_stands_around_a_chinese_page_is_chinese(folder):
-    pages = sorted((folder / "zh").glob("*.html"))
-    assert pages
-    for page in pages:
-        text = page.read_text()
-        assert '<html lang="zh-Hans"' in text
-        assert 'aria-label="目录"' in text
-        for english in ("Table of contents", "Back to top", "Skip to content", ">Next<"):
-            assert english not in text.replace("\n", "").replace(" <", "<"), (page, english)
-
-
-@pytest.mark.docs
 def test_every_promised_name_is_in_the_reference(site):
     anchors = set().union(*(p.anchors for n, p in site.items() if n.startswith("reference/")))
     for module, names in promised_names().items():
@@ -174,19 +138,3 @@ def test_every_integration_that_a_guide_names_is_in_the_reference():
     named = set(re.findall(r"from penstock\.integrations\.(\w+) import", guides))
     assert named
     assert {f"penstock.integrations.{name}" for name in named} <= set(promised_names())
-
-
-@pytest.mark.docs
-def test_markup_is_not_left_in_the_text(site):
-    for name, page in site.items():
-        for paragraph in page.paragraphs:
-            left = re.search(r"^\s*(- |\d+\. |\|.*\||```|#+ )|\]\(|\*\*\w", paragraph, re.MULTILINE)
-            assert not left, f"{name}: {left[0]!r} in {paragraph[:200]!r}"
-
-
-@pytest.mark.docs
-def test_every_picture_says_in_words_what_it_shows(site):
-    pictures = [(name, image) for name, page in site.items() for image in page.images]
-    assert len(pictures) >= 4
-    for name, image in pictures:
-        assert len(image.get("alt") or "") >= 10, f"{name}: {image['src']} has no alt text"

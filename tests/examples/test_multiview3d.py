@@ -18,9 +18,7 @@ import mmengine
 import numpy as np
 import pytest
 import torch
-from scipy.spatial.transform import Rotation
 from tests.clients.torchvision_operators import declare_missing
-from tests.distributed.launching import TORCHRUN
 from tests.support.processes import completed
 
 declare_missing()
@@ -87,37 +85,16 @@ def test_centres_of_boxes_are_projected_where_nuscenes_has_them(plugin, frame):
     assert list(frame["images"]) == list(plugin["dataset"].CAMERAS)
     num_compared = 0
     for camera, name in enumerate(frame["images"]):
-        for told in frame["cam_instances"][name]:
+        for known in frame["cam_instances"][name]:
             found = np.r_["-1,2,0", pixels[camera], depths[camera][:, None]]
-            wanted = [*told["center_2d"], told["depth"]]
+            wanted = [*known["center_2d"], known["depth"]]
             assert np.nanmin(np.abs(found - wanted).max(axis=1)) < 0.01  # pixels, metres
             num_compared += 1
     assert num_compared == 84
 
 
-def test_as_many_lidar_points_lie_in_the_boxes_as_nuscenes_counts(plugin, frame, data_dir):
-    boxes, _, _ = truths(frame)
-    path = data_dir / "nuscenes" / frame["lidar_points"]["lidar_path"]
-    points = np.fromfile(path, np.float32).reshape(-1, 5)[:, :3].astype(np.float64)
-
-    def difference(yaw_sign):
-        """Points of all boxes that are counted otherwise; some of 1009 lie on a side."""
-        total = 0
-        for box, instance in zip(boxes, frame["instances"], strict=True):
-            local = Rotation.from_euler("z", -yaw_sign * box[6]).apply(points - box[:3])
-            is_inside = (np.abs(local) <= box[3:6] / 2).all(axis=1)
-            total += abs(int(is_inside.sum()) - instance["num_lidar_pts"])
-        return total
-
-    assert difference(+1) < 0.03 * 1009 < 0.05 * 1009 < difference(-1)
-    for box, corners in zip(boxes, plugin["geometry"].box_corners(boxes), strict=True):
-        local = Rotation.from_euler("z", -box[6]).apply(corners - box[:3])
-        np.testing.assert_allclose(np.abs(local), np.tile(box[3:6] / 2, (8, 1)))
-        assert len(np.unique(local.round(6), axis=0)) == 8
-
-
-@pytest.mark.parametrize("scale", [0.5, 0.25])
-def test_after_resizing_a_point_is_projected_onto_what_it_was_projected_onto(plugin, scale):
+def test_after_resizing_a_point_is_projected_onto_what_it_was_projected_onto(plugin):
+    scale = 0.5
     # Each pixel of the ramp says in which column it lies.
     ramp = np.broadcast_to(np.arange(240, dtype=np.float32)[None, :, None], (120, 240, 3)).copy()
     camera = np.array([[100.0, 0, 117.3], [0, 100.0, 61.2], [0, 0, 1]])
@@ -161,26 +138,26 @@ def test_what_an_info_file_holds_is_read_and_what_it_would_run_is_refused(
         load_info(path)
 
 
-class _Told:
+class _Pickled:
     """Is pickled as a call, and a state for what it returns."""
 
     def __init__(self, function, arguments, *state):
-        self._told = (function, arguments, *state)
+        self._made = (function, arguments, *state)
 
     def __reduce__(self):
-        return self._told
+        return self._made
 
 
 RECONSTRUCT, SCALAR = np.empty(0).__reduce__()[0], np.float64(0).__reduce__()[0]
 EMPTY = (np.ndarray, (0,), b"b")
 # Eight bytes that are a Python object: with these flags, numpy itself takes the bytes as they are.
-OBJECTS = _Told(
+OBJECTS = _Pickled(
     np.dtype,
     ("V8", False, True),
     (3, "|", None, ("a",), {"a": (np.dtype("O"), 0)}, 8, 1, 0),
 )
 # The same, on a dtype that is harmless before it gets its state.
-FIELDS = _Told(
+FIELDS = _Pickled(
     np.dtype,
     ("f8", False, True),
     (3, "<", None, ("a",), {"a": (np.dtype("f8"), 0)}, 8, 1, 0),
@@ -191,16 +168,20 @@ FLOATS = np.dtype("f8")
 @pytest.mark.parametrize(
     ("culprit", "reason"),
     [
-        (_Told(RECONSTRUCT, EMPTY, (1, (1,), OBJECTS, False, b"AAAAAAAA")), "of 'V8'"),
-        (_Told(SCALAR, (OBJECTS, b"AAAAAAAA")), "of 'V8'"),
-        (_Told(RECONSTRUCT, EMPTY, (1, (1,), FIELDS, False, b"AAAAAAAA")), "a dtype has the state"),
-        (_Told(SCALAR, (FIELDS, b"AAAAAAAA")), "a dtype has the state"),
-        (_Told(SCALAR, (np.dtype("O"), b"AAAAAAAA")), "of 'O8'"),
-        (_Told(RECONSTRUCT, EMPTY, (1, (99,), FLOATS, False, b"A" * 8)), "99 values are not 792"),
-        (_Told(RECONSTRUCT, EMPTY, (1, (-1, -1), FLOATS, False, b"A" * 8)), r"shape \(-1, -1\)"),
-        (_Told(SCALAR, (FLOATS, b"A")), "1 values are not 8 bytes"),
-        (_Told(RECONSTRUCT, EMPTY), "an array without values"),
-        (_Told(np.dtype, ("f3",)), "no numbers of 'f3'"),
+        (_Pickled(RECONSTRUCT, EMPTY, (1, (1,), OBJECTS, False, b"AAAAAAAA")), "of 'V8'"),
+        (
+            _Pickled(RECONSTRUCT, EMPTY, (1, (1,), FIELDS, False, b"AAAAAAAA")),
+            "a dtype has the state",
+        ),
+        (_Pickled(SCALAR, (np.dtype("O"), b"AAAAAAAA")), "of 'O8'"),
+        (
+            _Pickled(RECONSTRUCT, EMPTY, (1, (99,), FLOATS, False, b"A" * 8)),
+            "99 values are not 792",
+        ),
+        (_Pickled(RECONSTRUCT, EMPTY, (1, (-1, -1), FLOATS, False, b"A" * 8)), r"shape \(-1, -1\)"),
+        (_Pickled(SCALAR, (FLOATS, b"A")), "1 values are not 8 bytes"),
+        (_Pickled(RECONSTRUCT, EMPTY), "an array without values"),
+        (_Pickled(np.dtype, ("f3",)), "no numbers of 'f3'"),
     ],
 )
 def test_a_file_cannot_make_addresses_of_its_bytes(plugin, tmp_path, culprit, reason):
@@ -208,32 +189,6 @@ def test_a_file_cannot_make_addresses_of_its_bytes(plugin, tmp_path, culprit, re
     path.write_bytes(pickle.dumps({"data_list": [culprit]}, 2))
     with pytest.raises(pickle.UnpicklingError, match=reason):
         plugin["info"].load_info(path)  # with numpy's own functions, to print it is the end
-
-
-def test_arrays_and_numbers_of_a_file_are_numpys_and_its_own(plugin, tmp_path):
-    matrix = np.arange(6.0).reshape(2, 3)
-    told = {
-        "fortran": np.asfortranarray(matrix),
-        "big": matrix.astype(">i4"),
-        "texts": np.array(["a", "bcd"]),
-        "none": np.empty((0, 7), np.float32),
-        "numbers": (np.float32(1.5), np.uint8(7), np.bool_(True), np.complex64(1j)),
-        "nested": [(matrix, [matrix, {"x": matrix[0]}])],
-    }
-    told["itself"] = told
-    path = tmp_path / "good.pkl"
-    path.write_bytes(pickle.dumps(told, 4))
-    read = plugin["info"].load_info(path)
-    assert read.pop("itself") is read
-    del told["itself"]
-    np.testing.assert_equal(read, told)
-    for name in ("fortran", "big", "texts", "none"):
-        array = read[name]
-        assert type(array) is np.ndarray
-        assert (array.dtype, array.flags.writeable) == (told[name].dtype, True)
-    assert read["fortran"].flags.f_contiguous
-    assert [type(number) for number in read["numbers"]] == [type(n) for n in told["numbers"]]
-    assert read["nested"][0][0] is read["nested"][0][1][0]
 
 
 class _Dirty:
@@ -260,17 +215,6 @@ def test_views_are_normalised_and_padded_to_the_divisor(plugin, sample):
             np.testing.assert_allclose(image[:, :rows, :columns], wanted, atol=1e-6)
             assert not image[:, rows:].any()
             assert not image[:, :, columns:].any()
-
-
-def test_boxes_of_all_samples_lie_in_a_row_and_a_sample_may_have_none(plugin, sample):
-    none = {**sample, "boxes": sample["boxes"][:0], "labels": sample["labels"][:0]}
-    batch = plugin["collate"].CollateViews([0] * 3, [1] * 3)([sample, none, sample])
-    assert batch["num_boxes"].tolist() == [50, 0, 50]
-    parts = batch["boxes"].split(batch["num_boxes"].tolist())
-    assert [tuple(part.shape) for part in parts] == [(50, 7), (0, 7), (50, 7)]
-    assert torch.equal(parts[0], parts[2])
-    assert [meta["img_shapes"][0] for meta in batch["metas"]] == [(90, 160)] * 3
-    assert batch["metas"][0]["token"] == sample["token"]
 
 
 def test_the_batch_is_what_the_readme_says(config):
@@ -310,15 +254,11 @@ OPTIONS = [
 ]
 
 
-def command(work_dir, *arguments, ranks=0, max_epochs=3):
-    launch = [sys.executable]
-    if ranks:
-        launch = [*TORCHRUN, "--standalone", f"--nproc-per-node={ranks}"]
-        arguments = ("--launcher", "pytorch", *arguments)
+def command(work_dir, *arguments, max_epochs=3):
     options = ["--cfg-options", *OPTIONS, f"train_cfg.max_epochs={max_epochs}"]
     options += [f"train_cfg.val_interval={max_epochs}"]
     program = [RUN, FOLDER / "train.py", CONFIG, "--work-dir", work_dir]
-    return [str(part) for part in (*launch, *program, *arguments, *options)]
+    return [str(part) for part in (sys.executable, *program, *arguments, *options)]
 
 
 @pytest.fixture
@@ -344,12 +284,12 @@ def losses(work_dir):
 
 
 def test_a_training_that_is_killed_goes_on_with_the_very_same_batches(environment, tmp_path):
-    told = run(environment, tmp_path / "whole")
+    said = run(environment, tmp_path / "whole")
     whole = losses(tmp_path / "whole")
     assert list(whole) == list(range(1, 13))
     assert whole[12][0] < 0.8 * whole[1][0]
-    assert re.search(r"Epoch\(val\) \[3\]\[1/1\] +recall/within_2m: [01]\.\d+", told)
-    assert told.count("Train loader: ") == 3
+    assert re.search(r"Epoch\(val\) \[3\]\[1/1\] +recall/within_2m: [01]\.\d+", said)
+    assert said.count("Train loader: ") == 3
 
     killed = tmp_path / "killed"
     with subprocess.Popen(
@@ -362,24 +302,9 @@ def test_a_training_that_is_killed_goes_on_with_the_very_same_batches(environmen
     before = losses(killed)
     assert list(before) == list(range(1, len(before) + 1))
     assert len(before) < 12
-    told = run(environment, killed, "--resume")
-    assert re.search(r"Load checkpoint from \S*iter_(6|9)\.pth", told)
+    said = run(environment, killed, "--resume")
+    assert re.search(r"Load checkpoint from \S*iter_(6|9)\.pth", said)
     assert losses(killed) == whole
-
-
-@pytest.mark.usefixtures("plugin")  # which the config that is read back names
-def test_two_ranks_train_together_and_go_on_from_a_checkpoint(environment, tmp_path):
-    whole, rest = tmp_path / "whole", tmp_path / "rest"
-    options = ("--seed", 7, "--deterministic")
-    run(environment, whole, *options, ranks=2)
-    written = Config.fromfile(whole / "one_frame.py")
-    assert written.randomness.to_dict() == {"seed": 7, "deterministic": True}
-    state = torch.load(whole / "iter_3.pth", weights_only=False)["penstock_loader"]
-    assert (state["epoch"], state["batches"], state["seed"]) == (1, 1, 7)
-    run(environment, rest, *options, "--resume", whole / "iter_3.pth", ranks=2)
-    everything = losses(whole)
-    assert list(everything) == list(range(1, 7))
-    assert losses(rest) == {number: everything[number] for number in (4, 5, 6)}
 
 
 def test_the_example_names_the_version_of_mmengine_that_it_was_made_with():

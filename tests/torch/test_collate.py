@@ -15,6 +15,7 @@ from torch.utils.data import _utils
 from torch.utils.data import default_collate as torchs
 
 from penstock.errors import CollateError
+from penstock.torch import DataLoader
 from penstock.torch.collate import TensorCollator
 
 SHAPES = arrays_of.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)
@@ -168,3 +169,43 @@ def test_the_user_s_own_function_in_torch_s_registry_is_asked(monkeypatch, kind)
 
     monkeypatch.setitem(_utils.collate.default_collate_fn_map, kind, own)
     assert ours([np.zeros(2), np.zeros(2)]) == ("the user's", 2)
+
+
+class Registered:
+    """A collate function that cannot be hashed."""
+
+    __hash__ = None
+
+    def __call__(self, samples, *, collate_fn_map):
+        return [*samples]
+
+
+def test_functions_of_the_users_need_not_be_hashable(monkeypatch):
+    kind = type("Kind", (), {})
+    monkeypatch.setitem(_utils.collate.default_collate_fn_map, kind, Registered())
+    samples = [kind(), kind()]
+    assert ours(samples) == samples
+
+
+def test_sparse_tensors_are_refused_in_torchs_words():
+    with pytest.raises(RuntimeError) as expected:
+        torchs([torch.eye(2).to_sparse()])
+    loader = DataLoader([torch.eye(2).to_sparse()])
+    with pytest.raises(RuntimeError) as refused:
+        next(iter(loader))
+    assert str(refused.value) == str(expected.value)
+
+
+class Nests:
+    """Iterates a loader in a worker."""
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        (batch,) = DataLoader([torch.ones(3)] * 2, batch_size=2)
+        return batch.is_shared()
+
+
+def test_a_loader_in_a_worker_makes_no_shared_files():
+    assert [batch.item() for batch in DataLoader(Nests(), num_workers=1)] == [False, False]

@@ -95,14 +95,3 @@ def test_a_constant_seed_is_named_once_with_the_cure(
 )
 def test_what_does_not_repeat_is_not_named(init: Any, options: dict[str, Any]) -> None:
     assert messages(init, **options) == []
-
-
-def test_epochs_that_the_user_seeds_alike_are_meant_to_be_alike() -> None:
-    torch.manual_seed(3)
-    generator = torch.Generator()
-    loader = DataLoader(
-        Augmented(4), num_workers=1, worker_init_fn=numpy_by_worker, generator=generator
-    )
-    for _ in range(2):
-        generator.manual_seed(5)
-        list(loader)

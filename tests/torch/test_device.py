@@ -82,21 +82,6 @@ def test_what_the_transform_raises_names_the_batch_and_the_device_and_the_others
     assert [int(labels[0]) for _, labels in batches] == [12, 16, 20]
 
 
-@pytest.mark.parametrize("workers", WORKERS)
-def test_a_state_that_is_saved_under_way_counts_what_was_given(workers):
-    options = {"shuffle": True, "seed": 5, "device": "cpu"}
-    loader = loader_of(workers, **options)
-    batches = iter(loader)
-    for _ in range(2):
-        next(batches)
-    state = loader.state_dict()
-    assert state["batches"] == 2
-    rest = flat(batches)
-    again = loader_of(workers, **options)
-    again.load_state_dict(state)
-    assert equal(flat(again), rest)
-
-
 @pytest.mark.parametrize("workers", WORKERS[1:])
 def test_a_prefetcher_of_our_loader_keeps_its_state_exact_and_its_workers(workers):
     loader = loader_of(workers, shuffle=True, seed=5, persistent_workers=True)
@@ -148,12 +133,6 @@ def test_what_a_subclass_makes_of_its_batches_is_what_the_transform_gets():
     assert [int(labels[0]) for labels in prefetcher] == list(range(0, 24, 4))
 
 
-def test_a_loader_of_datapipes_goes_through_a_prefetcher():
-    pipe = torch.utils.data.datapipes.iter.IterableWrapper(range(4))
-    prefetcher = DevicePrefetcher(DataLoader(pipe, 2), "cpu", transform=lambda batch: batch + 100)
-    assert [batch.tolist() for batch in prefetcher] == [[100, 101], [102, 103]]
-
-
 def test_ctrl_c_in_a_transform_closes_the_stream_and_leaves_no_time_behind():
     calls = []
 
@@ -185,7 +164,7 @@ def test_an_iterator_that_ends_in_a_transform_does_not_end_the_epoch():
     batches = iter(loader)
     for _ in range(3):
         next(batches)
-    with pytest.raises(RuntimeError, match="StopIteration at the batch of epoch 0, step 3 on cpu"):
+    with pytest.raises(RuntimeError, match="the transform raised StopIteration"):
         next(batches)
 
 
@@ -194,7 +173,7 @@ class MovesInPlace:
         pass
 
 
-def test_an_object_whose_to_returns_nothing_is_told():
+def test_an_object_whose_to_returns_nothing_is_an_error():
     with pytest.raises(TypeError, match="returned None"):
         next(iter(DevicePrefetcher([[MovesInPlace()]], "cpu")))
 
@@ -210,7 +189,7 @@ def test_time_in_the_transform_is_the_loops_own(workers):
     loader = loader_of(workers, device="cpu", device_transform=transform)
     list(loader)
     run = loader.stats().run
-    assert run.consumer_s >= 5 * 0.02  # all but the last batch's, which nobody asks after
+    assert run.consumer_s >= 5 * 0.02  # all but the last batch's, which nothing follows
     assert run.wait_s < run.seconds - 5 * 0.02 + 1e-6
 
 
@@ -222,53 +201,17 @@ def _epoch_of(loader, epoch):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"device": "fast"}, "device='fast' names none"),
-        ({"device": object()}, "not <object"),
-        ({"device": 3.5}, "not 3.5"),
-        ({"device_transform": len}, "and device=None"),
-        ({"device": "cpu", "device_transform": 3}, "got device_transform=3"),
+        ({"device": "fast"}, "device='fast' cannot be used: .*'auto'"),
+        ({"device": 3.5}, "device=3.5 cannot be used"),
+        ({"device_transform": len}, "give device="),
     ],
 )
-def test_arguments_that_make_no_sense_are_told_at_once(options, words):
+def test_arguments_that_make_no_sense_are_refused_at_once(options, words):
     with pytest.raises(ConfigError, match=words):
         loader_of(**options)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
-def test_a_device_that_is_not_there_is_told_with_what_to_do():
-    with pytest.raises(ConfigError, match=r"cuda") as raised:
-        loader_of(device="cuda")
-    assert "'auto'" in str(raised.value)
-
-
-def test_the_arguments_are_attributes_that_a_subclass_may_use_for_its_own():
-    loader = loader_of(device="cpu", device_transform=list)
-    assert (loader.device, loader.device_transform) == (torch.device("cpu"), list)
-
-    class Mine(DataLoader):
-        def __init__(self, *args):
-            super().__init__(*args)
-            self.device = "mine"
-
-    mine = Mine(Images())
-    assert mine.device == "mine"
-    assert len(list(mine)) == 24
 
 
 def test_a_loader_with_a_device_is_pickled_and_copied_as_a_recipe():
     loader = loader_of(device="cpu")
     for other in (pickle.loads(pickle.dumps(loader)), copy.copy(loader)):
         assert equal(flat(other), flat(loader_of()))
-
-
-def test_the_report_of_a_loader_names_its_device(tmp_path):
-    loader = loader_of(device=torch.device("cpu"))
-    list(loader)
-    assert loader._recording().settings["device"] == "cpu"
-    assert loader.report(tmp_path / "run.html").exists()
-
-
-def test_on_the_cpu_nothing_is_copied():
-    data = torch.zeros(4, 8)
-    (batch,) = DataLoader([data], batch_size=None, device="cpu")
-    assert batch.data_ptr() == data.data_ptr()

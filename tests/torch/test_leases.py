@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from multiprocessing.reduction import ForkingPickler
 
 import numpy as np
@@ -184,12 +183,10 @@ def test_a_forked_child_writes_to_held_batches_of_processes_alone(workers, is_se
 
 SAMPLES = {
     "tensors": [torch.ones(3, 5)] * 8,
-    "arrays": [np.ones((3, 5), np.float32)] * 8,
     "bfloat16": [torch.ones(5, dtype=torch.bfloat16)] * 8,
     "numbers": [1.0] * 8,
     "a tensor": torch.ones(8, 5),
     "TensorDataset": pt.TensorDataset(torch.ones(8, 3, 5), torch.arange(8)),
-    "ConcatDataset": pt.ConcatDataset([torch.ones(4, 5), torch.ones(4, 5)]),
 }
 
 
@@ -202,56 +199,3 @@ def test_a_small_batch_of_no_process_can_be_resized_as_torch_s(samples, workers)
             torch.cat([copy, copy], out=tensor.resize_(0))
             assert tensor.equal(torch.cat([copy, copy]))
             tensor.untyped_storage().resize_(0)
-
-
-class Halves(Numbered):
-    """Makes batches of two views of one array."""
-
-    def get_batch(self, indices, alloc):
-        both = alloc((2 * len(indices), 1024), np.float32)
-        both[:] = 0
-        return [both[: len(indices)], both[1:]]
-
-
-@ANYWHERE
-def test_views_of_one_array_of_get_batch_arrive_as_views_of_one_array(workers):
-    first, other = next(iter(pt.DataLoader(Halves(), batch_size=3, **workers)))
-    first[1:] = 1
-    assert (other[:2] == 1).all()
-
-
-class InPlace:
-    """Fills one array anew for each batch, its own or the loader's."""
-
-    def __init__(self):
-        self.batch = torch.empty(1, *SHAPE)
-        self.has_made_second = threading.Event()
-
-    def __call__(self, samples):
-        torch.stack(samples, out=self.batch)
-        if samples[0][0, 0] == 1:
-            self.has_made_second.set()
-        return self.batch
-
-
-class IntoMemoryOfTheLoader(InPlace):
-    def collate_into(self, samples, out):
-        self.batch = out.leaf(out.empty((1, *SHAPE), np.float32))
-        return self(samples)
-
-
-@pytest.mark.parametrize(
-    ("collate", "seen"), [(InPlace, 1), (IntoMemoryOfTheLoader, 0)], ids=["its own", "the loader's"]
-)
-def test_a_thread_fills_an_array_of_the_collate_function_s_own_while_it_is_looked_at(collate, seen):
-    collate_fn = collate()
-    loader = pt.DataLoader(
-        torch.utils.data.Subset(Numbered(), [0, 1]),
-        num_workers=1,
-        backend="thread",
-        collate_fn=collate_fn,
-    )
-    batches = iter(loader)  # kept: an iterator that is dropped ends before it makes the second
-    batch = next(batches)
-    assert collate_fn.has_made_second.wait(60)
-    assert (batch == seen).all()

@@ -3,17 +3,15 @@
 
 from __future__ import annotations
 
-import pickle
 import sys
 import types
-import warnings
 
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from penstock import Auto, FaultPolicy  # noqa: E402
+from penstock import Auto  # noqa: E402
 from penstock.errors import ConfigError  # noqa: E402
 from penstock.torch import DataLoader, install, uninstall  # noqa: E402
 
@@ -121,19 +119,6 @@ def test_a_wrong_setting_is_refused_at_once(settings, error):
     assert torch.utils.data.DataLoader is STOCK
 
 
-def test_a_setting_that_reaches_no_loader_says_nothing_of_workers():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        install(num_workers=1000)
-        DataLoader(range(4), num_workers=0)
-
-
-def test_a_policy_is_a_setting():
-    policy = FaultPolicy("replace", max_failures=3)
-    install(on_error=policy)
-    assert DataLoader(range(4)).on_error is policy
-
-
 def test_modules_that_imported_torchs_class_before_are_named(monkeypatch):
     module = types.ModuleType("their_training")
     module.Loader = STOCK
@@ -141,10 +126,3 @@ def test_modules_that_imported_torchs_class_before_are_named(monkeypatch):
     monkeypatch.setattr("penstock.torch.replacement.sys", types.SimpleNamespace(modules=known))
     with pytest.warns(UserWarning, match="^their_training imported torch's DataLoader before"):
         install()
-
-
-def test_a_loader_survives_a_pickle():
-    install(seed=7)
-    again = pickle.loads(pickle.dumps(DataLoader(range(5), batch_size=2, shuffle=True)))
-    assert again.seed == 7
-    assert sum(len(batch) for batch in again) == 5

@@ -70,7 +70,7 @@ SAMPLERS = {
 }
 
 
-def told(loader: Any, num_epochs: int = 2) -> list[object]:
+def said(loader: Any, num_epochs: int = 2) -> list[object]:
     """Return what a loop sees that catches errors and asks again."""
     seen: list[object] = []
     for _ in range(num_epochs):
@@ -97,10 +97,10 @@ def test_the_loader_goes_on_after_an_error_of_the_sampler_as_torch_does(
     options: Any, fails_at: tuple[int, ...], num_workers: int
 ) -> None:
     workers = {"num_workers": num_workers, "persistent_workers": num_workers > 0}
-    expected = told(theirs.DataLoader(range(40), **options(*fails_at), **workers))
+    expected = said(theirs.DataLoader(range(40), **options(*fails_at), **workers))
     for backend in ("process", "thread") if num_workers else ("process",):
         loader = ours.DataLoader(range(40), **options(*fails_at), **workers, backend=backend)
-        assert told(loader) == expected
+        assert said(loader) == expected
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -124,7 +124,7 @@ SAMPLERS: dict[str, Callable[[Any, Any], Any]] = {
     "Penstock's": lambda lib, data: sampling.RandomSampler(data, seed=5),
     "Penstock's, weighted": lambda lib, data: sampling.WeightedRandomSampler([1, 2] * 7, 11),
     "Penstock's share": lambda lib, data: sampling.DistributedSampler(data, 2, 1),
-    "Penstock's share of anybody's": lambda lib, data: sampling.DistributedSampler(
+    "Penstock's share of a user's": lambda lib, data: sampling.DistributedSampler(
         EagerSampler(LENGTH), 2, 1
     ),
 }
@@ -141,7 +141,7 @@ PLACES: dict[str, Callable[[Any, Any], dict[str, Any]]] = {
         "batch_size": None,
     },
     "bulk, subclass": lambda lib, s: {"sampler": Tuples(s, 3, False), "batch_size": None},
-    "bulk, anybody's": lambda lib, s: {"sampler": Pairs(s), "batch_size": None},
+    "bulk, the user's": lambda lib, s: {"sampler": Pairs(s), "batch_size": None},
     "bulk, Penstock's": lambda lib, s: {
         "sampler": sampling.BatchSampler(s, 3, False),
         "batch_size": None,
@@ -151,7 +151,7 @@ PLACES: dict[str, Callable[[Any, Any], dict[str, Any]]] = {
         "batch_sampler": lib.BatchSampler(lib.BatchSampler(s, 2, False), 2, False)
     },
     "batches, subclass": lambda lib, s: {"batch_sampler": Tuples(s, 3, True)},
-    "batches, anybody's": lambda lib, s: {"batch_sampler": Pairs(s)},
+    "batches, the user's": lambda lib, s: {"batch_sampler": Pairs(s)},
     "batches, Penstock's": lambda lib, s: {"batch_sampler": sampling.BatchSampler(s, 3, False)},
 }
 # The others are in test_equality with workers.

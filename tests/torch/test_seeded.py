@@ -20,8 +20,6 @@ from penstock import Loader, get_worker_info, sample_rng
 from penstock.data import ArrayDataset, ConcatDataset, StackDataset, Subset
 from penstock.errors import ConfigError
 from penstock.sampling import (
-    DistributedSampler,
-    IndexSampler,
     RandomSampler,
     WeightedRandomSampler,
 )
@@ -50,29 +48,13 @@ def epochs(loader, count=2):
 
 
 @named
-def test_workers_start_methods_and_prefetching_do_not_show(workers):
+@pytest.mark.parametrize("loader_of", [ours.DataLoader, Loader])
+def test_workers_start_methods_and_prefetching_do_not_show(workers, loader_of):
+    dataset = Noise() if loader_of is ours.DataLoader else NumpyNoise()
     options = {"batch_size": 4, "shuffle": True, "seed": 7}
-    expected = epochs(ours.DataLoader(Noise(), **options))
+    expected = epochs(loader_of(dataset, **options))
     assert expected[0] != expected[1]
-    loader = ours.DataLoader(Noise(), **options, **workers)
-    assert epochs(loader) == expected
-
-
-@named
-def test_they_do_not_show_in_the_core_either(workers):
-    options = {"batch_size": 4, "shuffle": True, "seed": 7}
-    expected = epochs(Loader(NumpyNoise(), **options))
-    loader = Loader(NumpyNoise(), **options, **workers)
-    assert epochs(loader) == expected
-    del loader
-
-
-def test_out_of_order_the_same_batches_come():
-    options = {"batch_size": 4, "shuffle": True, "seed": 7}
-    expected = epochs(ours.DataLoader(Noise(), **options))
-    loader = ours.DataLoader(Noise(), num_workers=3, in_order=False, **options)
-    for epoch, batches in enumerate(epochs(loader)):
-        assert sorted(batches) == sorted(expected[epoch])
+    assert epochs(loader_of(dataset, **options, **workers)) == expected
 
 
 class NamesItsWorker(Noise):
@@ -102,19 +84,6 @@ def test_nothing_of_the_worker_is_left_for_the_next_sample(num_workers):
         **options,
     )  # fmt: skip
     assert [content(batch[0]) for batch in loader] == expected
-
-
-def test_which_worker_makes_a_batch_does_not_show_though_it_differs_from_run_to_run():
-    class Slow(Noise):
-        def __getitem__(self, index):
-            if get_worker_info().id == index % 2:  # a worker's speed depends on what it is given
-                sum(range(100_000))
-            return super().__getitem__(index)
-
-    options = {"batch_size": 2, "shuffle": True, "seed": 1}
-    expected = [content(batch) for batch in ours.DataLoader(Noise(), **options)]
-    loader = ours.DataLoader(Slow(), num_workers=2, multiprocessing_context="fork", **options)
-    assert [content(batch) for batch in loader] == expected
 
 
 def states():
@@ -268,22 +237,6 @@ def test_collate_draws_from_a_key_of_its_own():
     assert samples.isdisjoint(draws)
 
 
-def test_nested_loaders_do_not_disturb_each_other():
-    class Nested(NumpyNoise):
-        def __getitem__(self, index):
-            before = super().__getitem__(index)
-            inner = [content(batch) for batch in Loader(NumpyNoise(3), batch_size=2, seed=index)]
-            after = sample_rng().random()
-            return before[1], after, len(inner)
-
-    class Plain(NumpyNoise):
-        def __getitem__(self, index):
-            return super().__getitem__(index)[1], sample_rng().random(), 2
-
-    options = {"batch_size": 4, "seed": 2}
-    assert epochs(Loader(Nested(9), **options), 1) == epochs(Loader(Plain(9), **options), 1)
-
-
 class Shuffles:
     """A sampler of the user's, which draws from a global generator in its own way."""
 
@@ -328,15 +281,6 @@ def test_a_sampler_that_draws_from_global_generators_is_decided_by_the_seed(draw
     assert orders(num_workers=2) == first
     assert first[0] != first[1]
     assert before is not None
-
-
-def test_the_users_generators_are_left_alone_by_samplers_that_draw():
-    loader = ours.DataLoader(
-        Noise(30), batch_size=4, sampler=Shuffles(30, random.randrange), seed=7, num_workers=2
-    )
-    before = states()
-    list(loader)
-    np.testing.assert_equal(states(), before)
 
 
 @pytest.mark.parametrize(
@@ -446,19 +390,6 @@ def test_outside_of_seeded_loading_there_is_a_generator_too():
     assert len({tuple(noise.tolist()) for noise in first}) == 8
 
 
-def test_a_persistent_iterator_that_is_kept_ends_with_its_epoch():
-    loader = ours.DataLoader(
-        NumpyNoise(8), batch_size=4, num_workers=1, persistent_workers=True, seed=1
-    )
-    old = iter(loader)
-    next(old)
-    new = iter(loader)
-    assert list(old) == []
-    assert len(list(new)) == 2
-    del old, new, loader
-    gc.collect()
-
-
 class DrawsInSetEpoch(NumpyNoise):
     """Chooses its samples anew for every epoch, with a global generator."""
 
@@ -486,18 +417,11 @@ def test_what_set_epoch_draws_is_the_same_in_all_workers(num_workers):
 class OwnShare(stock.DistributedSampler):
     """A subclass: we cannot know what it changed."""
 
+    def __init__(self, rank):
+        super().__init__(range(40), 2, rank)
+
     def __iter__(self):
         return iter(list(super().__iter__()))
-
-
-def test_ranks_of_a_sampler_of_the_users_draw_apart():
-    noise = []
-    for rank in (0, 1):
-        loader = ours.DataLoader(
-            NumpyNoise(40), batch_size=4, sampler=OwnShare(range(40), 2, rank), seed=7
-        )
-        noise.append({number for _, draws in loader for number in draws.flatten().tolist()})
-    assert noise[0].isdisjoint(noise[1])
 
 
 class OfMmengine(torch.utils.data.Sampler):
@@ -513,12 +437,13 @@ class OfMmengine(torch.utils.data.Sampler):
         return 20
 
 
-def test_the_number_of_ranks_is_known_by_the_name_that_mmengine_has_for_it(monkeypatch):
+@pytest.mark.parametrize("share", [OwnShare, OfMmengine])
+def test_ranks_of_a_sampler_of_the_users_draw_apart(share, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     noise = []
     for rank in (0, 1):
         monkeypatch.setenv("RANK", str(rank))
-        loader = ours.DataLoader(NumpyNoise(40), batch_size=4, sampler=OfMmengine(rank), seed=7)
+        loader = ours.DataLoader(NumpyNoise(40), batch_size=4, sampler=share(rank), seed=7)
         noise.append({number for _, draws in loader for number in draws.flatten().tolist()})
     assert noise[0].isdisjoint(noise[1])
 
@@ -544,7 +469,7 @@ def test_a_generator_of_the_samplers_own_is_the_epochs_and_put_back():
     first = []
     for (batch,) in loader:
         first += batch.tolist()
-        torch.rand(3, generator=sampler.generator)  # somebody else draws from it, too
+        torch.rand(3, generator=sampler.generator)  # other code draws from it, too
         sampler.generator.set_state(before)
     assert torch.equal(sampler.generator.get_state(), before)
     again = ours.DataLoader(ArrayDataset(np.arange(20)), batch_size=4, sampler=sampler, seed=7)
@@ -568,53 +493,6 @@ def test_in_a_thread_of_its_own_a_sample_is_not_known():
 
     found = [epochs(Loader(HandsOver(), batch_size=4), 1) for _ in range(2)]
     assert found[0] == found[1]
-
-
-def test_subclasses_may_have_attributes_of_these_names():
-    class Mine(ours.DataLoader):
-        def __init__(self, *args, **options):
-            super().__init__(*args, **options)
-            self.epoch = 17
-            self.seed = "mine"
-
-    loader = Mine(NumpyNoise(8), batch_size=4, shuffle=True, seed=7)
-    assert (loader.epoch, loader.seed) == (17, "mine")
-    expected = ours.DataLoader(NumpyNoise(8), batch_size=4, shuffle=True, seed=7)
-    assert (expected.epoch, expected.seed) == (0, 7)
-    assert epochs(loader, 1) == epochs(expected, 1)
-    assert loader.state_dict()["seed"] == 7
-
-
-@pytest.mark.parametrize("dtype", [np.int32, np.uint8])
-def test_orders_of_any_integers_cross_to_workers(dtype):
-    class Narrow(IndexSampler):
-        def __len__(self):
-            return 6
-
-        def indices(self):
-            return np.arange(6, dtype=dtype)
-
-    for num_workers in (0, 1):
-        loader = Loader(np.arange(6), batch_size=2, sampler=Narrow(), num_workers=num_workers)
-        assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4, 5]]
-
-
-def test_a_few_of_very_many_samples_take_no_memory():
-    class Many:
-        def __len__(self):
-            return 10**10
-
-        def __getitem__(self, index):
-            return index
-
-    chosen = RandomSampler(Many(), num_samples=3 * 10**6, seed=1).indices()
-    whole = RandomSampler(Many(), seed=1).indices()
-    assert len(chosen) == 3 * 10**6
-    assert np.array_equal(chosen[:1000], whole[:1000])
-    shared = DistributedSampler(Many(), 4, 3, seed=1).indices()
-    assert np.array_equal(shared[:100], whole[3:400:4])
-    loader = Loader(Many(), batch_size=4, sampler=DistributedSampler(Many(), 4, 3, shuffle=False))
-    assert len(loader) == 10**10 // 16
 
 
 def test_datapipes_know_no_seed():

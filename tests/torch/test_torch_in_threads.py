@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import queue
-import random
 import threading
 from multiprocessing.context import SpawnContext
 from typing import TYPE_CHECKING, Any
@@ -46,7 +45,7 @@ def threads_over(dataset: Any, num_workers: int = 2, **options: Any) -> ours.Dat
     return ours.DataLoader(dataset, num_workers=num_workers, backend="thread", **options)
 
 
-def told(loader: Any) -> list[Any]:
+def said(loader: Any) -> list[Any]:
     return [sample for batch in loader for sample in batch]
 
 
@@ -79,48 +78,7 @@ class DealtOut(theirs.IterableDataset[int]):
 
 
 def test_a_stream_that_asks_torch_for_its_share_is_dealt_out() -> None:
-    assert sorted(told(threads_over(DealtOut()))) == list(range(12))
-
-
-class SetRandom(theirs.Dataset[float]):
-    """As transforms with a state of their own are, seeded by `worker_init_fn`."""
-
-    def __init__(self) -> None:
-        self.state: random.Random | None = None
-
-    def __len__(self) -> int:
-        return 6
-
-    def __getitem__(self, index: int) -> float:
-        assert self.state is not None
-        return self.state.random()
-
-
-def seed_the_dataset(worker_id: int) -> None:
-    info = theirs.get_worker_info()
-    assert info is not None
-    assert info.id == worker_id
-    info.dataset.state = random.Random(info.seed)  # type: ignore[attr-defined]
-
-
-def test_a_worker_init_fn_reaches_the_dataset_and_its_seed() -> None:
-    found = []
-    for backend in ("thread", "process"):
-        torch.manual_seed(7)
-        loader = threads_over(SetRandom(), 1, worker_init_fn=seed_the_dataset)
-        if backend == "process":
-            loader = ours.DataLoader(
-                SetRandom(), 2, num_workers=1, collate_fn=as_made, worker_init_fn=seed_the_dataset
-            )
-        found.append(told(loader))
-    assert found[0] == found[1]
-    assert len(set(found[0])) == 6
-
-
-def inner_ids(_: int) -> tuple[int | None, set[Any]]:
-    inner = threads_over(Calls(_own_id, 4), batch_size=1)
-    ids = set(told(inner))
-    return _own_id(0), ids
+    assert sorted(said(threads_over(DealtOut()))) == list(range(12))
 
 
 def _own_id(_: int) -> int | None:
@@ -128,45 +86,13 @@ def _own_id(_: int) -> int | None:
     return None if info is None else info.id + 100 * info.num_workers
 
 
-@pytest.mark.parametrize("backend", ["process", "thread"])
-def test_a_thread_of_a_loader_in_a_worker_is_who_it_is_there(backend: str) -> None:
-    loader = ours.DataLoader(
-        Calls(inner_ids, 6), 1, num_workers=3, collate_fn=as_made, backend=backend
-    )
-    samples = told(loader)
-    assert [outer for outer, _ in samples] == [300, 301, 302] * 2
-    assert all(inner == {200, 201} for _, inner in samples)
-
-
-def test_a_process_of_a_loader_in_a_thread_is_who_it_is_there() -> None:
-    def inner(_: int) -> tuple[int | None, set[Any]]:
-        loader = ours.DataLoader(
-            Calls(_own_id, 4), 1, num_workers=2, collate_fn=as_made, multiprocessing_context="fork"
-        )
-        return _own_id(0), set(told(loader))
-
-    samples = told(threads_over(Calls(inner, 3), 3, batch_size=1))
-    assert samples == [(300, {200, 201}), (301, {200, 201}), (302, {200, 201})]
-
-
-def test_a_thread_that_a_worker_starts_is_no_worker() -> None:
-    def ask(_: int) -> object:
-        found: list[object] = []
-        thread = threading.Thread(target=lambda: found.append(get_worker_info()))
-        thread.start()
-        thread.join()
-        return found[0]
-
-    assert told(threads_over(Calls(ask))) == [None] * 12
-
-
 def test_a_process_worker_that_is_forked_afterwards_has_torchs_answer() -> None:
-    told(threads_over(Calls(_own_id)))
+    said(threads_over(Calls(_own_id)))
     for module in (ours, theirs):
         loader = module.DataLoader(
             Calls(_own_id, 4), 1, num_workers=2, collate_fn=as_made, multiprocessing_context="fork"
         )
-        assert told(loader) == [200, 201, 200, 201]
+        assert said(loader) == [200, 201, 200, 201]
 
 
 def test_torchs_collate_in_a_thread_makes_no_shared_memory() -> None:
@@ -180,7 +106,7 @@ def test_torchs_collate_in_a_thread_makes_no_shared_memory() -> None:
 
 
 def test_the_numpy_loaders_processes_stay_unknown_to_torch() -> None:
-    told(threads_over(Calls(_own_id)))
+    said(threads_over(Calls(_own_id)))
 
     def ask(_: int) -> bool:
         return get_worker_info() is None and penstock.get_worker_info() is not None
@@ -188,7 +114,7 @@ def test_the_numpy_loaders_processes_stay_unknown_to_torch() -> None:
     loader = penstock.Loader(
         Calls(ask, 4), 1, num_workers=1, collate_fn=as_made, multiprocessing_context="fork"
     )
-    assert told(loader) == [True] * 4
+    assert said(loader) == [True] * 4
 
 
 # A context whose processes are threads
@@ -230,7 +156,7 @@ def test_a_context_whose_processes_are_threads_gets_threads(make: Any, options: 
     )  # fmt: skip
     assert loader.multiprocessing_context is context
     assert loader.backend == "thread"
-    samples = told(loader)
+    samples = said(loader)
     assert [index for index, _ in samples] == list(range(12))
     assert {name for _, name in samples} == {"penstock-0", "penstock-1"}
     assert loader.stats().backend == "thread"
@@ -241,12 +167,6 @@ def test_rays_actors_and_true_start_methods_are_still_not_mixed(make: Any) -> No
     for backend, context in (("ray", ThreadContext()), ("thread", SpawnContext())):
         with pytest.raises(ConfigError, match="leave one of the two out"):
             make(Rows(), num_workers=1, backend=backend, multiprocessing_context=context)
-
-
-def test_torch_goes_on_checking_such_a_context() -> None:
-    for module in (ours, theirs):
-        with pytest.raises(ValueError, match="multiprocessing_context can only be used with"):
-            module.DataLoader(Rows(), multiprocessing_context=ThreadContext())
 
 
 def test_torchs_collate_is_as_it_was_after_threads():

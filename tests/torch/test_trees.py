@@ -163,15 +163,6 @@ def test_batches_of_varying_shapes_come_through(num_workers: int) -> None:
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_list_of_all_batches_holds_distinct_correct_ones(num_workers: int) -> None:
-    batches = list(DataLoader(Rows(120), batch_size=2, num_workers=num_workers))
-    assert len({rows.data_ptr() for rows, _ in batches}) == 60
-    for step, (rows, indices) in enumerate(batches):
-        assert indices.tolist() == [2 * step, 2 * step + 1]
-        assert torch.equal(rows, torch.stack([Rows()[2 * step][0], Rows()[2 * step + 1][0]]))
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
 def test_writing_into_a_batch_shows_in_no_other(num_workers: int) -> None:
     held = []
     for step, (rows, indices) in enumerate(
@@ -194,11 +185,3 @@ def test_a_view_of_a_held_batch_stays_intact_while_200_more_are_made(num_workers
     expected = Rows()[1][0][::3]
     assert sum(1 for _ in batches) == 200
     assert torch.equal(view, expected)
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_batch_outlives_its_loader(num_workers: int) -> None:
-    batch = next(iter(DataLoader(Rows(9), num_workers=num_workers)))[0]
-    array = batch.numpy()
-    del batch
-    assert array[0, :3].tolist() == [0.0, 1.0, 2.0]

@@ -8,7 +8,6 @@ same result.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import math
 from typing import TYPE_CHECKING, Any, Final
@@ -26,8 +25,7 @@ from penstock.collate import (
     have_one_dtype,
     stack_into,
 )
-from penstock.torch.leaves import in_worker, keep, tensor_of
-from penstock.transport.arena import MIN_POOLED_BYTES
+from penstock.torch.leaves import keep, tensor_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -78,11 +76,6 @@ def _in_numpy(dtype: torch.dtype) -> np.dtype[Any] | None:
         return None
 
 
-@functools.cache
-def _in_torch(dtype: np.dtype[Any]) -> torch.dtype:
-    return torch.as_tensor(np.empty(0, dtype), device="cpu").dtype
-
-
 class TensorCollator:
     """The default collate of a worker that has imported torch, and other collates' `BatchMemory`.
 
@@ -117,8 +110,6 @@ class TensorCollator:
         ] = {  # by identity: what the user has registered need not be hashable
             id(_stock.collate_tensor_fn): self._stack,
             id(_stock.collate_numpy_array_fn): self._stack_arrays,
-            id(_stock.collate_int_fn): _collate_ints,
-            id(_stock.collate_float_fn): _collate_floats,
             id(stack_plainly): self._stack,
         }
         return {kind: ours.get(id(function), function) for kind, function in registered.items()}
@@ -141,11 +132,6 @@ class TensorCollator:
 
     def _stack(self, tensors: Sequence[Any], *, collate_fn_map: CollateMap) -> Any:  # noqa: ANN401
         first = tensors[0]
-        is_small = first.layout is torch.strided and (
-            first.nbytes * len(tensors) < MIN_POOLED_BYTES
-        )
-        if self._stays_here and is_small and not in_worker():
-            return self._stack_as_torch(tensors, collate_fn_map)
         if not _is_plain(first) or first.requires_grad or not have_one_dtype(tensors):
             return _stock.collate_tensor_fn(tensors, collate_fn_map=collate_fn_map)
         out = empty_tensor(self.empty, (len(tensors), *first.shape), first.dtype)
@@ -158,16 +144,6 @@ class TensorCollator:
         check_shapes([tensor.shape for tensor in tensors])
         return _stock.collate_tensor_fn(tensors, collate_fn_map=collate_fn_map)
 
-    def _stack_as_torch(self, tensors: Sequence[Any], collate_fn_map: CollateMap) -> Any:  # noqa: ANN401
-        """Return tensors stacked in torch's own memory, which small batches lie in."""
-        try:
-            batch = _stock.collate_tensor_fn(tensors, collate_fn_map=collate_fn_map)
-            # Strides of the samples are no strides of the batch.
-            return batch.contiguous() if _is_plain(batch) else batch
-        except RuntimeError:
-            check_shapes([tensor.shape for tensor in tensors])
-            raise
-
     def _stack_arrays(self, arrays: Sequence[Any], *, collate_fn_map: CollateMap) -> Any:  # noqa: ANN401
         first = arrays[0]
         if np.dtype(first.dtype).kind in "SUO":
@@ -176,47 +152,16 @@ class TensorCollator:
             collate_fn_map.get(torch.Tensor) == self._stack  # not the user's own
             and _PLAIN_ARRAYS.issuperset(map(type, arrays))
             and have_one_dtype(arrays)
+            and first.size  # else torch has strides of its own
         ):
             memory = self.empty((len(arrays), *first.shape), first.dtype)
-            # Refused as torch does; on its device.
-            stays_here = _stays_here(self.empty)
-            if exchange := stays_here and memory.base is None:
-                out = torch.empty(memory.shape, dtype=_in_torch(memory.dtype))
-            else:
-                out = torch.as_tensor(memory)
+            out = torch.as_tensor(memory)  # refused as torch does; on its device
             if _is_plain(out):
                 check_shapes([array.shape for array in arrays])
-                if exchange:
-                    # Not numpy(), which ends that its storage can be resized.
-                    address = (ctypes.c_ubyte * memory.nbytes).from_address(out.data_ptr())
-                    memory = np.ndarray(memory.shape, memory.dtype, address)  # type: ignore[arg-type]
-                elif stays_here:
-                    keep(out, memory)
                 # To make a tensor of each takes 1.1 us; to copy a row of 32 numbers 0.07 us.
                 stack_into(memory, arrays)
-                return out
+                return keep(out, memory) if self._stays_here else out
         return collate([torch.as_tensor(a) for a in arrays], collate_fn_map=collate_fn_map)
-
-
-def _of_numbers(
-    dtype: type[np.generic],
-    stock: Callable[..., Any],
-    values: Sequence[Any],
-    *,
-    collate_fn_map: CollateMap,
-) -> Any:  # noqa: ANN401
-    """Return what torch's function does, which reads numbers 3 to 6 times as slowly."""
-    try:
-        array = np.array(values)
-        if array.dtype == dtype and array.ndim == 1:
-            return torch.as_tensor(array).clone()  # in torch's own memory
-    except Exception:  # torch has its own opinion, and error
-        pass
-    return stock(values, collate_fn_map=collate_fn_map)
-
-
-_collate_ints: Final = functools.partial(_of_numbers, np.int64, _stock.collate_int_fn)
-_collate_floats: Final = functools.partial(_of_numbers, np.float64, _stock.collate_float_fn)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

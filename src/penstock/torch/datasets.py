@@ -17,7 +17,7 @@ import torch
 import torch.utils.data as stock
 from torch.utils.data import default_collate
 
-from penstock.data.combinators import UnlikeBatchesError, read_parts
+from penstock.collate import convert
 from penstock.data.dataset import (
     BatchReader,
     batch_reader,
@@ -39,20 +39,7 @@ if TYPE_CHECKING:
 
 __all__: list[str] = []
 
-_NUMPY_DTYPES: Final[dict[torch.dtype, type[np.generic]]] = {
-    torch.bool: np.bool_,
-    torch.uint8: np.uint8,
-    torch.int8: np.int8,
-    torch.int16: np.int16,
-    torch.int32: np.int32,
-    torch.int64: np.int64,
-    torch.float16: np.float16,
-    torch.float32: np.float32,
-    torch.float64: np.float64,
-    torch.complex64: np.complex64,
-    torch.complex128: np.complex128,
-}
-# All others (what numpy lacks, and the unsigned that index_select lacks) as integers of their size.
+# Rows are copied as integers of their size: index_select lacks some dtypes, and numpy others.
 _CARRIERS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -77,7 +64,7 @@ def _can_gather(tensor: Any) -> bool:  # noqa: ANN401
         and tensor.dim() > 0
         and not (tensor.requires_grad or tensor.is_nested or tensor.is_quantized)
         and not (tensor.is_conj() or tensor.is_neg())
-        and (tensor.dtype in _NUMPY_DTYPES or tensor.dtype.itemsize in _CARRIERS)
+        and tensor.dtype.itemsize in _CARRIERS
     )
 
 
@@ -113,55 +100,23 @@ def _counted_from_start(indices: NDArray[np.int64], length: int) -> torch.Tensor
     if smallest < 0:
         indices = np.where(indices < 0, indices + length, indices)
     elif not (indices.flags.writeable and indices.flags.c_contiguous):
-        indices = indices.copy()  # torch warns of read-only memory, and knows no negative strides
+        indices = indices.copy()  # torch warns of read-only memory, and has no negative strides
     return torch.from_numpy(indices)
 
 
 def _gather(tensor: torch.Tensor, indices: torch.Tensor, alloc: Allocator) -> torch.Tensor:
-    rows = tensor.view(_carrier(tensor.dtype))
+    rows = tensor.view(_CARRIERS[tensor.dtype.itemsize])
     out = empty_tensor(alloc, (len(indices), *tensor.shape[1:]), rows.dtype)
     return torch.index_select(rows, 0, indices, out=out).view(tensor.dtype)
 
 
-def _carrier(dtype: torch.dtype) -> torch.dtype:
-    return dtype if dtype in _NUMPY_DTYPES else _CARRIERS[dtype.itemsize]
-
-
-# Datasets of datasets
-
-
-def _can_read_stack(dataset: stock.StackDataset[Any]) -> bool:
-    return all(batch_reader(part) is not None for part in _parts(dataset))
+# Subsets. torch's StackDataset and ConcatDataset are read by the sample; those of
+# `penstock.data` by the batch.
 
 
 def _parts(dataset: stock.StackDataset[Any]) -> list[Any]:
     datasets = dataset.datasets
     return list(datasets.values() if isinstance(datasets, dict) else datasets)
-
-
-def _read_stack(
-    dataset: stock.StackDataset[Any], indices: NDArray[np.int64], alloc: Allocator
-) -> Any:  # noqa: ANN401
-    batches = [_read(part, indices, alloc) for part in _parts(dataset)]
-    if isinstance(dataset.datasets, dict):
-        return dict(zip(dataset.datasets, batches, strict=True))
-    return batches
-
-
-def _read(dataset: Any, indices: NDArray[np.int64], alloc: Allocator) -> Any:  # noqa: ANN401
-    reader = batch_reader(dataset)
-    if reader is None:
-        return _collated(dataset, indices)
-    return _with_tensors(reader(indices, alloc))
-
-
-def _with_tensors(batch: Any) -> Any:  # noqa: ANN401
-    """`batch` with tensors that alias its arrays: datasets of the numpy core may be parts, too."""
-    if type(batch) is dict:
-        return {key: _with_tensors(value) for key, value in batch.items()}
-    if type(batch) is list:
-        return [_with_tensors(value) for value in batch]
-    return tensor_of(batch) if type(batch) is np.ndarray else batch
 
 
 def _can_read_subset(dataset: stock.Subset[Any]) -> bool:
@@ -170,9 +125,15 @@ def _can_read_subset(dataset: stock.Subset[Any]) -> bool:
 
 def _read_subset(dataset: stock.Subset[Any], indices: NDArray[np.int64], alloc: Allocator) -> Any:  # noqa: ANN401
     inner = _select(dataset.indices, indices)
-    if inner.ndim != 1 or inner.dtype.kind not in "iu" or len(inner) == 0:
+    reader = batch_reader(dataset.dataset)
+    if reader is None or inner.ndim != 1 or inner.dtype.kind not in "iu" or len(inner) == 0:
         return _collated(dataset, indices)
-    return _read(dataset.dataset, inner.astype(np.int64, copy=False), alloc)
+    return _with_tensors(reader(inner.astype(np.int64, copy=False), alloc))
+
+
+def _with_tensors(batch: Any) -> Any:  # noqa: ANN401
+    """`batch` with tensors that alias its arrays: it may be of a dataset of the numpy core."""
+    return convert(batch, lambda leaf: tensor_of(leaf) if type(leaf) is np.ndarray else leaf)
 
 
 def _select(chosen: Any, indices: NDArray[np.int64]) -> NDArray[Any]:  # noqa: ANN401
@@ -182,50 +143,6 @@ def _select(chosen: Any, indices: NDArray[np.int64]) -> NDArray[Any]:  # noqa: A
     if type(chosen) is torch.Tensor and chosen.device.type == "cpu":
         return chosen.numpy()[indices]
     return np.asarray([chosen[index] for index in indices.tolist()])
-
-
-def _can_read_concat(dataset: stock.ConcatDataset[Any]) -> bool:
-    return all(batch_reader(part) is not None for part in dataset.datasets)
-
-
-def _read_concat(
-    dataset: stock.ConcatDataset[Any], indices: NDArray[np.int64], alloc: Allocator
-) -> Any:  # noqa: ANN401
-    length = len(dataset)
-    wrong = indices[(indices < -length) | (indices >= length)][:1]
-    if len(indices) == 0 or len(wrong):
-        return _collated(dataset, indices if len(wrong) == 0 else wrong)  # raises as torch does
-
-    def joined(leaves: list[Any], positions: list[NDArray[np.intp]]) -> torch.Tensor:
-        first = leaves[0]
-        if any(
-            not _can_gather(leaf) or leaf.shape[1:] != first.shape[1:] or leaf.dtype != first.dtype
-            for leaf in leaves
-        ):
-            raise UnlikeBatchesError
-        return _scatter(leaves, [torch.from_numpy(rows) for rows in positions], alloc)
-
-    def read(part: int, offsets: NDArray[np.int64], into: Allocator) -> Any:  # noqa: ANN401
-        return _read(dataset.datasets[part], offsets, into)
-
-    try:
-        return read_parts(indices, dataset.cumulative_sizes, read, joined, alloc)
-    except UnlikeBatchesError:
-        return _collated(dataset, indices)
-
-
-def _scatter(
-    batches: list[torch.Tensor], positions: list[torch.Tensor], alloc: Allocator
-) -> torch.Tensor:
-    shape = (sum(map(len, positions)), *batches[0].shape[1:])
-    dtype = batches[0].dtype
-    carrier = _carrier(dtype)
-    out = empty_tensor(alloc, shape, carrier)
-    if out is None:
-        out = torch.empty(shape, dtype=carrier, device="cpu")
-    for batch, rows in zip(batches, positions, strict=True):
-        out.index_copy_(0, rows, batch.view(carrier))
-    return out.view(dtype)
 
 
 def _register(
@@ -241,8 +158,6 @@ def _register(
 
 _register(torch.Tensor, _can_gather, _read_tensor)
 _register(stock.TensorDataset, _can_gather_all, _read_tensors)
-_register(stock.StackDataset, _can_read_stack, _read_stack)
-_register(stock.ConcatDataset, _can_read_concat, _read_concat)
 _register(stock.Subset, _can_read_subset, _read_subset)
 
 register_combinator(stock.StackDataset, _parts)

@@ -6,7 +6,7 @@ of its number. To resume one exactly, its draws are kept in the loader's state:
 
 - a `RandomSampler` without a generator of its own, which is `shuffle=True`, draws one number and
   orders by that: the number is kept;
-- other samplers of torch draw from their generator or torch's global one, anybody else's perhaps
+- other samplers of torch draw from their generator or torch's global one, other classes perhaps
   from `random` and numpy as well: the states that these had when the epoch began are kept, 3 to 10
   KB of text;
 - orders without draws need nothing: those of our samplers, which have seeds, of lists,
@@ -37,6 +37,7 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     SequentialSampler,
+    SubsetRandomSampler,
 )
 
 from penstock.errors import StateError
@@ -113,41 +114,24 @@ class Draws:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Draws:
-        """Return the draws whose `to_json` is given.
-
-        Raises:
-            StateError: it is none's.
-        """
+        """Return the draws whose `to_json` is given, or raise StateError."""
         with _state_errors():
+            seed = fields["order_seed"]
+            order_seed = OrderSeed(None if seed is None else checked_count("order_seed", seed))
             states = {name: _decode(name, text) for name, text in fields["states"].items()}
-            draws = cls(
-                **{**fields, "order_seed": OrderSeed(fields["order_seed"]), "states": states}
-            )
+            draws = cls(**{**fields, "order_seed": order_seed, "states": states})
             for name in ("is_new", "asked_twice"):
                 checked_flag(name, fields[name])
             checked_count("base_seed", draws.base_seed)
-            if not isinstance(draws.sampler_epoch, (int, type(None))):
-                raise TypeError(
-                    f"sampler_epoch should be an integer, but got {draws.sampler_epoch!r}."
-                )
-            if draws.order_seed.value is not None and (
-                checked_count("order_seed", draws.order_seed.value) >= 2**63
-            ):
-                raise ValueError(
-                    f"order_seed should be below 2^63, but got {draws.order_seed.value}."
-                )
+            if (order_seed.value or 0) >= 2**63:
+                raise ValueError(f"order_seed should be below 2^63, but got {order_seed.value}.")
+            if not isinstance(draws.sampler_epoch, int | None):
+                raise TypeError(f"sampler_epoch should be an integer, got {draws.sampler_epoch!r}.")
             return draws
 
 
 class _Generator(NamedTuple):
-    """A generator that a sampler may draw from.
-
-    Attributes:
-        name: Its name in a state.
-        get: Returns its state.
-        set: Puts it into a state.
-        is_private: Whether it is given to the loader or the sampler, not one of the global ones.
-    """
+    """A generator that a sampler may draw from; a private one is the loader's or the sampler's."""
 
     name: str
     get: Callable[[], Any]
@@ -166,9 +150,8 @@ class UnseededIndices:
         """Look at what the loader draws with.
 
         Args:
-            loader: Used while `begin` runs, and not kept by what it returns: a persistent iterator
-                and its loader would keep each other.
-            base_seed: Of workers that live on: then the sampler is asked once, and no base seed is
+            loader: Not kept by what `begin` returns: an iterator and its loader would be a cycle.
+            base_seed: Of workers that live on: the sampler is then iterated once, and no base seed
                 drawn. None: an iterator begins.
         """
         self._loader = loader
@@ -182,7 +165,7 @@ class UnseededIndices:
         )
         self._is_drawless = all(map(_draws_nothing, with_inner(self._inner)))
         ordered = [part for part in with_inner(sampler) if isinstance(part, IndexSampler)]
-        # Its order is a function of the epoch, which nobody else would tell it.
+        # Its order is a function of the epoch, of which nothing else notifies it.
         self._ordered = ordered[-1] if ordered else None
 
     def begin(self, epoch: int, progress: Progress) -> Iterator[object]:
@@ -197,17 +180,14 @@ class UnseededIndices:
             progress.draws = found if isinstance(found, Draws) else Draws.from_json(found)
             return self._redraw(progress.draws, progress.given.num_steps)
         if self._ordered is not None:
-            self._tell_no_seed()
+            # Without a seed of their own they order by 0, whatever loader had them before.
+            tell_seed(0, self._loader._index_sampler)
             tell_epoch(epoch, self._loader._index_sampler)
         progress.draws = self._draws_now()
         return self._draw(progress.draws)
 
-    def _tell_no_seed(self) -> None:
-        """Let samplers without a seed of their own order by 0, whatever loader had them before."""
-        tell_seed(0, self._loader._index_sampler)
-
     def draws(self) -> dict[str, Any] | None:
-        """Return the states of the generators that nobody else will put back, between epochs."""
+        """Return the states of the generators that nothing else will put back, between epochs."""
         states = {g.name: _encode(g.get()) for g in self._generators() if g.is_private}
         return {"between": states} if states else None
 
@@ -248,11 +228,9 @@ class UnseededIndices:
     def _generators(self) -> list[_Generator]:
         generator = self._loader.generator
         private = {id(generator): generator} if generator is not None else {}
-        if isinstance(self._loader.dataset, IterableDataset):
-            return _torch_generators(private)  # it draws the base seed alone
-        if self._is_drawless:
-            return _torch_generators(private)
-        # Also of a sampler inside somebody's own batch sampler.
+        if isinstance(self._loader.dataset, IterableDataset) or self._is_drawless:
+            return _torch_generators(private)  # for the base seed alone
+        # Also of a sampler inside a batch sampler of the user's.
         owners = [getattr(part, "generator", None) for part in with_inner(self._inner)]
         private |= {id(own): own for own in owners if isinstance(own, torch.Generator)}
         own = owners[0]
@@ -261,7 +239,7 @@ class UnseededIndices:
         if not isinstance(own, torch.Generator) and not draws_number:
             default = torch.default_generator
             found.append(_Generator("torch", default.get_state, default.set_state, False))
-        if not self._is_stock:
+        if not self._is_stock and type(self._inner) is not SubsetRandomSampler:
             numpy_state = functools.partial(np.random.get_state, legacy=False)
             found.append(_Generator("random", random.getstate, _set_random, False))
             found.append(_Generator("numpy", numpy_state, _set_numpy, False))
@@ -275,10 +253,10 @@ class UnseededIndices:
 
     def _redraw(self, draws: Draws, num_steps: int) -> Iterator[object]:
         """Draw the epoch again, up to where it was; the global generators are left alone."""
-        self._tell_no_seed()
+        tell_seed(0, self._loader._index_sampler)
         if draws.sampler_epoch is not None:
             tell_epoch(draws.sampler_epoch, self._loader._index_sampler)
-        if isinstance(self._inner, Resumable):  # the loader knows how much was given
+        if isinstance(self._inner, Resumable):  # the loader has counted what was given
             self._inner.forget_state()
         users = GlobalStates.now()
         try:
@@ -304,7 +282,7 @@ class UnseededIndices:
         settings, samples_in = SeededIndices(
             sampler, seeded_sampler(loader.batch_sampler, 0), 0
         ).describe()
-        # Without a seed the order is that of the epoch which the sampler was told, not of ours.
+        # Without a seed the order is that of the epoch that the sampler was notified of.
         return Description(settings, lambda epoch, num_batches: samples_in(None, num_batches))
 
 

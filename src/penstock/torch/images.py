@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -116,12 +117,11 @@ class NormalizeImages(torch.nn.Module):
         return result.movedim(-1, -3)
 
 
-def _three_numbers(name: str, given: object) -> tuple[float, float, float]:
+def _three_numbers(name: str, given: Sequence[float]) -> tuple[float, float, float]:
     try:
-        numbers = torch.as_tensor(given, dtype=torch.float64, device="cpu")
-        if numbers.shape == (3,) and bool(torch.isfinite(numbers).all()):
-            red, green, blue = numbers.tolist()
-            return red, green, blue
-    except (TypeError, ValueError, RuntimeError):
-        pass
-    raise ConfigError(f"{name} is three numbers, or None; not {given!r}.")
+        red, green, blue = map(float, given)
+    except (TypeError, ValueError):
+        red = green = blue = math.nan
+    if not math.isfinite(red + green + blue):
+        raise ConfigError(f"{name} is three numbers, or None; not {given!r}.")
+    return red, green, blue

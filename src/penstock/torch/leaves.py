@@ -32,11 +32,6 @@ _DTYPES: Final[dict[str, torch.dtype]] = {
     if isinstance(dtype, torch.dtype)
 }
 
-_SPARSE: Final = {
-    f"torch.sparse_{kind}": getattr(torch, f"sparse_{kind}")
-    for kind in ("coo", "csr", "csc", "bsr", "bsc")
-}
-
 
 def keep(tensor: torch.Tensor, memory: object) -> torch.Tensor:
     """Return `tensor`, over `memory`, which now lives until the last alias of it is garbage.
@@ -67,7 +62,7 @@ def reduce_tensor(tensor: torch.Tensor) -> Any:  # noqa: ANN401 - what __reduce_
     """Return how to pickle `tensor`, its memory as a protocol-5 buffer."""
     if tensor.is_cuda:
         raise _not_in_memory(tensor.device)
-    if str(tensor.layout) in _SPARSE:
+    if "sparse" in str(tensor.layout):
         return _reduce_sparse(tensor)
     if not _is_plain(tensor):
         return tensor.__reduce_ex__(5)
@@ -109,7 +104,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
         and tensor.device.type == "cpu"
         and not tensor.is_quantized
         and not tensor.is_nested
-        and not tensor.__dict__  # attributes that somebody hung on it
+        and not tensor.__dict__  # attributes that the user hung on it
     )
 
 
@@ -148,36 +143,15 @@ def _rebuild(
     return tensor.requires_grad_() if needs_grad else tensor
 
 
-# torch's own pickling of sparse tensors is for `torch.load`: it notes each tensor it rebuilds in a
-# global list, to be validated later. After a plain unpickling nobody does, and they would live on.
-
-
 def _reduce_sparse(tensor: torch.Tensor) -> _Reduced:
-    needs_grad, shape, is_coalesced = tensor.requires_grad, tuple(tensor.shape), None
-    tensor = tensor.detach()
-    parts: tuple[torch.Tensor, ...]
-    if tensor.layout is torch.sparse_coo:
-        # The public accessors want it coalesced first, which would make another tensor of it.
-        parts, is_coalesced = (tensor._indices(), tensor._values()), tensor.is_coalesced()
-    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        parts = tensor.crow_indices(), tensor.col_indices(), tensor.values()
-    else:
-        parts = tensor.ccol_indices(), tensor.row_indices(), tensor.values()
-    return _rebuild_sparse, (parts, shape, str(tensor.layout), is_coalesced, needs_grad)
+    rebuild, arguments = tensor.detach().__reduce_ex__(5)
+    return _rebuild_sparse, (rebuild, arguments, tensor.requires_grad)
 
 
-def _rebuild_sparse(
-    parts: tuple[torch.Tensor, ...],
-    shape: tuple[int, ...],
-    layout: str,
-    is_coalesced: bool | None,
-    needs_grad: bool,
-) -> torch.Tensor:
-    make: Any = torch.sparse_compressed_tensor
-    options: dict[str, Any] = {"layout": _SPARSE[layout]}
-    if is_coalesced is not None:
-        make, options = torch.sparse_coo_tensor, {"is_coalesced": is_coalesced}
-    tensor: torch.Tensor = make(*parts, shape, check_invariants=False, **options)
+def _rebuild_sparse(rebuild: Any, arguments: Any, needs_grad: bool) -> torch.Tensor:  # noqa: ANN401
+    tensor: torch.Tensor = rebuild(*arguments)
+    # torch lists it to be validated by `torch.load`: after a plain unpickling it would live on.
+    del torch._utils._sparse_tensors_to_validate[-1:]
     return tensor.requires_grad_() if needs_grad else tensor
 
 

@@ -38,6 +38,7 @@ from penstock.torch.draws import UnseededIndices
 from penstock.torch.samplers import seeded_sampler
 from penstock.torch.subclassing import Readable, added_arguments, name_keywords
 from penstock.torch.worker import answer_in_threads
+from penstock.warn import users_level
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -73,11 +74,8 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
     which is used again once the last view of it is garbage. Writing into a batch changes that batch
     alone. Holding batches (`list(loader)`) costs their memory and is always safe.
 
-    Differences that show: all workers get the dataset from one pickle under `spawn` and
-    `forkserver`, with its arrays in memory that is shared until a worker writes to it; a sample's
-    error carries a note that names it; `get_batch(indices, alloc)` of a dataset is used where there
-    is one and the collate is the default. DataPipes, deprecated in torch, run on torch's own
-    engine.
+    docs/differences-from-torch.md has the differences that show. DataPipes, deprecated in torch,
+    run on torch's own engine.
 
     Args:
         dataset: Map-style (`__getitem__`, `__len__`), a `torch.utils.data.IterableDataset`, or a
@@ -178,16 +176,18 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
         """Check the arguments; nothing is started before iteration."""
         orders = {"shuffle": shuffle, "sampler": sampler, "batch_sampler": batch_sampler}
         dataset, collate_fn = adapted(dataset, collate_fn, batch_size, **orders)
-        chosen = _checked_device(dataset, device, device_transform)
+        chosen = None if device is None else open_accelerator(device).device
+        if device is None and device_transform is not None:
+            raise ConfigError("device_transform is called with batches on a device: give device=")
         if seed is not None and generator is not None:
             raise ConfigError(
                 f"seed decides all that a generator would: give one of the two, not seed={seed} "
                 f"and generator={generator}"
             )
-        if seed is not None and isinstance(dataset, _DATAPIPES):
+        if isinstance(dataset, _DATAPIPES) and (seed is not None or device is not None):
             raise ConfigError(
-                f"DataPipes run on torch's own engine, which knows no seed: got seed={seed} and "
-                f"{type(dataset).__name__}"
+                f"{type(dataset).__name__} is a DataPipe and runs on torch's own engine, which has "
+                f"neither seed nor device: got {seed=} and {device=}. A DevicePrefetcher copies"
             )
         options = LoaderOptions(
             dataset, is_iterable=isinstance(dataset, torch.utils.data.IterableDataset),
@@ -212,7 +212,7 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
         workers: int = self._monitor.num_workers
         check_samplers(dataset, sampler, batch_sampler, batch_size)
         super().__init__(
-            dataset,  # type: ignore[arg-type]  # torch's annotation knows its own classes alone
+            dataset,  # type: ignore[arg-type]  # torch's annotation has its own classes alone
             batch_size,
             shuffle,
             sampler,
@@ -236,7 +236,7 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
             self.prefetch_factor = prefetch_factor
         inner = next(reversed(inner_of(batch_sampler)), None)
         if isinstance(batch_sampler, BatchSampler) or isinstance(inner, IndexSampler):
-            # Where torch has a SequentialSampler that nobody asks. Lightning wraps this attribute
+            # Where torch has a SequentialSampler without a use. Lightning wraps this attribute
             # in a DistributedSampler, and puts that into a new batch sampler.
             vars(self)["sampler"] = inner
         if seed is not None:
@@ -249,11 +249,9 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
         name_keywords(cls, DataLoader)
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Set an attribute.
+        """Set an attribute; ConfigError for an argument that is read once.
 
-        Raises:
-            ConfigError: it is an argument, of ours or torch's, that is read once. A subclass may
-                have something else of the name of one of ours.
+        A subclass may have something else of the name of one of ours.
         """
         if type(self) is DataLoader and name in vars(self) and name in added_arguments(DataLoader):
             raise ConfigError(
@@ -278,7 +276,7 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
         if self._seed is None or iterator is not self._iterator:
             return iterator
         # Persistent workers' iterator lives on. The user gets one that ends with the epoch, so that
-        # it can be told whether anybody is iterating.
+        # it shows whether a loop is iterating.
         iterator = _SizedIterator(iterator._stream, iterator._sampler)
         self._schedule.begin(iterator.epoch, iterator)
         return iterator
@@ -290,51 +288,29 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
 
     @Readable
     def failures(self) -> list[Failure]:
-        """Bad samples, left out or replaced, in the order in which they were missed.
-
-        Each once an epoch, with its index, file or key, error, worker, epoch and step. The last
-        10,000 are kept.
-        """
+        """Bad samples, left out or replaced; see `penstock.Loader.failures`."""
         return self._faults.failures
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next `iter()` begins; otherwise it advances by itself.
 
         It reaches the samplers, and the dataset in every worker, persistent ones too, if they have
-        a method `set_epoch`. With `seed=` it decides the order and every sample's random numbers;
-        `sampler.set_epoch(e)`, as loops written for torch have it, does the same.
+        a method `set_epoch`; `sampler.set_epoch(e)`, as loops for torch have it, does the same.
 
         Raises:
             ConfigError: a negative epoch, or one of 2^32 and more.
             TypeError: an epoch that is no integer.
         """
         self._schedule.set_epoch(epoch)
-        if self._seed is None:  # a seeded epoch tells them when it begins
+        if self._seed is None:  # a seeded epoch notifies them when it begins
             tell_epoch(epoch, self.sampler, self.batch_sampler)
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the training loop is: the epoch, and the batches it has been given.
 
-        Batches that workers have made ahead do not count. "epoch" and "batches" in it say where the
-        loop is. With `seed=` the state is below 1 KB for any dataset, and the same on all ranks. An
-        iterable dataset's own state comes on top, for each worker, and is its rank's own. Without
-        `seed=` the state holds what the epoch's order was drawn with: one number for
-        `shuffle=True`, nothing for samplers with a seed of their own, or 4 to 18 KB for generators.
-
-        Returns:
-            What `json.dumps` takes.
-
-        Example:
-            >>> data = torch.utils.data.TensorDataset(torch.arange(5.0))
-            >>> loader = DataLoader(data, batch_size=2, shuffle=True, seed=7)
-            >>> batches = iter(loader)
-            >>> first = next(batches)
-            >>> state = loader.state_dict()
-            >>> rest = [batch.tolist() for (batch,) in batches]
-            >>> again = DataLoader(data, batch_size=2, shuffle=True, seed=7)
-            >>> again.load_state_dict(state)
-            >>> [batch.tolist() for (batch,) in again] == rest
-            True
+        As `penstock.Loader.state_dict`. Without `seed=` it also holds what the epoch's order was
+        drawn with: one number for `shuffle=True`, nothing for samplers with a seed of their own, or
+        4 to 18 KB for generators.
         """
         self._check_engine()
         return self._schedule.state_dict(self._source, self.dataset)
@@ -342,10 +318,9 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next `iter()` go on exactly where `state` was saved.
 
-        No sample that was given before is read again. With `seed=`, the rest of the epoch is bit
-        for bit what it would have been, with any number of workers or, through
-        `penstock.sampling.DistributedSampler`, ranks. Without, its order is; random numbers drawn
-        in workers are not.
+        With `seed=`, the rest of the epoch is bit for bit what it would have been, with any number
+        of workers or, through `penstock.sampling.DistributedSampler`, ranks. Without, its order is;
+        random numbers drawn in workers are not.
 
         Raises:
             StateError: an iterator is running, or the state was saved with other data, batch
@@ -353,7 +328,7 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
         """
         self._check_engine()
         if self._iterator is not None and sys.getrefcount(self._iterator) <= 2:
-            # A persistent iterator that nobody but this loader (and the call above) holds.
+            # A persistent iterator that only this loader (and the call above) holds.
             self._schedule.forget(self._iterator)
         self._schedule.load_state_dict(state, self._source(), self.dataset)
 
@@ -382,11 +357,7 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
             )
 
     def _source(self, base_seed: int | None = None) -> IndexSource:
-        """Return what the indices come from; samplers may have been exchanged since.
-
-        Args:
-            base_seed: Of workers that live on from the epoch before.
-        """
+        """Return what the indices come from; `base_seed` is that of workers that live on."""
         if self._seed is None:
             return UnseededIndices(self, base_seed)
         if isinstance(self.dataset, torch.utils.data.IterableDataset):
@@ -432,7 +403,7 @@ class _LoaderIterator(_SizedIterator):
         # Not the loader itself: a persistent iterator and its loader would keep each other, and
         # with them the workers, until a garbage collection.
         self._goes_to = loader._target_device, loader._device_transform
-        hook, page_lock = _delivery_hook_of(loader, _should_pin(loader))
+        hook, page_lock = _delivery_of(loader)
         source = loader._source()
         epoch = loader._schedule.next(source, is_followed=follows_epochs(loader.dataset))
         if loader._seed is not None:
@@ -462,7 +433,7 @@ class _LoaderIterator(_SizedIterator):
         goes_to = loader._target_device, loader._device_transform
         if goes_to != self._goes_to:  # `_iter_on` changes it
             # Slots of the workers that there are stay as they are locked, or not locked.
-            self._stream.set_hook(_delivery_hook_of(loader, _should_pin(loader))[0])
+            self._stream.set_hook(_delivery_of(loader)[0])
             self._goes_to = goes_to
         self._stream.len_called = loader._IterableDataset_len_called
         self._stream.begin_epoch(epoch)
@@ -482,37 +453,14 @@ class _LoaderIterator(_SizedIterator):
     _shutdown_workers = EpochIterator.close  # the name that Lightning and others know
 
 
-def _delivery_hook_of(
-    loader: DataLoader[Any], pin_for: str | None
-) -> tuple[DeliveryHook | None, PageLock | None]:
+def _delivery_of(loader: DataLoader[Any]) -> tuple[DeliveryHook | None, PageLock | None]:
     """Return what is done with the loader's batches before the user gets them."""
-    if loader._target_device is not None:
-        accelerator = open_accelerator(loader._target_device)
-        copier = DeviceCopier(accelerator, loader._device_transform)
-        return copier, page_lock_for(accelerator.device)
-    if pin_for is None:
-        return None, None
-    return Pinning(pin_for), page_lock_for(torch.device(pin_for))
-
-
-def _checked_device(
-    dataset: object,
-    device: str | int | torch.device | None,
-    transform: Callable[[Any], Any] | None,
-) -> torch.device | None:
-    if transform is not None and (device is None or not callable(transform)):
-        raise ConfigError(
-            "device_transform is a function of the batch on a device, got "
-            f"device_transform={transform!r} and device={device!r}"
-        )
-    if device is None:
-        return None
-    if isinstance(dataset, _DATAPIPES):
-        raise ConfigError(
-            "DataPipes run on torch's own engine, which copies to no device: got "
-            f"device={device!r} and {type(dataset).__name__}. Wrap the loader in a DevicePrefetcher"
-        )
-    return open_accelerator(device).device
+    device = loader._target_device
+    if device is not None:  # what is copied from is pinned anyway
+        copier = DeviceCopier(open_accelerator(device), loader._device_transform)
+        return copier, page_lock_for(device)
+    pin_for = _pin_for() if loader.pin_memory else None
+    return (None, None) if pin_for is None else (Pinning(pin_for.type), page_lock_for(pin_for))
 
 
 def _make_plan(loader: DataLoader[Any], base_seed: int, page_lock: PageLock | None) -> Plan:
@@ -535,30 +483,20 @@ def _rank_of_shard(loader: DataLoader[Any]) -> Rank:
         return current_rank()
     except ConfigError:
         if loader._seed is None:
-            return Rank(0, 1)  # torch would not have asked; `shard` then knows of no ranks
+            return Rank(0, 1)  # torch does not read it; `shard` then has no ranks
         raise
 
 
-def _should_pin(loader: DataLoader[Any]) -> str | None:
-    """Return the device type to page-lock for, or None; warns as torch does."""
-    # With a device, what is copied from is pinned anyway.
-    if not loader.pin_memory or loader._target_device is not None:
-        return None
-    if loader.pin_memory_device:
-        warnings.warn(
-            "pin_memory_device is deprecated, the current accelerator will be used as the device, "
-            f"ignore pin_memory_device={loader.pin_memory_device!r}.",
-            stacklevel=4,
-        )
+def _pin_for() -> torch.device | None:
+    """Return the device to page-lock for, or None; warns as torch does."""
     accelerator = (
         torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     )
     if accelerator is not None and accelerator.type != "mps":
-        return accelerator.type
+        return accelerator
     why = "no accelerator is found" if accelerator is None else "not supported on MPS now"
     warnings.warn(
-        f"'pin_memory' argument is set as true but {why}, "
-        f"{'then ' if accelerator is None else ''}device pinned memory won't be used.",
-        stacklevel=4,
+        f"'pin_memory' argument is set as true but {why}: pinned memory won't be used.",
+        stacklevel=users_level(),
     )
     return None

@@ -33,15 +33,7 @@ _INIT: Final[Callable[..., None]] = DataLoader.__init__
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Defaults:
-    """Arguments for loaders that the program makes without them.
-
-    Attributes:
-        num_workers: A number, or "auto".
-        backend: "process", "thread" or "ray".
-        seed: Seed of the order and of all random numbers.
-        on_error: Policy for bad samples and dead workers.
-        progress: Whether to show a progress bar.
-    """
+    """Arguments for loaders that the program makes without them; see `install`."""
 
     num_workers: int | str | Auto | None = None
     backend: str | Ray | None = None
@@ -50,12 +42,7 @@ class Defaults:
     progress: bool | str | None = None
 
     def __post_init__(self) -> None:
-        """Check each as the loader does.
-
-        Raises:
-            ConfigError: a value is out of its range.
-            TypeError: a value is of the wrong type.
-        """
+        """Check each as the loader does."""
         with warnings.catch_warnings():  # torch's about many workers is for the program's loaders
             warnings.simplefilter("ignore")
             _INIT(DataLoader.__new__(DataLoader), [0], **self._given())

@@ -11,7 +11,6 @@ draws between two batches.
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -94,13 +93,9 @@ def _random_chunks(
     else:
         for _ in range(sampler.num_samples // length):
             yield torch.randperm(length, generator=generator).numpy()
-        # Drawn even if nothing of it is needed, once an index beyond the last is asked for.
+        # Drawn even if nothing of it is needed, at the call for an index beyond the last.
         rest = torch.randperm(length, generator=generator)
         yield rest[: sampler.num_samples % length].numpy()
-
-
-def _permutation_chunks(sampler: Any) -> Iterator[NDArray[np.int64]]:  # noqa: ANN401
-    yield torch.randperm(len(sampler.indices), generator=sampler.generator).numpy()
 
 
 def _weighted_chunks(sampler: Any) -> Iterator[NDArray[np.int64]]:  # noqa: ANN401
@@ -137,7 +132,6 @@ _CHUNKS: Final[dict[type, Callable[[Any], Iterator[NDArray[np.int64]]]]] = {
     RandomSampler: _random_chunks,
     WeightedRandomSampler: _weighted_chunks,
     DistributedSampler: _distributed_chunks,
-    SubsetRandomSampler: _permutation_chunks,
 }
 STOCK_SAMPLERS: Final = frozenset(_CHUNKS)
 
@@ -149,10 +143,7 @@ def _chunks_of(sampler: Any, seed: OrderSeed | None) -> Iterator[NDArray[np.int6
 
 def stock_indices(sampler: Any, seed: OrderSeed | None = None) -> Iterator[object]:  # noqa: ANN401
     """Return an iterator over the indices of one of `STOCK_SAMPLERS`, as `iter(sampler)` does."""
-    indices = _ints(_chunks_of(sampler, seed))
-    if type(sampler) is SubsetRandomSampler:
-        return map(mark_user_array, (sampler.indices[position] for position in indices))
-    return indices
+    return _ints(_chunks_of(sampler, seed))
 
 
 def index_batches(
@@ -161,17 +152,9 @@ def index_batches(
 ) -> Iterator[object]:
     """Return an iterator over a batch sampler's batches, as int64 arrays where its order is known.
 
-    That is: a plain `BatchSampler` over one of torch's samplers. Subclasses, which may order as
-    they like, and all other iterables are simply iterated. Either way batches hold the same indices
-    as `iter(batch_sampler)`, and every generator is used at the same moments.
-
-    Args:
-        batch_sampler: Yields batches of indices.
-        seed: Where the seed of a `RandomSampler`'s order is kept, or to be taken from.
-
-    Returns:
-        Iterator over int64 arrays of shape (batch,), which may be views of the whole order: do not
-        write. Or over whatever `batch_sampler` yields, arrays of its own as `UserArray`.
+    That is: a plain `BatchSampler` over one of `STOCK_SAMPLERS`. All other iterables are iterated,
+    arrays of theirs as `UserArray`. Either way every generator is used at the same moments as by
+    torch. `seed` is where that of a `RandomSampler`'s order is kept, or to be taken from.
 
     Example:
         >>> batch_sampler = BatchSampler(SequentialSampler(range(5)), batch_size=2, drop_last=False)
@@ -181,29 +164,8 @@ def index_batches(
     is_stock = type(batch_sampler) is BatchSampler
     if not is_stock or type(batch_sampler.sampler) not in STOCK_SAMPLERS:
         return map(mark_user_array, batch_sampler)  # asked for an iterator once, as by torch
-    return _batches(batch_sampler, seed)
-
-
-def _batches(batch_sampler: Any, seed: OrderSeed | None) -> Iterator[object]:  # noqa: ANN401
-    sampler = batch_sampler.sampler
-    chunks = _chunks_of(sampler, seed)
-    batches = _split(chunks, batch_sampler.batch_size, drop_last=batch_sampler.drop_last)
-    if type(sampler) is not SubsetRandomSampler:
-        yield from batches
-        return
-    yield from _select(sampler.indices, batches)
-
-
-def _select(indices: Any, batches: Iterator[NDArray[np.int64]]) -> Iterator[object]:  # noqa: ANN401
-    first = next(batches, None)  # before anything else, as a draw may raise
-    if first is None:
-        return
-    numbers = _as_int64(indices)
-    for batch in itertools.chain([first], batches):
-        if numbers is not None:
-            yield numbers[batch]
-        else:  # keys, or integers of a type that the dataset may care for: hand them on as they are
-            yield [indices[position] for position in batch.tolist()]
+    chunks = _chunks_of(batch_sampler.sampler, seed)
+    return _split(chunks, batch_sampler.batch_size, drop_last=batch_sampler.drop_last)
 
 
 def _as_int64(indices: Any) -> NDArray[np.int64] | None:  # noqa: ANN401
@@ -221,7 +183,7 @@ def _as_int64(indices: Any) -> NDArray[np.int64] | None:  # noqa: ANN401
 def _split(
     chunks: Iterator[NDArray[np.int64]], batch_size: int, *, drop_last: bool
 ) -> Iterator[NDArray[np.int64]]:
-    """Batches of `batch_size`; a chunk is asked for only when the last does not suffice."""
+    """Batches of `batch_size`; a chunk is drawn only when the last does not suffice."""
     parts: list[NDArray[np.int64]] = []
     missing = batch_size
     for chunk in chunks:
@@ -239,16 +201,9 @@ def _split(
 
 
 def seeded_sampler(sampler: Any, seed: int) -> Any:  # noqa: ANN401 - any sampler, or its like
-    """Return the sampler of the core that orders as one of torch's is meant to, by (seed, epoch).
+    """Return the sampler of the core that orders as one of torch's own classes, by (seed, epoch).
 
-    Args:
-        sampler: One of torch's own classes (subclasses may order as they like); anything else is
-            returned as it is.
-        seed: Decides the orders, instead of the sampler's generator.
-
-    Example:
-        >>> seeded_sampler(RandomSampler(range(4)), seed=7).settings()["seed"]
-        7
+    Anything else is returned as it is: subclasses may order as they like.
     """
     kind = type(sampler)
     if kind is BatchSampler:

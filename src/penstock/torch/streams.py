@@ -44,17 +44,11 @@ class AsTorch(BatchStream):
         self._faults.warn_of_stop(error, self.epoch)  # and let it end the epoch
 
     def _warn_of_length(self, len_called: int) -> None:
-        spec, advice = self._plan.spec, ""
-        if self._plan.num_workers > 0:
-            advice = (
-                " For multiprocessing data-loading, this means that each worker iterates its own "
-                "copy "
-                "of the dataset: give each its share through torch.utils.data.get_worker_info()."
-            )
         warnings.warn(
-            f"Length of IterableDataset {spec.dataset} was reported to be {len_called} (when "
-            f"accessing len(dataloader)), but {self.num_yielded} samples have been "
-            f"fetched.{advice}",
+            f"Length of IterableDataset {self._plan.spec.dataset} was reported to be {len_called} "
+            f"(when accessing len(dataloader)), but {self.num_yielded} samples have been fetched. "
+            "Each worker iterates its own copy of the dataset: give each its share by "
+            "get_worker_info().",
             stacklevel=users_level(),
         )
 

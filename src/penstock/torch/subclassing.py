@@ -63,14 +63,8 @@ def name_keywords(subclass: type, loader_class: type) -> None:
     """Let the signature of a subclass's `__init__(..., **kwargs)` name what it passes on.
 
     Lightning makes a loader anew with those of its attributes that are arguments of its `__init__`.
-    For `**kwargs` it takes the names of torch's own arguments, so that ours would be left out, and
-    nobody would hear of it. Only what `inspect.signature` says of a loader's `__init__`, and of the
-    class, is changed.
-
-    Args:
-        subclass: Derives from `loader_class`. A class between the two that takes no `**kwargs`
-            passes on only what it names.
-        loader_class: Has the arguments.
+    For `**kwargs` it takes the names of torch's own arguments, so ours would be left out in
+    silence. A class between the two that takes no `**kwargs` passes on only what it names.
     """
     init = vars(subclass).get("__init__")
     if not isinstance(init, FunctionType):

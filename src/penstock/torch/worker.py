@@ -33,7 +33,7 @@ def answer_in_threads() -> None:
     """Let `torch.utils.data.get_worker_info` answer in workers that are threads.
 
     It reads a variable of the whole process. Who uses it has imported it by its name, so another
-    function in torch's module would reach nobody: it stays the same function, with other code.
+    function in torch's module would be used nowhere: it stays the same function, with other code.
     Outside of worker threads it returns what it did.
     """
     _get_worker_info.__code__ = _asking_the_thread.__code__
@@ -49,7 +49,7 @@ def _asking_the_thread() -> Any:  # noqa: ANN401 - of torch's module, whose vari
 
 
 def thread_info(caller: CodeType) -> torch_data.worker.WorkerInfo | None:
-    """Return what a worker that is this very thread knows of itself, as torch has it.
+    """Return the info of a worker that is this very thread, as torch has it.
 
     None for torch's collate, which asks whether this is a process that has to share tensors.
     """

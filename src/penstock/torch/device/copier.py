@@ -1,52 +1,69 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hands batches over on a device, the next one copied while the consumer works with this one.
+"""Delivery of batches on a device, the next one copied while the loop works with this one.
 
     begin k+1    copies' queue    │ copy k │ copy k+1 │ mark k+1
     finish k     consumer's queue          │ wait for mark k │ `to` of objects │ mark │ transform
 
 Guarantees: host memory is held until a mark behind its copy is over; the consumer's queue reads no
 batch before it is there; memory of a copy is used again only behind the consumer's use; the thread
-runs at most `MAX_BEHIND` steps ahead of the device; a batch is freed by reference counting
-alone.
+runs at most `MAX_BEHIND` steps ahead of the device; a batch is freed by reference counting alone.
 
-Assumptions: the consumer uses a batch in the stream that was current when it was handed over.
+Assumption: the consumer uses a batch in the stream that was current when it was handed over.
 """
 
 from __future__ import annotations
 
 import collections
 import contextlib
-import functools
-import inspect
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
-from torch.overrides import TorchFunctionMode
 from torch.utils.data import _utils as torch_data
 
+from penstock.collate import mapping_like, sequence_like
 from penstock.faults import annotate
-from penstock.torch.device.containers import map_leaves
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from penstock.torch.device.accelerator import Accelerator
 
-__all__ = ["MAX_BEHIND", "MAX_OUTSTANDING", "DeviceCopier", "Pinning"]
+__all__ = ["MAX_BEHIND", "DeviceCopier", "Pinning", "map_leaves"]
 
-MAX_OUTSTANDING: Final = 8  # batches in main memory that are being copied
 # Steps that the consumer's queue may be behind. Copies do not wait for steps, so without a bound a
 # batch would lie on the device for every step that the thread is ahead.
 MAX_BEHIND: Final = 2
-
 _IF_OUT_OF_MEMORY: Final = (
-    "Copies are ahead of the consumer's work, so up to four batches need room on the device beside "
-    "model and step. Lower batch_size, leave out of the batch what the step does "
-    "not use, send bytes and make floats of them there (device_transform), or go without the copy "
-    "ahead: no `device`, and `.to()` in the loop."
+    "Up to four batches need room on the device beside model and step. Lower batch_size, send "
+    "bytes and make floats of them there (device_transform), or call `.to()` in the loop, without "
+    "`device`."
 )
+
+
+def map_leaves(tree: Any, fn: Callable[[Any], Any]) -> Any:  # noqa: ANN401
+    """Return a batch with `fn(leaf)` for each of its leaves, in containers of the same types.
+
+    Leaves are tensors, and objects whose class has a method `to`: a named tuple with a field of
+    that name is none. What is neither container nor leaf stays as it is.
+
+    Example:
+        >>> map_leaves({"x": torch.ones(2), "name": "a"}, lambda leaf: leaf + 1)
+        {'x': tensor([2., 2.]), 'name': 'a'}
+    """
+    if isinstance(tree, torch.Tensor) or callable(getattr(type(tree), "to", None)):
+        return fn(tree)
+    # The parts are made first: a TypeError of theirs is none of the container's constructor.
+    if isinstance(tree, Mapping):
+        return mapping_like(tree, {key: map_leaves(part, fn) for key, part in tree.items()})
+    if isinstance(tree, Sequence) and not isinstance(tree, (str, bytes)):
+        parts = [map_leaves(part, fn) for part in tree]
+        if isinstance(tree, tuple):
+            return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
+        return sequence_like(tree, parts)
+    return tree
 
 
 class DeviceCopier:
@@ -54,8 +71,8 @@ class DeviceCopier:
 
     Tensors in main memory are copied in a queue of their own, from `begin` on. What is no plain
     tensor but has a method `to` (a `PackedSequence`, a graph, a sparse tensor) is moved by that
-    method in `finish`, in the consumer's queue: its inner tensors cannot be seen from here, so
-    their memory could not be kept until the consumer's queue is done with it.
+    method in `finish`, in the consumer's queue, and waited for: nothing else would hold the memory
+    of its inner tensors.
 
     Whatever a copy, a `to` or the transform raises keeps its type, and a note names batch and
     device. That batch is lost; the next one goes on.
@@ -75,181 +92,145 @@ class DeviceCopier:
                 returns is the consumer's. None changes nothing.
         """
         self._pid = os.getpid()
-        self._copies = _Outstanding(accelerator.mark_copies, accelerator.device)
-        self._consumers = _Outstanding(accelerator.mark_consumer, accelerator.device)
-        self._accelerator = accelerator
+        self._held: collections.deque[_Held] = collections.deque()  # the oldest first
+        self._steps: collections.deque[Any] = collections.deque()  # marks of the consumer's queue
+        self._queues: Any = accelerator if accelerator.has_queues else None
         self._device = accelerator.device
         self._transform = transform
 
     @property
     def begins_ahead(self) -> bool:
         """Whether copies go on beside the calling thread."""
-        return self._accelerator.has_queues
+        return self._queues is not None
 
     def without_autograd(self) -> contextlib.AbstractContextManager[object]:
         """Return a context without inference mode: its tensors could not be trained with."""
         return torch.inference_mode(False)
 
     def begin(self, batch: Any, where: Callable[[], str]) -> _Begun:  # noqa: ANN401 - any batch tree
-        """Begin to copy a batch.
-
-        It waits for nothing but, where more than `MAX_OUTSTANDING` batches were begun and never
-        finished, the oldest copy.
-
-        Args:
-            batch: Any batch tree. Its plain tensors are held until they are copied; they must not
-                be written to before.
-            where: Names the batch in messages; called at once.
-
-        Returns:
-            For `finish`; may be dropped.
-
-        Raises:
-            Exception: what a copy raised, or, named after it, the copy of an earlier batch.
-        """
-        self._copies.let_go()
-        self._consumers.let_go()
-        self._copies.wait_down_to(MAX_OUTSTANDING - 1)
+        """Begin to copy a batch, whose plain tensors must not be written to before `finish`."""
         begun = _Begun(batch, where())
-        held = self._copies.hold(begun.name)
-        try:
-            with self._accelerator.copying():
-                mapped = map_leaves(batch, functools.partial(self._copied, begun, held))
-        except Exception as error:
-            # Some copies may have been begun: their host memory is held until a later mark.
-            begun.drop()  # the error's frames would keep it on the device
-            annotate(error, f"{begun.name}, while copying the batch to {self._device}")
-            _advise(error)
-            raise
-        begun.mark = self._copies.mark(held)
+        held = _Held()
+        if self._queues is not None:
+            self._let_go()
+            self._held.append(held)  # before the device is given any of it: an interrupt may come
+
+        def copied(leaf: Any) -> Any:  # noqa: ANN401
+            if isinstance(leaf, torch.Tensor) and leaf.device == self._device:
+                return leaf
+            if self._queues is None or not _goes_ahead(leaf):
+                begun.has_objects = True
+                return leaf
+            held.memory.append(leaf)
+            begun.copies.append(self._queues.copy(leaf))
+            return begun.copies[-1]
+
+        queue = contextlib.nullcontext() if self._queues is None else self._queues.copying()
+        with self._naming(begun, "copying it"):
+            with queue:
+                mapped = map_leaves(batch, copied)
+            if self._queues is not None:
+                begun.mark = held.mark = self._queues.mark_copies()
         if begun.copies:
             begun.batch = mapped
         return begun
 
-    def _copied(self, begun: _Begun, held: _Held, leaf: Any) -> Any:  # noqa: ANN401
-        if isinstance(leaf, torch.Tensor) and leaf.device == self._device:
-            return leaf
-        if not _goes_ahead(leaf):
-            begun.has_objects = True
-            return leaf
-        held.memory.append(leaf)
-        copy = self._accelerator.copy(leaf)
-        begun.copies.append(copy)
-        return copy
-
     def finish(self, begun: _Begun) -> Any:  # noqa: ANN401 - any batch tree
-        """Return a batch on the device; it may still be under way, as the consumer's queue knows.
+        """Return a batch on the device, for whose copies the consumer's queue waits.
 
         Blocks while the device is more than `MAX_BEHIND` steps behind.
-
-        Raises:
-            Exception: what a method `to` or the transform raised, or, named after it, the device's
-                work for an earlier batch.
         """
-        self._copies.let_go()
-        self._consumers.let_go()
-        self._consumers.wait_down_to(MAX_BEHIND - 1)
         if begun.mark is not None:
-            self._accelerator.let_consumer_wait(begun.mark)
-        for copy in begun.copies:
-            self._accelerator.give_to_consumer(copy)
-        batch = self._with_objects(begun)
-        name = begun.name
+            self._let_go()
+            while len(self._steps) >= MAX_BEHIND:
+                self._steps.popleft().synchronize()
+            self._queues.hand_over(begun.mark, begun.copies)
+        batch = map_leaves(begun.batch, self._mover(begun)) if begun.has_objects else begun.batch
+        if begun.mark is not None:
+            self._steps.append(self._queues.mark_consumer())
         begun.drop()
         if self._transform is None:
             return batch
+        with self._naming(begun, "transforming it"):
+            try:
+                return self._transform(batch)
+            except StopIteration as error:  # it would end the epoch, as if there were no more
+                raise RuntimeError(
+                    "the transform raised StopIteration: an iterator that it asks has no more. "
+                    "itertools.cycle(...) would begin anew"
+                ) from error
+
+    def _mover(self, begun: _Begun) -> Callable[[Any], Any]:
+        def moved(leaf: Any) -> Any:  # noqa: ANN401
+            if isinstance(leaf, torch.Tensor) and (
+                leaf.device == self._device or (self._queues is not None and _goes_ahead(leaf))
+            ):
+                return leaf  # it is there, or `begin` has copied it
+            with self._naming(begun, f"moving a {type(leaf).__qualname__} by its method `to`"):
+                found = leaf.to(self._device)
+                if found is None:
+                    raise TypeError("its method `to` returned None, not the moved object")
+                return found
+
+        return moved
+
+    @contextlib.contextmanager
+    def _naming(self, begun: _Begun, doing: str) -> Iterator[None]:
+        """Name the batch in what is raised inside, and drop it: the error's frames would not."""
         try:
-            return self._transform(batch)
-        except StopIteration as error:  # it would end the epoch, as if there were no more batches
-            raise RuntimeError(
-                f"the transform raised StopIteration at the batch of {name} on {self._device}: an "
-                "iterator that it asks has no more. itertools.cycle(...) would begin anew"
-            ) from error
+            yield
         except Exception as error:
-            annotate(error, f"{name}, while the transform worked on the batch on {self._device}")
-            _advise(error)
+            begun.drop()
+            annotate(error, f"{begun.name}, on the way to {self._device}, while {doing}")
+            if isinstance(error, torch.OutOfMemoryError):
+                annotate(error, _IF_OUT_OF_MEMORY)
             raise
 
-    def _with_objects(self, begun: _Begun) -> Any:  # noqa: ANN401
-        """Return the batch with its objects on the device; mark the consumer's queue behind it."""
-        held = self._consumers.hold(begun.name)
-        batch = begun.batch
-        if begun.has_objects:
-            with _Listening(held.memory):
-                batch = map_leaves(batch, functools.partial(self._moved, begun.name, held))
-        self._consumers.mark(held)
-        return batch
-
-    def _moved(self, name: str, held: _Held, leaf: Any) -> Any:  # noqa: ANN401
-        is_tensor = isinstance(leaf, torch.Tensor)
-        if is_tensor and (leaf.device == self._device or _goes_ahead(leaf)):
-            return leaf  # it is there, or `begin` has copied it
-        held.memory.append(leaf)
-        kind: Any = type(leaf)
-        try:
-            # Into main memory too only what waits is safe: nobody else would wait for it.
-            if self._accelerator.has_queues and (is_tensor or _takes_non_blocking(kind)):
-                moved = leaf.to(self._device, non_blocking=True)
-            else:
-                moved = leaf.to(self._device)
-            if moved is None:
-                raise TypeError(
-                    "its method `to` returned None; it is to return the moved object, which takes "
-                    "the place of this one in the batch"
-                )
-            return moved
-        except Exception as error:
-            annotate(
-                error,
-                f"{name}, while moving a {kind.__module__}.{kind.__qualname__} of the batch to "
-                f"{self._device} by its method `to`",
-            )
-            _advise(error)
-            raise
+    def _let_go(self) -> None:
+        """Let go of the host memory that is copied."""
+        while self._held:
+            held = self._held[0]
+            if held.mark is None:  # its copies have failed, or an interrupt came
+                held.mark = self._queues.mark_copies()
+            if not held.mark.query():
+                return
+            self._held.popleft()
 
     def close(self) -> None:
         """Wait until no host memory is read any more, and let go of it; twice does nothing.
 
-        What was handed over stays valid. A failure of the device is not told here: whoever waits
-        for the device next is told. A forked process does nothing: it must not touch the device.
+        What was handed over stays valid. A failure of the device is raised by torch's next call. A
+        forked process does nothing: it must not touch the device.
         """
-        if os.getpid() == self._pid:
-            self._copies.close()
-            self._consumers.close()
+        if os.getpid() != self._pid:
+            return
+        self._steps.clear()
+        while self._held:
+            held = self._held[0]
+            with contextlib.suppress(Exception):
+                (held.mark or self._queues.mark_copies()).synchronize()
+            self._held.popleft()
 
     def __del__(self) -> None:
-        if hasattr(self, "_consumers"):
+        if hasattr(self, "_held"):
             self.close()
 
 
 class Pinning:
-    """Hands batches over in page-locked memory, by torch's own function; a `DeliveryHook`.
+    """Delivery in page-locked memory, by torch's own function; a `DeliveryHook`."""
 
-    Concurrency:
-        The consumer's thread.
-    """
+    begins_ahead = False
 
     def __init__(self, device_type: str) -> None:
         """Take the type of device that memory is page-locked for, as "cuda"."""
         self._device_type = device_type
-
-    @property
-    def begins_ahead(self) -> bool:
-        """False: it is done when `begin` returns."""
-        return False
 
     def without_autograd(self) -> contextlib.AbstractContextManager[object]:
         """Return a context that changes nothing: nothing is begun ahead."""
         return contextlib.nullcontext()
 
     def begin(self, batch: Any, where: Callable[[], str]) -> Any:  # noqa: ANN401 - any batch tree
-        """Return the batch in page-locked memory.
-
-        Here and not in `finish`, as it is here that the batch has a name.
-
-        Raises:
-            Exception: what torch, or a method `pin_memory` of the user's, raised.
-        """
+        """Return the batch in page-locked memory; here, as it is here that it has a name."""
         try:
             return torch_data.pin_memory.pin_memory(batch, self._device_type)
         except Exception as error:
@@ -272,8 +253,8 @@ class _Begun:
         batch: The batch, its plain tensors as copies that are under way.
         name: Which one it is.
         copies: Those copies.
-        mark: Behind them; None before there is one.
-        has_objects: Whether something in it is moved later, by its method `to`.
+        mark: Behind them; None where nothing is copied ahead.
+        has_objects: Whether something in it is moved in `finish`, by its method `to`.
     """
 
     batch: Any
@@ -289,109 +270,10 @@ class _Begun:
 
 @dataclass(slots=True, eq=False)
 class _Held:
-    """Host memory of a batch that a queue of the device reads.
+    """Host memory of a batch that is being copied, and the mark behind the copies."""
 
-    Attributes:
-        name: The batch.
-        memory: What keeps it: tensors, and objects with tensors in them.
-        mark: Behind all that reads it; None if there is none yet, or it has failed.
-    """
-
-    name: str
-    memory: list[Any] = field(default_factory=list)
+    memory: list[torch.Tensor] = field(default_factory=list)
     mark: Any = None
-
-
-class _Outstanding:
-    """What a queue of the device was given and has not done yet, the oldest first."""
-
-    def __init__(self, make_mark: Callable[[], Any], device: torch.device) -> None:
-        self._make_mark = make_mark
-        self._device = device
-        self._held: collections.deque[_Held] = collections.deque()
-
-    def hold(self, name: str) -> _Held:
-        """Begin to hold a batch, before the device is given any of it: an interrupt may come."""
-        held = _Held(name)
-        self._held.append(held)
-        return held
-
-    def mark(self, held: _Held) -> Any:  # noqa: ANN401 - an event
-        """Return a mark behind what the queue was given of a batch; raises as `let_go` does."""
-        with self._naming(held):
-            return self._mark_of(held)
-
-    def _mark_of(self, held: _Held) -> Any:  # noqa: ANN401
-        if held.mark is None:
-            held.mark = self._make_mark()
-        return held.mark
-
-    def let_go(self) -> None:
-        """Let go of what is done.
-
-        Raises:
-            RuntimeError: it failed. Its memory is held until a later mark is over.
-        """
-        while self._held:
-            with self._naming(self._held[0]):
-                if not self._mark_of(self._held[0]).query():
-                    return
-            self._held.popleft()
-
-    def wait_down_to(self, number: int) -> None:
-        """Wait for the oldest until at most `number` batches are left; raises as `let_go` does."""
-        while len(self._held) > number:
-            with self._naming(self._held[0]):
-                self._mark_of(self._held[0]).synchronize()
-            self._held.popleft()
-
-    @contextlib.contextmanager
-    def _naming(self, held: _Held) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            held.mark = None
-            annotate(
-                error,
-                f"{held.name}: the device's work for this batch, or what was in the same queue "
-                f"before it, has failed on {self._device}. It came to light only now",
-            )
-            raise
-
-    def close(self) -> None:
-        """Wait for all that holds memory, and let go; what fails is over."""
-        while self._held:
-            held = self._held[0]
-            if held.memory:
-                # An interrupt leaves the rest held, for another call.
-                with contextlib.suppress(Exception):
-                    self._mark_of(held).synchronize()
-            self._held.popleft()
-
-
-class _Listening(TorchFunctionMode):
-    """Keeps every tensor of main memory that torch is called with, as long as `memory` lives.
-
-    A method `to` may replace its object's tensors (graphs of torch_geometric do): the object no
-    longer holds what is being copied then.
-    """
-
-    def __init__(self, memory: list[Any]) -> None:
-        super().__init__()
-        self._memory = memory
-
-    def __torch_function__(
-        self,
-        func: Any,  # noqa: ANN401
-        types: Any,  # noqa: ANN401
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401
-        kwargs = kwargs or {}
-        for value in (*args, *kwargs.values()):
-            if isinstance(value, torch.Tensor) and value.device.type == "cpu":
-                self._memory.append(value)
-        return func(*args, **kwargs)
 
 
 def _goes_ahead(leaf: object) -> bool:
@@ -407,19 +289,3 @@ def _goes_ahead(leaf: object) -> bool:
         and type(leaf).to is torch.Tensor.to
         and type(leaf).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
     )
-
-
-@functools.cache
-def _takes_non_blocking(kind: Any) -> bool:  # noqa: ANN401
-    """Return whether the method `to` of a class has an argument `non_blocking`."""
-    try:
-        parameters = inspect.signature(kind.to).parameters
-    except (TypeError, ValueError):  # a built-in may have no signature
-        return False
-    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
-    return takes_any or "non_blocking" in parameters
-
-
-def _advise(error: Exception) -> None:
-    if isinstance(error, torch.OutOfMemoryError):
-        annotate(error, _IF_OUT_OF_MEMORY)

@@ -4,7 +4,7 @@
     slot is mapped ── cudaHostRegister ── batches ── a fence ── cudaHostUnregister ── unmapped
 
 What is copied with `non_blocking=True` is read after the call. torch notes which streams read
-pinned memory of its own; of other memory it knows nothing. So a slot whose last view is gone waits
+pinned memory of its own; of other memory it has no note. So a slot whose last view is gone waits
 for everything that was under way at that moment on any of torch's streams, of any device.
 """
 
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import os
 import sys
 import threading
@@ -40,11 +39,7 @@ _warned = threading.Event()  # once per process
 
 
 def page_lock_for(device: torch.device) -> PageLock | None:
-    """Return how to lock memory for `device`; None where torch alone can pin.
-
-    Args:
-        device: The batches' device, or the accelerator that memory is pinned for.
-    """
+    """Return how to lock memory for `device`; None where torch alone can pin."""
     if device.type != "cuda" or not torch.cuda.is_available():
         return None
     return CudaPageLock(device)
@@ -80,25 +75,21 @@ class CudaPageLock:
         cudart: Any = torch.cuda.cudart()
         with torch.cuda.device(self._device):
             code = int(cudart.cudaHostRegister(address, size_bytes, _PORTABLE))
-        if code:
-            self._has_failed = True
-            _forget_error(self._device)
-            self._warn(size_bytes, code)
-            return None
-        return functools.partial(_released.add, self._device, address, self._pid)
-
-    def _warn(self, size_bytes: int, code: int) -> None:
-        if _warned.is_set():
-            return
-        _warned.set()
-        warnings.warn(
-            f"{size_bytes:,} bytes of shared memory could not be page-locked for {self._device} "
-            f"(cudaHostRegister: error {code}), so pinned batches are copied into torch's own "
-            "pinned memory: the same batches, and one more copy each. Known causes: the memory "
-            "limit of a container, and systems that let no shared memory be locked.",
-            RuntimeWarning,
-            stacklevel=users_level(),
-        )
+        if not code:
+            return functools.partial(_released.add, self._device, address, self._pid)
+        self._has_failed = True
+        _forget_error(self._device)
+        if not _warned.is_set():
+            _warned.set()
+            warnings.warn(
+                f"{size_bytes:,} bytes of shared memory could not be page-locked for "
+                f"{self._device} (cudaHostRegister: error {code}), so pinned batches are copied "
+                "once more, into torch's own pinned memory. Known causes: a container's memory "
+                "limit, and systems that let no shared memory be locked.",
+                RuntimeWarning,
+                stacklevel=users_level(),
+            )
+        return None
 
     def fence(self) -> Fence:
         """Return a fence around what all streams of torch have been given; see `PageLock.fence`."""
@@ -107,13 +98,13 @@ class CudaPageLock:
 
 
 def _forget_error(device: torch.device) -> None:
-    """Take back the error that CUDA keeps for whoever asks next: torch's next kernel would."""
+    """Take back the error that CUDA keeps, which torch's next kernel would raise."""
     with contextlib.suppress(RuntimeError):
         torch.zeros(1, device=device)
 
 
 class _Pages(NamedTuple):
-    """Locked pages that nobody refers to any more."""
+    """Locked pages that nothing refers to any more."""
 
     device: torch.device
     address: int
@@ -128,7 +119,6 @@ class _Released:
     """
 
     def __init__(self) -> None:
-        """Begin with none."""
         self._pid = os.getpid()
         self._new: deque[_Pages] = deque()
         self._cooling: deque[tuple[Fence, deque[_Pages]]] = deque()
@@ -149,11 +139,6 @@ class _Released:
         if threading.get_ident() == self._thread:
             self.drain()
 
-    def after_collection(self, phase: str, _: object) -> None:
-        """Drain after a garbage collection: perhaps nobody locks memory any more."""
-        if phase == "stop" and threading.get_ident() == self._thread:
-            self.drain()
-
     def drain(self) -> None:
         """Unlock and unmap what can be; the rest at another call. Waits for nothing.
 
@@ -163,17 +148,13 @@ class _Released:
             self._forget()
             return
         self._thread = threading.get_ident()
-        if not (self._new or self._cooling):
+        if not (self._new or self._cooling) or not self._is_busy.acquire(blocking=False):
             return
-        is_mine = False
         try:
-            is_mine = self._is_busy.acquire(blocking=False)
-            if is_mine:
-                with contextlib.suppress(RuntimeError):  # of CUDA: whoever uses it next is told
-                    self._drain()
+            with contextlib.suppress(RuntimeError):  # of CUDA: torch's next call raises it
+                self._drain()
         finally:
-            if is_mine:
-                self._is_busy.release()
+            self._is_busy.release()
 
     def _forget(self) -> None:
         """In a forked process: unmap what was inherited; none of it is locked here."""
@@ -186,9 +167,8 @@ class _Released:
 
     def _drain(self) -> None:
         if self._new:
-            new: deque[_Pages] = deque()
-            for _ in range(len(self._new)):  # what a collection adds meanwhile is for the next
-                new.append(self._new.popleft())
+            # What a collection adds meanwhile is for the next.
+            new = deque(self._new.popleft() for _ in range(len(self._new)))
             self._cooling.append((_StreamsFence(self._pid), new))
         while self._cooling and self._cooling[0][0].is_over():
             pages = self._cooling[0][1]
@@ -207,7 +187,6 @@ class _Released:
 
 
 _released = _Released()
-gc.callbacks.append(_released.after_collection)
 
 
 class _StreamsFence:
@@ -224,28 +203,25 @@ class _StreamsFence:
         """See `Fence.is_over`; in a forked process always, as its devices are none."""
         if os.getpid() != self._pid:
             return True
-        if self._events is None:
-            self._make()
-            if self._events is None:
-                return False
+        self._make()
         if self._events and not torch.cuda.is_current_stream_capturing():
             while self._events and self._events[-1].query():
                 self._events.pop()
-        return not self._events
+        return self._events == []
 
     def _make(self) -> None:
+        """Record the events, if they are not; while a graph is captured that has to wait."""
+        if self._events is not None:
+            return
         if os.getpid() != self._pid or not torch.cuda.is_initialized():  # nothing was ever begun
             self._events = []
-            return
-        # While a graph is captured nothing may be asked; later is late enough.
-        if torch.cuda.is_current_stream_capturing():
-            return
-        self._events = [
-            stream.record_event()
-            for index in _used_devices()
-            for stream in _streams_of(index)
-            if not stream.query()
-        ]
+        elif not torch.cuda.is_current_stream_capturing():
+            self._events = [
+                stream.record_event()
+                for index in _used_devices()
+                for stream in _streams_of(index)
+                if not stream.query()
+            ]
 
 
 def _used_devices() -> list[int]:
@@ -255,30 +231,20 @@ def _used_devices() -> list[int]:
     return [index for index in devices if has_context is None or has_context(index)]
 
 
-_streams: dict[int, list[Any]] = {}
-_streams_lock = threading.RLock()  # a garbage collection in here may release pages
+@functools.cache
+def _pools_of(index: int) -> list[Any]:
+    """Return every stream that torch gives out on a device: the default one, and its pools.
+
+    The streams of a pool are handed out in turn, to other threads too.
+    """
+    pools = [
+        torch.cuda.Stream(index, priority=priority)
+        for priority in _PRIORITIES
+        for _ in range(8 * _POOL_SIZE)  # other threads may take some meanwhile
+    ]
+    return list(dict.fromkeys([torch.cuda.default_stream(index), *pools]))
 
 
 def _streams_of(index: int) -> list[Any]:
-    """Return every stream that torch gives out on a device: the default one, and its pools.
-
-    Streams of other libraries are not among them, but for the one that is current; see
-    docs/guide/device.md.
-    """
-    with _streams_lock:
-        if index not in _streams:
-            found = [torch.cuda.default_stream(index)]
-            for priority in _PRIORITIES:
-                found += _pool_of(index, priority)
-            _streams[index] = list(dict.fromkeys(found))
-    return [*_streams[index], torch.cuda.current_stream(index)]
-
-
-def _pool_of(index: int, priority: int) -> list[Any]:
-    """Return the streams of one pool, which are handed out in turn: to other threads, too."""
-    pool: dict[Any, None] = {}
-    for _ in range(8 * _POOL_SIZE):
-        pool[torch.cuda.Stream(index, priority=priority)] = None
-        if len(pool) == _POOL_SIZE:
-            break
-    return list(pool)
+    """Return torch's streams and the current one, which may be another library's."""
+    return [*_pools_of(index), torch.cuda.current_stream(index)]

@@ -23,14 +23,14 @@ __all__ = ["DevicePrefetcher"]
 class DevicePrefetcher(Summarized):
     """Gives the batches of a loader on a device; the next is copied while the loop computes.
 
-    What is not in page-locked memory is copied into torch's first, in the loop's thread: let the
+    Memory that is not page-locked is copied into torch's first, in the loop's thread: let the
     loader pin (`pin_memory=True`). On the CPU batches are given as they are. A
     `penstock.torch.DataLoader` is iterated as one with `device=`: its state and stats stay exact.
     This path has not yet run on a GPU; `make gpu` runs its tests on one.
 
-    Where copies run beside the loop, the loader is asked for the next batch before this one is
-    given, one ahead, and never beyond its `len()`. What it raises then is raised in its own turn.
-    It must not write to a batch that it gave.
+    Where copies run beside the loop, the loader is iterated one batch ahead, and never beyond its
+    `len()`. What it raises then is raised in its own turn. It must not write to a batch that it
+    gave.
 
     Attributes:
         loader: The iterable.
@@ -56,7 +56,7 @@ class DevicePrefetcher(Summarized):
         *,
         transform: Callable[[Any], Any] | None = None,
     ) -> None:
-        """Check the arguments; nothing is loaded before `iter()`.
+        """Look for the device; nothing is loaded before `iter()`.
 
         Args:
             loader: Gives batches: any nesting of mappings and sequences, of tensors and whatever
@@ -66,13 +66,8 @@ class DevicePrefetcher(Summarized):
                 returns is given. `NormalizeImages(...).to(device)`, say.
 
         Raises:
-            ConfigError: the device cannot be used, `loader` cannot be iterated over or `transform`
-                cannot be called.
+            ConfigError: the device cannot be used, or the loader has one of its own.
         """
-        if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
-            raise ConfigError(f"loader gives batches to iterate over; {loader!r} gives none")
-        if transform is not None and not callable(transform):
-            raise ConfigError(f"transform is a function of the batch, or None; not {transform!r}")
         if isinstance(loader, DataLoader) and loader._target_device is not None:
             raise ConfigError(
                 f"the loader has a device of its own, {loader._target_device}, and its batches "
@@ -155,9 +150,8 @@ class _Batches:
         except StopIteration as error:
             self._ahead = None, error.with_traceback(None)
         except Exception as error:
-            # Its traceback leads to this frame: a cycle, until it is raised or this is closed. A
-            # garbage collection frees what is left at just this moment; the user's frames in the
-            # traceback are worth it.
+            # Its traceback leads to this frame: a cycle, until it is raised or this is closed. The
+            # user's frames in it are worth that.
             self._ahead = None, error
 
     def _begin(self, source: Iterator[Any]) -> Any:  # noqa: ANN401

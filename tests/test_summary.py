@@ -232,13 +232,6 @@ def test_a_long_value_loses_its_middle():
     assert len(line) < 120
 
 
-def test_str_has_what_repr_leaves_out():
-    stats = recording_of(Run(batches=300)).stats
-    assert str(stats.verdict) in str(stats)
-    assert str(sampling.balance_report(MAKERS["balanced"](3))).count("\n") > 4
-    assert isinstance(stats, Stats)
-
-
 def test_rows_of_hugging_face_are_datasets_of_ours():
     assert issubclass(HuggingFaceRows, Summarized)
     assert issubclass(HuggingFaceStream, Summarized)

@@ -25,7 +25,7 @@ from penstock.engine.backends.process import ProcessBackend
 from penstock.engine.plan import Epoch, Plan, WorkerSpec
 from penstock.engine.timing import WorkerSettings
 from penstock.insight.monitor import AutoWorkers
-from penstock.schedule import EpochIterator
+from penstock.epochs import EpochIterator
 from penstock.torch import DataLoader
 
 CHANGES = st.dictionaries(

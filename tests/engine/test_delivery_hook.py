@@ -19,7 +19,7 @@ from penstock.engine.scheduler import WorkerReady
 from penstock.engine.task import Kind
 from penstock.errors import WorkerDied
 from penstock.faults import policy_of
-from penstock.schedule import EpochIterator
+from penstock.epochs import EpochIterator
 
 NUM_STEPS = 12
 WORKERS = [(0, "process"), (2, "process"), (2, "thread")]

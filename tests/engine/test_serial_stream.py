@@ -15,7 +15,7 @@ from penstock.engine.fault_log import FaultLog
 from penstock.engine.plan import Epoch, Given, Plan, Progress, WorkerSpec
 from penstock.engine.serial_stream import SerialStream
 from penstock.faults import policy_of
-from penstock.schedule import EpochIterator
+from penstock.epochs import EpochIterator
 
 
 class Rows:

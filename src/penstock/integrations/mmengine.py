@@ -104,7 +104,7 @@ class _Lazy:
 
     @property
     def __next__(self) -> Callable[[], Any]:
-        # A property, for the reason of `penstock.schedule.EpochIterator`.
+        # A property, for the reason of `penstock.epochs.EpochIterator`.
         if self._batches is None:
             self._batches = self._begin()
         return self._batches.__next__

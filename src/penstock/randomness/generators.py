@@ -140,9 +140,6 @@ class _NumpyTwister:
         if self._words is not None:
             np.random.seed(0)  # forgets a cached normal number, and sets the position
             self._words[:] = key
-        elif isinstance(self._bit_generator, np.random.MT19937):
-            state = {"bit_generator": "MT19937", "state": {"key": key, "pos": _TWISTER_WORDS}}
-            np.random.set_state(state)
         else:  # the user has put another one there: it gets what it would have been made with
             fresh = type(self._bit_generator)(np.random.SeedSequence(key[:4].tolist()))
             np.random.set_state(fresh.state)

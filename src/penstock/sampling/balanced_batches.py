@@ -98,7 +98,7 @@ class BalancedBatchSampler(BatchSampler):
         chosen = chosen_rank(rank, num_replicas)
         self.labels = labels_given_or_known(labels, type(self).__name__, column)
         self.class_names = class_names_of(labels, column)
-        items = ClassItems.of(self.labels)
+        items = ClassItems(self.labels)
         items.check_any()
         if p_classes > len(items.classes):
             raise ConfigError(
@@ -133,16 +133,10 @@ class _BalancedOrder(BatchOrder):
     ) -> None:
         super().__init__(seed)
         self._items = items
+        self._source_length = items.num_samples
         self._p_classes = p_classes
         self._k_samples = k_samples
         self._num_batches = num_batches
-
-    def _public_name(self) -> str:
-        return "BalancedBatchSampler"
-
-    @property
-    def source_length(self) -> int:
-        return self._items.num_samples
 
     def __len__(self) -> int:
         num_batches = -(-self._num_batches // self.num_replicas)
@@ -154,7 +148,7 @@ class _BalancedOrder(BatchOrder):
     def indices(self) -> NDArray[np.int64]:
         rng = self.rng()
         classes = self._class_turns(rng)
-        drawn = self._items.cycled_together(classes, self._k_samples, rng)
+        drawn = self._items.cycled(classes, rng, self._k_samples)
         batches = drawn.reshape(self._num_batches, -1)
         if self.num_replicas > 1:
             num_batches = len(self) // batches.shape[1]

@@ -27,22 +27,15 @@ class Rank(NamedTuple):
 def current_rank() -> Rank:
     """Return this process's rank: torch's process group knows it, or else torchrun's variables.
 
-    The default process group of `torch.distributed` is asked if it is initialised. Otherwise the
-    environment variables RANK and WORLD_SIZE count if both are set. Otherwise this process is
-    alone: rank 0 of 1. Nothing is remembered, so the answer may change once a group is there.
+    Without either this process is alone: rank 0 of 1. Nothing is remembered, so the result may
+    change once a group is there.
 
     Raises:
-        ConfigError: RANK and WORLD_SIZE are asked, and are no rank and its world size.
-
-    Concurrency:
-        Any thread, also while another one imports torch.
+        ConfigError: RANK and WORLD_SIZE are no rank and its world size.
 
     Example:
         >>> current_rank()
         Rank(rank=0, world_size=1)
-
-    Reference:
-        torchrun, "Environment Variables": RANK and WORLD_SIZE are global, over all machines.
     """
     return _of_process_group() or rank_in_environment("RANK", "WORLD_SIZE") or Rank(0, 1)
 

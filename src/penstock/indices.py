@@ -199,9 +199,8 @@ class SeededIndices(IndexSource):
         if current_rank().world_size > 1:
             warnings.warn(
                 f"{type(self._outer).__name__} does not say which rank's share it yields, so all "
-                "ranks draw the same random numbers for their samples. If each rank has a share "
-                "of its own, give the sampler attributes `rank` and `num_replicas`, or wrap one "
-                "that yields all in penstock.sampling.DistributedSampler.",
+                "ranks draw the same random numbers. Give it attributes `rank` and `num_replicas`, "
+                "or wrap one that yields all in penstock.sampling.DistributedSampler.",
                 stacklevel=2,
             )
         return 0, 1

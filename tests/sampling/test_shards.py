@@ -108,11 +108,10 @@ def test_an_assignment_is_for_ever():
     ranks_per_node=st.integers(1, 4),
     epoch=st.integers(0, 5),
     assignment=st.sampled_from(["fixed", "epoch"]),
-    shuffle=st.booleans(),
     open_shards=st.integers(1, 5),
 )
 def test_every_sample_comes_once_and_each_shard_on_one_node(
-    lengths, num_nodes, ranks_per_node, epoch, assignment, shuffle, open_shards
+    lengths, num_nodes, ranks_per_node, epoch, assignment, open_shards
 ):
     samplers = all_ranks(
         lengths,
@@ -120,7 +119,6 @@ def test_every_sample_comes_once_and_each_shard_on_one_node(
         ranks_per_node,
         epoch,
         assignment=assignment,
-        shuffle=shuffle,
         open_shards=open_shards,
         pad="none",
     )
@@ -222,7 +220,6 @@ def test_orders_depend_on_seed_and_epoch_alone():
         sampler.set_epoch(epoch)
         assert tuple(sampler) == order(0, epoch)
         assert tuple(pickle.loads(pickle.dumps(sampler))) == order(0, epoch)
-    assert order(0, 4, shuffle=False) == order(9, 1, shuffle=False)
 
 
 def test_shards_stay_where_they_are_or_move_each_epoch():
@@ -376,7 +373,7 @@ def test_a_state_is_small_the_same_on_all_ranks_and_refused_by_another_layout():
         states.append(running.state_dict())
     assert states[0] == states[1] == states[2]
     assert len(json.dumps(states[0])) < 1000
-    others = [{"num_nodes": 5}, {"open_shards": 9}, {"assignment": "epoch"}, {"shuffle": False}]
+    others = [{"num_nodes": 5}, {"open_shards": 9}, {"assignment": "epoch"}]
     for options in (*others, {"pad": "drop"}, {"seed": 1}):
         with pytest.raises(StateError, match=r"sampler\."):
             loader(**options).load_state_dict(states[0])
@@ -492,14 +489,13 @@ def test_torchrun_s_variables_say_which_rank_this_is(monkeypatch):
         ({"num_nodes": 2}, "give both num_nodes and node"),
         ({"num_nodes": 2, "node": 2}, "node should be 0 to 1, but got node=2"),
         ({"num_nodes": 0, "node": 0}, "num_nodes should be a positive integer"),
-        ({"ranks_per_node": 2}, "give both ranks_per_node and local_rank"),
+        ({"ranks_per_node": 2}, "and so ranks_per_node and local_rank"),
         (
             {"num_nodes": 1, "node": 0, "ranks_per_node": 2, "local_rank": -1},
             "local_rank should be 0 to 1",
         ),
         ({"open_shards": 0}, "open_shards should be a positive integer"),
         ({"pad": "some"}, "pad should be 'repeat', 'drop' or 'none'"),
-        ({"shuffle": 1}, "shuffle should be a boolean"),
         ({"assignment": "mine"}, "assignment should be 'fixed', 'epoch' or a list"),
         ({"assignment": [[0.5]]}, "assignment should be 'fixed', 'epoch' or a list"),
         ({"assignment": [[0], [1, 2]]}, "of the shards of each of 1 nodes"),

@@ -111,10 +111,7 @@ def _counted_from_start(indices: NDArray[np.int64], length: int) -> NDArray[np.i
     smallest, largest = int(indices.min()), int(indices.max())
     if smallest < -length or largest >= length:
         wrong = smallest if smallest < -length else largest
-        raise IndexError(
-            f"index {wrong} is out of range for a dataset of {length} samples "
-            f"({-length} <= index < {length})."
-        )
+        raise IndexError(f"index {wrong} is out of range for a dataset of {length} samples.")
     return np.where(indices < 0, indices + length, indices) if smallest < 0 else indices
 
 
@@ -149,17 +146,15 @@ class StackDataset(Dataset[Any]):
         """
         if args and kwargs:
             raise ConfigError(
-                "StackDataset takes datasets by position (samples are tuples) or by name (samples "
-                f"are dicts), not both; got {len(args)} by position and {sorted(kwargs)} by name."
+                f"StackDataset takes datasets by position or by name, not both; got {len(args)} by "
+                f"position and {sorted(kwargs)} by name."
             )
         self.datasets = args or kwargs
         lengths = [len(dataset) for dataset in self._parts()]
-        if not lengths:
-            raise ConfigError("At least one dataset should be passed to StackDataset; got none.")
         if len(set(lengths)) != 1:
             raise ConfigError(
-                f"Size mismatch between datasets: they have {lengths} samples. Stack datasets of "
-                "one length; `Subset` shortens one."
+                f"Size mismatch between datasets: {len(lengths)} of them have {lengths} samples. "
+                "Stack one or more of one length; `Subset` shortens one."
             )
         self._length = lengths[0]
 
@@ -203,9 +198,8 @@ def _read_samples(dataset: Any, indices: Sequence[Any]) -> list[Any]:  # noqa: A
     samples = many(indices)
     if len(samples) != len(indices):
         raise ValueError(
-            "Nested dataset's output size mismatch: "
-            f"{type(dataset).__name__}.__getitems__ returned {len(samples)} samples for "
-            f"{len(indices)} indices. Return one sample for each index."
+            f"Nested dataset's output size mismatch: {type(dataset).__name__}.__getitems__ "
+            f"returned {len(samples)} samples for {len(indices)} indices."
         )
     return samples
 
@@ -213,10 +207,7 @@ def _read_samples(dataset: Any, indices: Sequence[Any]) -> list[Any]:  # noqa: A
 def _reader(dataset: object) -> Callable[[NDArray[np.int64], Allocator], Any]:
     reader = batch_reader(dataset)
     if reader is None:
-        raise TypeError(
-            f"{type(dataset).__name__} cannot be read by the batch. Ask `can_get_batch` before "
-            "get_batch, or read samples by index."
-        )
+        raise TypeError(f"{type(dataset).__name__} has no get_batch, or can_get_batch is false.")
     return reader
 
 

@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a dataset is, and when a whole batch may be read from it at once.
-
-A map-style dataset gives samples by index (`__getitem__`), an iterable one gives them in turn
-(`__iter__`). A map-style dataset may also offer
-
-- `__getitems__(indices)`: a list of samples for a list of indices;
-- `get_batch(indices, alloc)`: the batch itself, already collated; and, where that is not always
-  possible, a property `can_get_batch`, asked before the first batch of an epoch.
-
-`get_batch` must equal collating the samples. A subclass that changes the samples but knows nothing
-of `get_batch` would break that, so `batch_reader` looks at which class defines what.
-"""
+"""What a dataset is, and when a whole batch may be read from it at once."""
+# A map-style dataset gives samples by index (`__getitem__`), an iterable one gives them in turn
+# (`__iter__`). A map-style dataset may also offer
+#
+# - `__getitems__(indices)`: a list of samples for a list of indices;
+# - `get_batch(indices, alloc)`: the batch itself, already collated; and, where that is not always
+#   possible, a property `can_get_batch`, asked before the first batch of an epoch.
+#
+# `get_batch` must equal collating the samples. A subclass that changes the samples but knows
+# nothing of `get_batch` would break that, so `batch_reader` looks at which class defines what.
 
 from __future__ import annotations
 

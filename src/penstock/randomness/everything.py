@@ -1,16 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One call that seeds every global generator; and the same for a block, undone at its end.
-
-    rank 0      random, torch: the seed itself        numpy: the seed itself (words from 2^32 on)
-    rank r > 0  random, torch: 64 bits of W           numpy: 128 bits of W
-                W = SeedSequence(seed, purpose "ranks", r)
-
-Torch is never imported. If it is not loaded yet, it is seeded right after its first import.
-
-Concurrency:
-    The generators, the environment and torch's flags belong to the whole process. Seed from one
-    thread, while no other draws.
-"""
+"""One call that seeds every global generator; and the same for a block, undone at its end."""
+#     rank 0      random, torch: the seed itself        numpy: the seed itself (words from 2^32 on)
+#     rank r > 0  random, torch: 64 bits of W           numpy: 128 bits of W
+#                 W = SeedSequence(seed, purpose "ranks", r)
+#
+# Torch is never imported. If it is not loaded yet, it is seeded right after its first import.
 
 from __future__ import annotations
 
@@ -49,14 +43,13 @@ _waiting: Callable[[], None] | None = None  # seeds torch once it is imported
 def seed_everything(seed: int, deterministic: bool = False) -> int:
     """Seed `random`, `numpy.random`, torch on all devices, and `penstock.sample_rng()`.
 
-    In a process that trains alone, and on rank 0, the global generators draw what they draw after
-    `random.seed(seed)`, `np.random.seed(seed)` and `torch.manual_seed(seed)`. Any other rank draws
-    numbers of its own, from a mix of seed and rank. Ranks are known from torch's process group, or
-    from torchrun's RANK and WORLD_SIZE: call this once one of the two is there.
+    Alone, and on rank 0, the global generators draw what they draw after `random.seed(seed)`,
+    `np.random.seed(seed)` and `torch.manual_seed(seed)`. Any other rank draws numbers of its own,
+    from a mix of seed and rank. Ranks are known from torch's process group, or from torchrun's RANK
+    and WORLD_SIZE: call this once one of the two is there.
 
     Torch is seeded if it is loaded, else right after its first import. PYTHONHASHSEED is set for
-    processes that are started from here on; this one's hashes stay as they are. What was seeded is
-    logged to the logger "penstock" at level INFO.
+    processes that are started from here on. The logger "penstock" has what was seeded, at INFO.
 
     Args:
         seed: 0 <= seed < 2^64. numpy takes 32 bits only, so from 2^32 on it gets 128 bits mixed
@@ -71,8 +64,6 @@ def seed_everything(seed: int, deterministic: bool = False) -> int:
 
     Raises:
         ConfigError: a seed out of range, or RANK and WORLD_SIZE that contradict each other.
-            Nothing has been seeded then.
-        TypeError: a seed that is no integer.
 
     Concurrency:
         Seeds the whole process. One thread at a time, while no other draws.
@@ -122,19 +113,8 @@ def seeded(seed: int, deterministic: bool = False) -> Iterator[int]:
     `torch.initial_seed()`, as they would have after a `torch.manual_seed`. If torch is first
     imported in the block, it stays seeded, by an earlier `seed_everything` if there was one.
 
-    Args:
-        seed: As for `seed_everything`.
-        deterministic: As for `seed_everything`.
-
     Yields:
         The seed as given.
-
-    Raises:
-        ConfigError: as for `seed_everything`.
-        TypeError: a seed that is no integer.
-
-    Concurrency:
-        As for `seed_everything`, for as long as the block lasts.
 
     Example:
         >>> with seeded(7) as seed:

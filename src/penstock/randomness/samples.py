@@ -1,18 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every sample's own random numbers, decided by (seed, epoch, position).
-
-    key      = SeedSequence(seed, purpose "samples", epoch)          128 bits, once per epoch
-    counter  = (0, stream, position, attempt)                        4 x 64 bits, once per sample
-    numbers  = Philox4x64(key, counter), counting up in the lowest word
-
-Position is the sample's place in the epoch's global order, over all ranks. So the numbers do
-not depend on the process that makes the sample, nor on how often it is made. A stream has 2^64
-blocks of numbers to itself.
-
-Reference:
-    Salmon et al., Parallel random numbers: as easy as 1, 2, 3 (SC 2011): streams of a counter-based
-    generator differ by key and counter, at no cost.
-"""
+"""Every sample's own random numbers, decided by (seed, epoch, position)."""
+#     key      = SeedSequence(seed, purpose "samples", epoch)          128 bits, once per epoch
+#     counter  = (0, stream, position, attempt)                        4 x 64 bits, once per sample
+#     numbers  = Philox4x64(key, counter), counting up in the lowest word
+#
+# Position is the sample's place in the epoch's global order, over all ranks. So the numbers do not
+# depend on the process that makes the sample, nor on how often it is made. A stream has 2^64 blocks
+# of numbers to itself. (Salmon et al., Parallel random numbers: as easy as 1, 2, 3, SC 2011:
+# streams of a counter-based generator differ by key and counter, at no cost.)
 
 from __future__ import annotations
 
@@ -82,16 +77,13 @@ def sample_rng(k: int | None = None) -> np.random.Generator:
     ask for it in each sample and keep it no longer. Nothing global is touched.
 
     Elsewhere (a loader without `seed=`, or `dataset[0]` typed by hand) it is a generator of this
-    worker, process or thread, seeded from the worker's seed; outside of workers one of the process,
-    seeded by `seed_everything`, or else from the system.
+    worker, seeded from the worker's seed; outside of workers one of the process, seeded by
+    `seed_everything`, or else from the system.
 
     Args:
         k: Where a whole batch is made at once (`get_batch`, `__getitems__`): which of its samples,
             0 <= k < batch size. Draws for sample k by `sample_rng(k)` are those of `sample_rng()`
             in `__getitem__`. None, or 0, where samples are made one by one.
-
-    Returns:
-        numpy's `Generator` over Philox.
 
     Raises:
         RuntimeError: no `k` where a whole batch is made; or `k` in a thread other than the one that
@@ -176,11 +168,8 @@ class SampleStreams:
     def __init__(self, seed: int, epoch: int, *, seeds_globals: bool = True) -> None:
         """Derive the key of an epoch.
 
-        Args:
-            seed: Not negative.
-            epoch: Not negative, below 2^32.
-            seeds_globals: Whether to seed the global generators as well. Not in a worker that is a
-                thread: they belong to the whole process. `sample_rng` is the same either way.
+        `seeds_globals` is whether to seed the global generators as well: not in a worker that is a
+        thread, as they belong to the whole process. `sample_rng` is the same either way.
         """
         self.seeds_globals = seeds_globals
         key = seed_sequence(seed, Purpose.SAMPLES, epoch).generate_state(2, np.uint64)
@@ -207,9 +196,8 @@ class SampleStreams:
     def active(self, *, isolated: bool = False) -> contextlib.AbstractContextManager[None]:
         """Let `sample_rng` answer from here, in the block.
 
-        Args:
-            isolated: Whether to put the global generators back afterwards: in the main process's
-                own process they are the user's.
+        `isolated` puts the global generators back afterwards: in the main process they are the
+        user's.
         """
         return _Active(self, isolated=isolated)
 

@@ -34,10 +34,8 @@ class BalancedBatchSampler(BatchSampler):
     belongs to each of its classes; one without any is never drawn.
 
     An epoch is `num_batches` of all ranks together. With ranks, each has whole batches of P x K,
-    and takes turns with the others: batches k of all ranks are one piece of the order that one rank
-    would have. Where their number does not divide evenly, the first ones come twice.
-
-    For a loader's `batch_sampler`; a Penstock loader resumes in it at once.
+    and takes turns with the others. Where their number does not divide evenly, the first ones come
+    twice.
 
     Attributes:
         labels: As given or found, shape (samples,), or a `RaggedArray`.
@@ -54,9 +52,6 @@ class BalancedBatchSampler(BatchSampler):
         >>> [len({labels[index] for index in batch}) for batch in batches]
         [2, 2]
 
-    Reference:
-        Hermans, Beyer and Leibe, "In Defense of the Triplet Loss for Person Re-Identification",
-        2017, section 2: batches of P persons with K images each.
     """
 
     _shows = ("p_classes", "k_samples", "num_batches")

@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A shuffle buffer that balances classes, for streams whose labels are seen only as they come.
-
-    stream -> [ one reservoir per class ] -> class drawn by its share, sample of it -> out
-
-One sample goes out for each that comes in, after the first `buffer_size` have come in. What comes
-in when the buffer is full crowds a sample out of the largest reservoir, so a rare class keeps all
-it has until it has as many as the others. A sample of the largest is let go of when it is given, so
-only those that may come again are copied.
-"""
+"""A shuffle buffer that balances classes, for streams whose labels are seen only as they come."""
+# stream -> [ one reservoir per class ] -> class drawn by its share, sample of it -> out
+#
+# One sample goes out for each that comes in, after the first `buffer_size` have come in. What comes
+# in when the buffer is full crowds a sample out of the largest reservoir, so a rare class keeps all
+# it has until it has as many as the others. A sample of the largest is let go of when it is given,
+# so only those that may come again are copied.
 
 from __future__ import annotations
 
@@ -82,10 +80,6 @@ class BalancedShuffle(IterableDataset[Any]):
     Attributes:
         counts: What became of the samples of this process's newest epoch, by class: dicts `read`,
             `given`, `repeated` (of the given ones) and `dropped`. Workers have their own.
-
-    Concurrency:
-        One iterator at a time in a process is the usual; several are independent, but `counts` is
-        that of the newest. Pickles if the stream, `get_label` and `transform` do.
 
     Example:
         >>> stream = [("cat", 0)] * 90 + [("dog", 1)] * 10
@@ -298,9 +292,8 @@ class _ShufflePass:
         if number >= self._owner.buffer_size:
             raise ConfigError(
                 f"Sample {self._num_asked - 1} (counted from 0) of the stream ({self._kind}) is of "
-                f"a new class, {name!r}, after {number} others, but buffer_size="
-                f"{self._owner.buffer_size}: each class needs room for one sample, and for good "
-                "shuffling for many. Raise buffer_size, or let get_label return coarser classes."
+                f"a new class, {name!r}, after {number} others, but buffer_size={number}. Raise "
+                "buffer_size, or let get_label return coarser classes."
             )
         self._refresh_at = 0
         self._pools.append(_Reservoir())

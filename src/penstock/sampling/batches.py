@@ -2,8 +2,6 @@
 """Which indices make a batch.
 
 A batch sampler over an `IndexSampler` is two things: an order, and where in it each batch begins.
-So a loader finds batch k of an epoch without those before it. Mostly a batch is the next
-`batch_size` indices; a subclass whose batches differ in length says where they begin (`layout`).
 """
 
 from __future__ import annotations

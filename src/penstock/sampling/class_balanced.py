@@ -68,9 +68,7 @@ class ClassBalancedSampler(IndexSampler):
         (0.5, array([0.75, 0.25]))
 
     Reference:
-        Classes in turn: Gao et al., Solution for Large-Scale Hierarchical Object Detection Datasets
-        with Incomplete Annotation and Data Imbalance, 2018. A pair: Wang et al., Dynamic Curriculum
-        Learning for Imbalanced Data Classification, ICCV 2019. "effective": Cui et al.,
+        A pair: Wang et al., Dynamic Curriculum Learning, ICCV 2019. "effective": Cui et al.,
         Class-Balanced Loss Based on Effective Number of Samples, CVPR 2019.
     """
 
@@ -97,10 +95,9 @@ class ClassBalancedSampler(IndexSampler):
                 dataset that knows them, see `penstock.labels_of`.
             alpha: 0 to 2, or "effective". A pair is those of the first and of the last epoch.
             num_samples: Indices in an epoch, at least 1. None means as many as there are samples;
-                without replacement, as "undersample". "undersample" is the longest epoch in which
-                no class gives more than it has: with `alpha` 1, as many samples of each class as
-                the rarest has. "oversample" is the shortest in which every class gives all that it
-                has: with `alpha` 1, as many of each as the largest has. Both are exact.
+                without replacement, as "undersample": the longest epoch in which no class gives
+                more than it has. "oversample" is the shortest in which every class gives all that
+                it has. Both are exact.
             replacement: "auto" begins a class anew when all its samples have come. True draws each
                 sample of a class whatever was drawn before. False gives no sample twice in an
                 epoch, and is always exact.
@@ -185,10 +182,7 @@ class ClassBalancedSampler(IndexSampler):
 
     @property
     def shares(self) -> NDArray[np.float64]:
-        """Share of the draws made for each class, float64 of shape (classes,); a fresh array.
-
-        The sum is 1, less the share of samples without any label, if these are drawn.
-        """
+        """Share of the draws made for each class, float64 of shape (classes,)."""
         if self._samples_per_class is not None:
             return np.full(len(self.classes), 1.0 / len(self.classes))
         labelled = 1.0 - len(self._items.unlabelled) / self._items.num_samples

@@ -151,10 +151,7 @@ class MixtureSampler(IndexSampler):
         return self.num_samples
 
     def indices(self) -> Indices:
-        """Return the order of the current epoch, of length `num_samples`.
-
-        A fresh int64 array, or, if it were a long one, an object that computes what is asked of it.
-        """
+        """Return the order of the current epoch; an array, unless it were a long one."""
         order = _MixtureOrder(self)
         return order if len(order) > LONGEST_STORED else order[:]
 
@@ -214,7 +211,7 @@ def _parts(weights: ArrayLike | Mapping[Any, float], names: tuple[Hashable, ...]
             f"weights should be a finite number, 0 or more, for each of the {len(names)} sources "
             f"{list(names)!r:.80}, but got {values}."
         )
-    exact = list(map(Fraction, values.tolist()))
+    exact = [Fraction(value) for value in values.tolist()]
     common = max(part.denominator for part in exact)  # they are all powers of two
     parts = [int(part * common) for part in exact]
     if not any(parts):

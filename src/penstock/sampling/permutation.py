@@ -143,10 +143,6 @@ class Permutation:
 
         Returns:
             A Python int for an integer; otherwise a fresh int64 array, of the shape that was given.
-
-        Raises:
-            IndexError: a position outside -n to n - 1, or an array of anything but integers.
-            TypeError: none of the above.
         """
         if isinstance(which, slice):
             chosen = range(self.n)[which]
@@ -173,11 +169,7 @@ class Permutation:
             yield from self[start : start + _CHUNK].tolist()
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
-        """Return the whole order: a fresh array of 8 bytes per item, int64 unless asked otherwise.
-
-        Raises:
-            ValueError: `copy=False`: there is nothing to be a view of.
-        """
+        """Return the whole order, int64 unless asked otherwise."""
         if copy is False:
             raise ValueError("a Permutation stores no array, so one cannot be had without a copy.")
         return self[:] if dtype is None else self[:].astype(dtype, copy=False)

@@ -33,9 +33,7 @@ class RepeatFactorSampler(IndexSampler):
     with `root=False` it is twice.
 
     All epochs are equally long: round(sum of r_i). For that the images that come once more are
-    drawn together, by systematic sampling from a random order: each with its own probability, and
-    always the same number of them. What rounding that number adds or takes away is spread over all
-    images whose r_i is no whole number.
+    drawn together, by systematic sampling from a random order.
 
     Attributes:
         labels: As given or found; not a copy.

@@ -448,14 +448,14 @@ def as_weights(weights: ArrayLike) -> NDArray[np.float64]:
     """Return a copy of some numbers, of any shape."""
     try:
         given = np.asarray(weights)
-        if given.dtype.kind not in "USmM":  # of those, numpy would read the numbers in strings
-            return np.array(given, np.float64)
-        reason = f"an array of {given.dtype}"
-    except (TypeError, ValueError) as error:
-        reason = str(error)
-    raise ConfigError(
-        f"weights should be an array or a list of numbers, but got {weights!r:.80} ({reason})."
-    )
+    except ValueError as error:
+        raise ConfigError(f"weights should be one number each, but {error}") from None
+    if given.dtype.kind not in "biuf":  # of strings, numpy would read the numbers
+        raise ConfigError(
+            f"weights should be an array or a list of numbers, but got {weights!r:.80} (an array "
+            f"of {given.dtype})."
+        )
+    return given.astype(np.float64)
 
 
 def _check_weights(weights: NDArray[np.float64], num_samples: int, *, replacement: bool) -> None:
@@ -469,13 +469,13 @@ def _check_weights(weights: NDArray[np.float64], num_samples: int, *, replacemen
             f"weights should be finite and 0 or more, but weights[{wrong[0]}] is "
             f"{weights[wrong[0]]} ({wrong.size} such of {len(weights)})."
         )
-    available = int(np.count_nonzero(weights))
+    needed, available = 1 if replacement else num_samples, int(np.count_nonzero(weights))
     with np.errstate(over="ignore"):
         total = weights.sum()
-    if available < (1 if replacement else num_samples) or not np.isfinite(total):
+    if available < needed or not np.isfinite(total):
         raise ConfigError(
-            f"of {len(weights)} weights {available} are above 0, with sum {total}, but there "
-            f"should be 1 or more with a finite sum; without replacement {num_samples}."
+            f"{needed} or more weights should be above 0 with a finite sum, but {available} of "
+            f"{len(weights)} are, with sum {total}."
         )
 
 

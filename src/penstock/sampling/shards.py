@@ -1,20 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Orders for a dataset in shards: files of many samples, each read by one node in an epoch.
-
-    shards          0 1 2 3 4 5 6 7            files, each of many samples
-    assign          node 0: 0 3 4 6            node 1: 1 2 5 7
-    shuffle them    6 0 4 3                    7 2 1 5          another order in each epoch
-    open_shards=2   mix(6 0)  mix(4 3)         mix(7 2)  mix(1 5)
-    ranks of a node take turns in the node's order
-
-Nothing is exchanged, and nothing is stored but a few numbers per shard: what is at a place of the
-order is computed, by a `Permutation` of each mix.
-
-Rejected: *one shuffle of everything*, as `RandomSampler` has it, where the data are larger than a
-node's memory: each node would read almost every page of every file in every epoch. *Shards as
-streams with a buffer* (WebDataset): each worker has a buffer of its own, the order depends on how
-many there are, and an epoch cannot begin in its middle.
-"""
+"""Orders for a dataset in shards: files of many samples, each read by one node in an epoch."""
+#     shards          0 1 2 3 4 5 6 7            files, each of many samples
+#     assign          node 0: 0 3 4 6            node 1: 1 2 5 7
+#     shuffle them    6 0 4 3                    7 2 1 5          another order in each epoch
+#     open_shards=2   mix(6 0)  mix(4 3)         mix(7 2)  mix(1 5)
+#     ranks of a node take turns in the node's order
+#
+# Nothing is exchanged, and nothing is stored but a few numbers per shard: what is at a place of the
+# order is computed, by a `Permutation` of each mix.
+#
+# Rejected: *one shuffle of everything*, as `RandomSampler` has it, where the data are larger than a
+# node's memory: each node would read almost every page of every file in every epoch. *Shards as
+# streams with a buffer* (WebDataset): each worker has a buffer of its own, the order depends on how
+# many there are, and an epoch cannot begin in its middle.
 
 from __future__ import annotations
 
@@ -26,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
 import numpy as np
 
 from penstock.data.dataset import Dataset
+from penstock.deprecation import removed_arguments
 from penstock.distributed import Rank, current_rank, rank_in_environment
 from penstock.errors import ConfigError
 from penstock.randomness.keys import Purpose, seed_sequence
@@ -36,7 +35,6 @@ from penstock.sampling.samplers import (
     ComputedOrder,
     EveryNth,
     IndexSampler,
-    check_bool,
     check_positive,
     digest,
 )
@@ -125,6 +123,7 @@ class ShardSampler(IndexSampler):
         [[4, 5, 2, 3], [1, 0, 6, 7]]
     """
 
+    @removed_arguments(shuffle="an array of the indices of sampler.shards(), in their order")
     def __init__(
         self,
         source: Any,  # noqa: ANN401 - lengths, shards, or a dataset of them
@@ -135,7 +134,6 @@ class ShardSampler(IndexSampler):
         ranks_per_node: int | None = None,
         local_rank: int | None = None,
         assignment: Literal["fixed", "epoch"] | Sequence[Sequence[int]] = "fixed",
-        shuffle: bool = True,
         open_shards: int = 8,
         pad: Literal["repeat", "drop", "none"] = "repeat",
     ) -> None:
@@ -154,7 +152,6 @@ class ShardSampler(IndexSampler):
             assignment: "fixed" is what `assign_shards` says of the lengths, in every epoch.
                 "epoch" deals the shards out anew in each. Or the shards of each node, as they lie
                 on the disks: each shard once.
-            shuffle: Whether orders are random. Otherwise a node's shards come one after the other.
             open_shards: Shards whose samples are shuffled together, at least 1. More mix better,
                 and need more of the node's memory to be read once.
             pad: What happens where nodes have different numbers of samples.
@@ -172,8 +169,6 @@ class ShardSampler(IndexSampler):
         )
         check_positive("open_shards", open_shards)
         check_pad(pad)
-        check_bool("shuffle", shuffle)
-        self.shuffle = shuffle
         self.open_shards = operator.index(open_shards)
         self.pad = pad
         self.is_fixed: bool = assignment != "epoch"
@@ -208,14 +203,9 @@ class ShardSampler(IndexSampler):
         """Indices of this rank in an epoch; the same in all epochs, but with "none" and "epoch"."""
         ranks = self.ranks_per_node
         if self.pad == "none":
-            return max(-((self.local_rank - self._of_node()) // ranks), 0)
+            of_node = int(self.lengths[self._current() == self.node].sum())
+            return max(-((self.local_rank - of_node) // ranks), 0)
         return int(self._totals.min() // ranks if self.pad == "drop" else self._most())
-
-    def _of_node(self) -> int:
-        """Samples of this node in the current epoch."""
-        if self.is_fixed:
-            return int(self._totals[self.node])
-        return int(self.lengths[self._current() == self.node].sum())
 
     def _most(self) -> int:
         """Indices of the rank that has most samples."""
@@ -256,36 +246,29 @@ class ShardSampler(IndexSampler):
         return node_of
 
     def _turns(self, shards: NDArray[np.int64], node: int) -> NDArray[np.int64]:
-        if not self.shuffle:
-            return shards
         sequence = seed_sequence(self.seed, Purpose.ORDER, self.epoch, node)
         return np.random.Generator(np.random.Philox(sequence)).permutation(shards)
 
     def indices(self) -> Indices:
         """Return this rank's share of the current epoch; an array, unless it were a long one."""
         if self.num_replicas != self.num_nodes * self.ranks_per_node:
-            return self._of_nodes(
-                range(self.num_nodes)
-            )  # a copy that gives all, for `balance_report`
+            return self._of_nodes(range(self.num_nodes))  # a copy's, for `balance_report`
         order = self._of_nodes([self.node])
         share = EveryNth(order, self.local_rank, self.ranks_per_node, self.num_samples)
         return share if len(share) > LONGEST_STORED else share[:]
 
     def _of_nodes(self, nodes: Sequence[int]) -> _ShardOrder:
         node_of = self._current()
-        shards = [self._turns(np.flatnonzero(node_of == node), node) for node in nodes]
-        counts = [_group_sizes(len(own), self.open_shards) for own in shards]
-        keys: list[tuple[int, ...]] = [
-            (self.seed, self.epoch, node, group)
-            for node, sizes in zip(nodes, counts, strict=True)
-            for group in range(len(sizes))
-        ]
-        return _ShardOrder(
-            self.lengths,
-            np.concatenate(shards),
-            np.concatenate(counts),
-            keys if self.shuffle else None,
-        )
+        groups: list[NDArray[np.int64]] = []
+        keys = []
+        for node in nodes:
+            shards = self._turns(np.flatnonzero(node_of == node), node)
+            # Of at most `open_shards`, none much smaller than the others.
+            number = -(-len(shards) // self.open_shards)
+            bounds = np.arange(1, number) * len(shards) // max(number, 1)
+            groups += np.split(shards, bounds) if number else []
+            keys += [(self.seed, self.epoch, node, group) for group in range(number)]
+        return _ShardOrder(self.lengths, groups, keys)
 
     def _num_items(self) -> int:
         # As places of the global order: of uneven ranks, those of the longest one.
@@ -307,73 +290,54 @@ class ShardSampler(IndexSampler):
             "num_nodes": self.num_nodes,
             "assignment": digest(self._node_of),
             "fixed": self.is_fixed,
-            "shuffle": self.shuffle,
+            "shuffle": True,
             "open_shards": self.open_shards,
             "pad": self.pad,
         }
 
 
-def _group_sizes(num_shards: int, most: int) -> NDArray[np.int64]:
-    """Deal shards out to groups of at most so many, none much smaller than the others."""
-    num_groups = -(-num_shards // most)
-    bounds = np.arange(num_groups + 1, dtype=np.int64) * num_shards // max(num_groups, 1)
-    return np.diff(bounds)
-
-
 class _ShardOrder(ComputedOrder):
-    """The samples of shards, group after group, mixed within each; not stored."""
+    """The samples of groups of shards, mixed within each as its key decides; not stored."""
 
     def __init__(
         self,
         lengths: NDArray[np.int64],
-        shards: NDArray[np.int64],
-        group_sizes: NDArray[np.int64],
-        keys: list[tuple[int, ...]] | None,
+        groups: list[NDArray[np.int64]],
+        keys: list[tuple[int, int, int, int]],
     ) -> None:
-        """Put `shards`, of all that have `lengths`, in a row.
-
-        `keys` decide the order within each group; None leaves the samples as they lie.
-        """
-        own = lengths[shards]
-        stops = np.zeros(len(shards) + 1, np.int64)
-        np.cumsum(own, out=stops[1:])
+        shards = np.concatenate(groups) if groups else np.empty(0, np.int64)
+        stops = np.append(0, np.cumsum(lengths[shards]))
         self._shard_stops = stops[1:]
         #: What a place of the order is moved by to be an index of the dataset.
         self._moves = (np.cumsum(lengths) - lengths)[shards] - stops[:-1]
-        bounds = np.zeros(len(group_sizes) + 1, np.int64)
-        np.cumsum(group_sizes, out=bounds[1:])
-        self._group_bounds = stops[bounds]
+        self._group_bounds = stops[
+            np.append(0, np.cumsum([len(group) for group in groups], dtype=np.int64))
+        ]
         super().__init__(int(stops[-1]))
         self._keys = keys
 
     def at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        places = positions if self._keys is None else self._mixed(positions, self._keys)
-        shards = np.searchsorted(self._shard_stops, places, side="right")
-        return np.asarray(places + self._moves[shards], np.int64)
-
-    def _mixed(self, places: NDArray[np.int64], keys: list[tuple[int, ...]]) -> NDArray[np.int64]:
-        which = np.searchsorted(self._group_bounds[1:], places, side="right")
-        mixed = np.empty_like(places)
+        which = np.searchsorted(self._group_bounds[1:], positions, side="right")
+        places = np.empty_like(positions)
         for group in np.unique(which).tolist():
             here = which == group
             first, stop = self._group_bounds[group : group + 2].tolist()
-            mixed[here] = first + Permutation(stop - first, keys[group])[places[here] - first]
-        return mixed
+            order = Permutation(stop - first, self._keys[group])
+            places[here] = first + order[positions[here] - first]
+        shards = np.searchsorted(self._shard_stops, places, side="right")
+        return np.asarray(places + self._moves[shards], np.int64)
 
 
 def _chosen_place(
     num_nodes: int | None, node: int | None, ranks_per_node: int | None, local_rank: int | None
 ) -> tuple[int, int, int, int]:
     """Return the four, those that were not given as torchrun's variables say."""
-    if (num_nodes is None) != (node is None):
-        raise ConfigError(
-            f"give both num_nodes and node, or neither, but got {num_nodes=}, {node=}."
-        )
-    if (ranks_per_node is None) != (local_rank is None):
-        raise ConfigError(
-            f"give both ranks_per_node and local_rank, or neither, but got {ranks_per_node=}, "
-            f"{local_rank=}."
-        )
+    for pair in ((num_nodes, node), (ranks_per_node, local_rank)):
+        if pair.count(None) == 1:
+            raise ConfigError(
+                "give both num_nodes and node, or neither, and so ranks_per_node and local_rank; "
+                f"but got {num_nodes=}, {node=}, {ranks_per_node=}, {local_rank=}."
+            )
     if ranks_per_node is None or local_rank is None:
         local = rank_in_environment("LOCAL_RANK", "LOCAL_WORLD_SIZE")
         if local is None and num_nodes is None and current_rank().world_size > 1:

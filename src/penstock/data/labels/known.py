@@ -157,8 +157,7 @@ def labels_given_or_known(
 ) -> Labels:
     """Return labels that were given, in a form of `to_labels`, or those that a dataset knows.
 
-    `who` asks, and is named in the message that neither is there. A list may hold labels, unless it
-    `is_dataset`.
+    The error names `who`. A list may hold labels, unless it `is_dataset`.
     """
     _check_no_stream(source, who)
     is_plain = not is_dataset and type(source) in (list, tuple, np.ndarray, range)

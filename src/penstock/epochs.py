@@ -127,11 +127,7 @@ class EpochIterator:
             self._batches.close()  # it holds the iterator of a dataset without workers
 
     def __getstate__(self) -> NoReturn:
-        """Refuse to be pickled, or copied.
-
-        Raises:
-            NotImplementedError: always, as of torch's iterators.
-        """
+        """Refuse to be pickled, or copied."""
         raise NotImplementedError(
             "an iterator over a loader cannot be pickled or copied: its workers are this "
             "process's. Pickle the loader; its state_dict() says where this iterator is"
@@ -146,15 +142,7 @@ class Schedule:
     """
 
     def __init__(self, seed: int | None) -> None:
-        """Begin before epoch 0.
-
-        Args:
-            seed: Of the loader; None if it has none.
-
-        Raises:
-            ConfigError: a negative seed.
-            TypeError: a seed that is no integer.
-        """
+        """Begin before epoch 0, with the seed of the loader, if it has one."""
         self._seed = None if seed is None else checked_count("seed", seed)
         self._next_epoch = 0
         self._is_chosen = False  # whether the user has said so
@@ -172,9 +160,7 @@ class Schedule:
     def next(self, source: IndexSource, *, is_followed: bool = False) -> Epoch:
         """Return the next epoch, or the rest of the one whose state was loaded.
 
-        Args:
-            source: Gives its indices.
-            is_followed: Whether the dataset is notified of the number in any case.
+        `is_followed` is whether the dataset is notified of the number in any case.
         """
         notified = source.notified_epoch()
         first = (0, notified[1] and 0) if notified is not None else None
@@ -239,13 +225,7 @@ class Schedule:
         return self._next_epoch, self._resumed or Progress()
 
     def state_dict(self, source: Callable[[], IndexSource], dataset: object) -> dict[str, Any]:
-        """Return where the user is, as JSON has it.
-
-        Args:
-            source: Gives the source of the indices; what it says is kept until another epoch
-                begins.
-            dataset: Of the loader.
-        """
+        """Return where the user is, as JSON has it; what `source` describes is kept meanwhile."""
         epoch, progress = self._resume_point()
         given = progress.given
         if self._description is None:

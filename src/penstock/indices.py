@@ -246,17 +246,16 @@ class SeededIndices(IndexSource):
 def _in_epoch(samplers: Sequence[Any], epoch: int, seed: int) -> Iterator[None]:
     """Put Penstock's samplers into another epoch for the block; no notification counts."""
     orders = [sampler for sampler in samplers if isinstance(sampler, IndexSampler)]
-    before = [(order.epoch, order.times_notified, order._place) for order in orders]
+    before = [(order.epoch, order.times_notified) for order in orders]
     try:
         for order in orders:
-            order._place = None  # what it has given is not to be marked
             order.take_seed(seed)  # another loader may have used it in between
             order.set_epoch(epoch)
         yield
     finally:
-        for order, (now, times, place) in zip(orders, before, strict=True):
+        for order, (now, times) in zip(orders, before, strict=True):
             order.set_epoch(now)
-            order.times_notified, order._place = times, place
+            order.times_notified = times
 
 
 def _is_ours(sampler: object) -> bool:
@@ -415,10 +414,7 @@ def tell_epoch(epoch: int, *samplers: Any) -> None:  # noqa: ANN401
 
 
 def tell_seed(seed: int, *samplers: Any) -> None:  # noqa: ANN401
-    """Give a loader's seed to samplers, and those that they are made of, without one of their own.
-
-    When a loader is made, too: some libraries take its samplers and never ask it for an epoch.
-    """
+    """Give a loader's seed to samplers, and those that they are made of, without their own."""
     for part in with_inner(*samplers):
         if isinstance(part, IndexSampler):
             part.take_seed(seed)

@@ -2,7 +2,6 @@
 """Shares of classes as asked, in the mean or exactly, and each class's samples in turn."""
 
 import collections
-import json
 import math
 
 import numpy as np
@@ -273,11 +272,3 @@ def test_balance_moves_from_natural_to_equal_over_the_epochs():
 def test_what_makes_no_sense_is_an_error(make, message):
     with pytest.raises(ConfigError, match=message):
         make()
-
-
-def test_numbers_of_numpy_are_numbers():
-    sampler = ClassBalancedSampler(
-        LABELS, np.float32(0.5), np.int64(50), beta=np.float64(0.9), seed=np.int64(3)
-    )
-    assert len(sampler) == 50
-    assert json.loads(json.dumps(sampler.state_dict()))["fingerprint"]["alpha"] == 0.5

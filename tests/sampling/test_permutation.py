@@ -282,25 +282,6 @@ def test_fewer_rounds_fail_that_test(rounds, monkeypatch):
     assert min(paired_differences(2000)) < 1e-10
 
 
-def flip_rates(one, other, bits):
-    changed = one ^ other
-    return np.array([np.mean(changed >> bit & 1) for bit in range(bits)])
-
-
-def test_one_bit_of_the_position_changes_half_of_the_bits_of_the_value():
-    bits, num = 34, 2000
-    order = Permutation(1 << bits, 23)
-    positions = np.random.default_rng(1).integers(1 << bits, size=num)
-    values = order[positions]
-    for bit in range(bits):
-        others = order[positions ^ (1 << bit)]
-        rates = flip_rates(values, others, bits)
-        assert np.abs(rates - 0.5).max() < 5 * 0.5 / math.sqrt(num), bit
-        # Two random numbers of [0, 1] are 1/3 apart, with a standard deviation of 0.236.
-        distance = np.mean(np.abs(values - others)) / (1 << bits)
-        assert abs(distance - 1 / 3) < 5 * 0.236 / math.sqrt(num), bit
-
-
 @pytest.mark.parametrize("n", [5, LARGEST])
 def test_what_is_in_an_order_is_not_searched_for(n):
     order = Permutation(n)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import collections
 import math
-import xml.etree.ElementTree as ET
 
 import numpy as np
 import pytest
@@ -52,26 +51,6 @@ def test_factors_are_the_formula(images, threshold, root):
     np.testing.assert_allclose(
         sampler.class_repeat_factors, [of_class[c] for c in sorted(of_class)], rtol=1e-12
     )
-
-
-@pytest.mark.parametrize("root", [True, False])
-@pytest.mark.parametrize("threshold", [0.001, 0.7, 0.97, 1.0])
-def test_factors_on_real_blood_cells_equal_the_formula_read_from_the_files(
-    data_dir, threshold, root
-):
-    vision = pytest.importorskip("penstock.vision")
-    folder = data_dir / "bccd"
-    images = []
-    for key in sorted(path.stem for path in (folder / "JPEGImages").glob("*.jpg")):
-        tree = ET.parse(folder / "Annotations" / f"{key}.xml")
-        images.append([found.findtext("name") for found in tree.iter("object")])
-    expected, of_class = factors_by_hand(images, threshold, 0.5 if root else 1.0)
-
-    sampler = RepeatFactorSampler(vision.VOCDetection(folder), threshold, root=root)
-    np.testing.assert_allclose(sampler.repeat_factors, expected, rtol=0, atol=1e-6)
-    assert (max(expected) > 1) == (threshold > min(sampler.class_frequencies))
-    assert len(sampler) == round(sum(expected))
-    assert len(of_class) == len(sampler.classes) == 3
 
 
 def test_labels_of_one_class_each_count_as_images_with_that_class():

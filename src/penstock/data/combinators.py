@@ -333,9 +333,8 @@ def read_parts(
 ) -> Any:  # noqa: ANN401 - a batch tree
     """Return a batch of datasets that lie one after the other, each one's share read at once.
 
-    `read` reads a batch of one of them, by its number; `joined` makes one array of those of all
-    shares, whose rows have these positions. Raises `UnlikeBatchesError` where the shares do not fit
-    together.
+    `joined` makes one array of those of all shares, whose rows have these positions. Raises
+    `UnlikeBatchesError` where the shares do not fit together.
     """
     chosen = np.where(indices < 0, indices + ends[-1], indices)
     sizes = np.asarray(ends)
@@ -500,9 +499,6 @@ def random_split(dataset: Any, lengths: Sequence[int | float], seed: int = 0) ->
 
     Returns:
         One `Subset` for each length.
-
-    Raises:
-        ValueError: the lengths or fractions do not add up, or one is out of range.
 
     Example:
         >>> [len(part) for part in random_split(range(10), [0.5, 0.25, 0.25])]

@@ -31,13 +31,11 @@ _TYPES: Final[dict[type, Kind]] = {str: "str", bytes: "bytes"}
 class PackedList(Sequence[T]):
     """An immutable list of strings, bytes or other objects, held in a uint8 and an int64 array.
 
-    A Python list of millions of objects cannot be shared with forked workers for long: reading an
-    object writes its reference count, and page after page is copied. Here reading touches nothing,
-    and a spawned worker gets two arrays instead of millions of objects to unpickle.
+    Forked workers share it: reading an object of a Python list writes its reference count, and page
+    after page is copied. A spawned worker gets two arrays instead of millions of objects.
 
     Strings are kept as UTF-8 and bytes as they are, if all items are of exactly that type.
-    Otherwise every item is pickled by itself, so objects shared between items come back as separate
-    equal ones, and every access makes a new object.
+    Otherwise every item is pickled by itself. Every access makes a new object.
 
     Concurrency:
         Any thread or process. It pickles as its arrays (out of band under protocol 5), a slice as
@@ -129,10 +127,6 @@ class PackedList(Sequence[T]):
         Args:
             index: An integer, a slice, or an array of integers (or of one bool per item); negative
                 ones count from the end.
-
-        Raises:
-            IndexError: out of range.
-            TypeError: neither.
         """
         if isinstance(index, slice) or (isinstance(index, np.ndarray) and index.ndim == 1):
             if isinstance(index, np.ndarray) and not index.size:  # of an empty list: floats

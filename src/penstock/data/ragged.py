@@ -110,17 +110,6 @@ class RaggedArray(Sequence["NDArray[np.int64]"]):
         places += np.arange(len(places))
         return RaggedArray.from_counts([self.values[places]], counts)
 
-    def __contains__(self, row: object) -> bool:
-        """Refuse: whether it is a class or a row that is meant cannot be seen.
-
-        Raises:
-            TypeError: always; it says what to ask.
-        """
-        raise TypeError(
-            "`in` on a RaggedArray could mean a class or a whole row: ask `5 in ragged.values` for "
-            "a class, `[1, 5] in [row.tolist() for row in ragged]` for a row."
-        )
-
     def __iter__(self) -> Iterator[NDArray[np.int64]]:
         """Yield a view for each sample."""
         return map(self.__getitem__, range(len(self)))

@@ -29,7 +29,7 @@ class BalancedBatchSampler(BatchSampler):
 
     Classes take turns: all come once, in random order, before any comes again. Where P does not
     divide their number, each turn leaves out some, at random. Within a class the samples take turns
-    likewise: all come once before any comes again. None is twice in a batch for its class, unless
+    likewise. None is twice in a batch for its class, unless
     the class has fewer than K: then all of them are, some more often. A sample with several labels
     belongs to each of its classes; one without any is never drawn.
 

@@ -124,7 +124,7 @@ class ClassBalancedSampler(IndexSampler):
         self._alphas = _checked_alphas(alpha, num_epochs)
         check_beta(beta)
         check_bool("exact", exact)
-        if replacement not in (True, False, "auto"):
+        if not (isinstance(replacement, bool) or replacement == "auto"):
             raise ConfigError(
                 f'replacement should be True, False or "auto", but got replacement={replacement!r}.'
             )

@@ -59,9 +59,8 @@ class Resumable:
     def state_dict(self) -> dict[str, Any]:
         """Return how far the iterator made last has come, as JSON has it; below 1 KB.
 
-        "position" in it counts what was given: indices of all ranks together, or batches. A loader
-        with workers asks for some ahead; `penstock.Loader` and `penstock.torch.DataLoader` have a
-        state of their own, which counts what the loop was given, and do not use this one.
+        "position" in it counts what was given: indices of all ranks together, or batches. A
+        Penstock loader has a state of its own, of what the loop was given.
 
         Example:
             >>> from penstock.sampling import RandomSampler

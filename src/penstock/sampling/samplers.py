@@ -73,8 +73,7 @@ class Sampler(Summarized, Generic[T_co]):
 class IndexSampler(Resumable, Sampler[int]):
     """A sampler whose order is one array, decided by (seed, epoch).
 
-    Subclasses define `indices` and `__len__`, and `settings` if they have any. `state_dict` and
-    `load_state_dict` are for loops of one's own, and for other libraries' loaders.
+    Subclasses define `indices` and `__len__`, and `settings` if they have any.
 
     Attributes:
         seed: As given; else that of the seeded loader that it is used in, and 0 without one.
@@ -139,10 +138,7 @@ class IndexSampler(Resumable, Sampler[int]):
         )
 
     def indices(self) -> Indices:
-        """Return the order of the current epoch: a fresh int64 array of shape (len(self),).
-
-        Or an object that is indexed like one, as `Permutation` is.
-        """
+        """Return the current epoch's order: a fresh int64 array, or what is indexed like one."""
         raise NotImplementedError(
             f"{type(self).__name__} is an IndexSampler and must define indices()."
         )

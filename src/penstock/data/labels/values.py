@@ -73,7 +73,10 @@ def to_labels(value: Any) -> Labels:  # noqa: ANN401
 
 
 def _as_array(value: Any) -> NDArray[Any]:  # noqa: ANN401
-    return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+    try:
+        return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+    except Exception as error:  # of a tensor of a type that numpy has not, say
+        raise NotLabelsError(f"a {type(value).__qualname__} that is no array: {error}") from error
 
 
 def _of_array(values: NDArray[Any]) -> Labels:

@@ -20,8 +20,8 @@ from penstock import Loader
 from penstock.data import IterableDataset, shard
 from penstock.engine.serial_stream import SerialStream
 from penstock.engine.stream import BatchStream
+from penstock.epochs import EpochIterator
 from penstock.sampling import BatchSampler, RandomSampler
-from penstock.schedule import EpochIterator
 from penstock.torch import loader as torch_loader
 
 LENGTH, BATCH = 6, 2
@@ -47,7 +47,7 @@ COUNTING = tuple(
         "engine/scheduler.py",
         "indices.py",
         "loader.py",
-        "schedule.py",
+        "epochs.py",
         "torch/draws.py",
         "torch/loader.py",
     )

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from penstock.errors import ConfigError
 
-__all__ = ["Rank", "current_rank"]
+__all__ = ["Rank", "current_rank", "rank_in_environment"]
 
 
 class Rank(NamedTuple):
@@ -27,24 +27,17 @@ class Rank(NamedTuple):
 def current_rank() -> Rank:
     """Return this process's rank: torch's process group knows it, or else torchrun's variables.
 
-    The default process group of `torch.distributed` is asked if it is initialised. Otherwise the
-    environment variables RANK and WORLD_SIZE count if both are set. Otherwise this process is
-    alone: rank 0 of 1. Nothing is remembered, so the answer may change once a group is there.
+    Without either this process is alone: rank 0 of 1. Nothing is remembered, so the result may
+    change once a group is there.
 
     Raises:
-        ConfigError: RANK and WORLD_SIZE are asked, and are no rank and its world size.
-
-    Concurrency:
-        Any thread, also while another one imports torch.
+        ConfigError: RANK and WORLD_SIZE are no rank and its world size.
 
     Example:
         >>> current_rank()
         Rank(rank=0, world_size=1)
-
-    Reference:
-        torchrun, "Environment Variables": RANK and WORLD_SIZE are global, over all machines.
     """
-    return _of_process_group() or _of_environment() or Rank(0, 1)
+    return _of_process_group() or rank_in_environment("RANK", "WORLD_SIZE") or Rank(0, 1)
 
 
 def _of_process_group() -> Rank | None:
@@ -56,8 +49,9 @@ def _of_process_group() -> Rank | None:
     return Rank(distributed.get_rank(), distributed.get_world_size())
 
 
-def _of_environment() -> Rank | None:
-    rank, world_size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
+def rank_in_environment(rank_name: str, size_name: str) -> Rank | None:
+    """Return what two of torchrun's variables say; None if they are not set."""
+    rank, world_size = os.environ.get(rank_name), os.environ.get(size_name)
     if rank is None or world_size is None:
         return None
     try:
@@ -66,8 +60,8 @@ def _of_environment() -> Rank | None:
         found = Rank(-1, 0)  # refused below
     if not 0 <= found.rank < found.world_size:
         raise ConfigError(
-            f"the environment has RANK={rank!r} and WORLD_SIZE={world_size!r}, but RANK should be "
-            "an integer from 0 to WORLD_SIZE - 1. torchrun sets both; unset them in a process that "
-            "trains alone."
+            f"the environment has {rank_name}={rank!r} and {size_name}={world_size!r}, but "
+            f"{rank_name} should be an integer from 0 to {size_name} - 1. torchrun sets both; "
+            "unset them in a process that trains alone."
         )
     return found

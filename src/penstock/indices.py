@@ -7,7 +7,8 @@ import contextlib
 import inspect
 import itertools
 import warnings
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from penstock.sampling.samplers import IndexSampler, Sampler, digest
 from penstock.warn import users_level
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Description",
     "IndexSource",
-    "NotifiedEpoch",
     "SeededIndices",
     "StreamSource",
     "check_samplers",
@@ -50,49 +50,36 @@ _COVERING: Final = ("SequentialSampler", "RandomSampler", "DistributedSampler")
 _KNOWN_PACKAGES: Final = ("penstock.", "torch.utils.data")
 
 
-class Description(NamedTuple):
-    """What an order depends on.
-
-    Attributes:
-        settings: Settings of the order, as plain data for JSON.
-        samples_in: Function that returns how many samples the first batches of an epoch hold, over
-            all ranks (None if not known), given the number of the epoch (None: the sampler's own)
-            and that of the batches.
-    """
-
-    settings: dict[str, Any]
-    samples_in: Callable[[int | None, int], int | None]
+Description: TypeAlias = tuple[dict[str, Any], Callable[[int | None, int], int | None]]
+"""What an order depends on: its settings, as plain data for JSON; and a function that returns how
+many samples the first batches of an epoch hold, over all ranks (None if not known), given the
+number of the epoch (None: the sampler's own) and that of the batches."""
 
 
-class NotifiedEpoch(NamedTuple):
-    """The epoch that a sampler was notified of last.
-
-    Attributes:
-        epoch: The epoch's number.
-        times: Number of notifications so far; None if it does not count them.
-    """
-
-    epoch: int
-    times: int | None = None
-
-
-class IndexSource(Protocol):
+class IndexSource:
     """Gives the indices of a loader's next epoch."""
 
     def begin(self, epoch: int, progress: Progress) -> Iterator[object]:
         """Return the indices of an epoch's batches, from batch `progress.given.num_steps` on."""
+        raise NotImplementedError
 
     def describe(self) -> Description:
         """Return what the order depends on, besides the loader's seed."""
+        raise NotImplementedError
 
-    def notified_epoch(self) -> NotifiedEpoch | None:
-        """Return the epoch that the sampler was notified of; None if it does not matter."""
+    def notified_epoch(self) -> tuple[int, int | None] | None:
+        """Return the epoch that the sampler was notified of last, and the number of notifications.
+
+        The number is None if the sampler does not count them; all is None if it does not matter.
+        """
+        return None
 
     def draws(self) -> Any:  # noqa: ANN401 - the loader's own
         """Return what the draws of the next epoch depend on; None if the seed decides them."""
+        return None
 
 
-class SeededIndices:
+class SeededIndices(IndexSource):
     """The indices of a seeded loader; each epoch's depend on no other epoch.
 
     An `IndexSampler` gives its order by position, so beginning at batch k costs the same for every
@@ -107,13 +94,9 @@ class SeededIndices:
         seed: int,
         given: tuple[Any, ...] = (),
     ) -> None:
-        """Find out how the samplers can be read.
+        """Find out how the samplers can be read; without a batch sampler samples come one by one.
 
-        Args:
-            sampler: Yields indices.
-            batch_sampler: Yields batches of indices; None if samples come as they are.
-            seed: Seed of the loader.
-            given: The user's samplers, where those above stand for them.
+        `given` are the user's samplers, where those stand for them.
         """
         self._given = with_inner(*given) or with_inner(sampler, batch_sampler)
         self._outer = sampler if batch_sampler is None else batch_sampler
@@ -146,7 +129,7 @@ class SeededIndices:
         have been notified of another epoch.
         """
         sequence = seed_sequence(self._seed, Purpose.ORDER, epoch)
-        self._tell_seed()
+        tell_seed(self._seed, *self._parts)
         with guarded_draws(self._outer, sequence):
             tell_epoch(epoch, *self._parts)
         if self._order is not None:
@@ -156,10 +139,6 @@ class SeededIndices:
         drawn = GuardedIterator(self._outer, sequence)
         first = drawn.take(1)
         return self._one_by_one(first, drawn, progress.given.num_steps)
-
-    def _tell_seed(self) -> None:
-        """Give the loader's seed to the samplers; those with a seed of their own keep it."""
-        tell_seed(self._seed, *self._parts)
 
     def foresee(self, epoch: int) -> Iterator[object] | None:
         """Return an epoch's indices without notifying a sampler; None if that is impossible.
@@ -220,23 +199,22 @@ class SeededIndices:
         if current_rank().world_size > 1:
             warnings.warn(
                 f"{type(self._outer).__name__} does not say which rank's share it yields, so all "
-                "ranks draw the same random numbers for their samples. If each rank has a share "
-                "of its own, give the sampler attributes `rank` and `num_replicas`, or wrap one "
-                "that yields all in penstock.sampling.DistributedSampler.",
+                "ranks draw the same random numbers. Give it attributes `rank` and `num_replicas`, "
+                "or wrap one that yields all in penstock.sampling.DistributedSampler.",
                 stacklevel=2,
             )
         return 0, 1
 
     def describe(self) -> Description:
         """Return what the order depends on besides the loader's seed."""
-        self._tell_seed()
+        tell_seed(self._seed, *self._parts)
         size = self._batch_size
         world_size = 1 if self._order is None else self._order.world_size
         settings: dict[str, Any] = {"sampler": _kinds(self._described)}
         if not self._is_batched or size is not None:
             settings["global_batch_size"] = (size or 1) * world_size
             settings["drop_last"] = self._drop_last
-        return Description(settings, self._samples_in)
+        return settings, self._samples_in
 
     def _samples_in(self, epoch: int | None, num_batches: int) -> int | None:
         if self._order is None or length_of(self._order) is None:
@@ -255,34 +233,29 @@ class SeededIndices:
         with _in_epoch([self._order], epoch, self._seed):
             return self._layout().offsets
 
-    def notified_epoch(self) -> NotifiedEpoch | None:
+    def notified_epoch(self) -> tuple[int, int | None] | None:
         """Return the epoch that the innermost sampler was notified of, if it says so."""
         for part in reversed(self._given):
             epoch = getattr(part, "epoch", None)
             if isinstance(epoch, int) and callable(getattr(part, "set_epoch", None)):
-                return NotifiedEpoch(epoch, getattr(part, "times_told", None))
+                return epoch, getattr(part, "times_notified", None)
         return None
-
-    def draws(self) -> None:
-        """Return None: the seed decides."""
-        return
 
 
 @contextlib.contextmanager
 def _in_epoch(samplers: Sequence[Any], epoch: int, seed: int) -> Iterator[None]:
     """Put Penstock's samplers into another epoch for the block; no notification counts."""
     orders = [sampler for sampler in samplers if isinstance(sampler, IndexSampler)]
-    before = [(order.epoch, order.times_told, order._place) for order in orders]
+    before = [(order.epoch, order.times_notified) for order in orders]
     try:
         for order in orders:
-            order._place = None  # what it has given is not to be marked
             order.take_seed(seed)  # another loader may have used it in between
             order.set_epoch(epoch)
         yield
     finally:
-        for order, (now, times, place) in zip(orders, before, strict=True):
+        for order, (now, times) in zip(orders, before, strict=True):
             order.set_epoch(now)
-            order.times_told, order._place = times, place
+            order.times_notified = times
 
 
 def _is_ours(sampler: object) -> bool:
@@ -315,18 +288,14 @@ def inner_of(sampler: Any) -> list[Any]:  # noqa: ANN401
     for name in ("batch_sampler", "sampler"):
         is_own = inspect.getattr_static(sampler, name, None) is not None
         inner = getattr(sampler, name, None) if is_own or _is_iterable(sampler) else None
-        if inner is not None and (is_own or _is_known(inner)):
+        is_sampler = any(base.__name__ == "Sampler" for base in type(inner).__mro__)
+        if inner is not None and (is_own or is_sampler):
             found.append(inner)
     return found
 
 
 def _is_iterable(value: object) -> bool:
     return hasattr(type(value), "__iter__") or hasattr(type(value), "__getitem__")
-
-
-def _is_known(sampler: object) -> bool:
-    """Return whether a sampler derives from torch's or Penstock's class `Sampler`."""
-    return any(base.__name__ == "Sampler" for base in type(sampler).__mro__)
 
 
 def covers(dataset: object, *samplers: Any) -> bool:  # noqa: ANN401
@@ -352,12 +321,6 @@ def check_samplers(
 ) -> None:
     """Compare the samplers that a user gave to a loader with its dataset, and with the ranks.
 
-    Args:
-        dataset: Dataset of the loader.
-        sampler: Sampler as it was given; None if it was not.
-        batch_sampler: Batch sampler, likewise.
-        batch_size: Batch size, likewise; None gives the dataset a sampler's batch as one index.
-
     Raises:
         ConfigError: one was made for a dataset of more samples, or gives batches and is in the
             place of one that gives indices, or deals out the share of another one more time.
@@ -369,8 +332,8 @@ def check_samplers(
     if batch_size is not None and isinstance(sampler, BatchSampler):
         kind = type(sampler).__name__
         raise ConfigError(
-            f"{kind} gives batches: give it as batch_sampler={kind}(...), alone. A dataset that "
-            "takes a list of indices for one gets it with batch_size=None."
+            f"{kind} gives batches: give it as batch_sampler={kind}(...), alone; or with "
+            "batch_size=None to a dataset that takes a list of indices for one."
         )
     parts = with_inner(sampler, batch_sampler)
     _check_dealt_once(parts, dataset)
@@ -398,8 +361,8 @@ def _check_dealt_once(parts: list[Any], dataset: object) -> None:
                 raise ConfigError(
                     f"{type(inner).__name__} gives this rank its share of {inner.world_size} "
                     f"already, and {type(part).__name__} would deal that share out once more, so "
-                    "that most samples never came. Leave one of the two out. A trainer that adds "
-                    "one of its own can be told not to: Lightning's Trainer by "
+                    "that most samples never came. Leave one of the two out. A client that adds "
+                    "one of its own has an option for it: Lightning's Trainer "
                     "use_distributed_sampler=False, and so Fabric's setup_dataloaders"
                 )
 
@@ -417,14 +380,14 @@ def _check_length(order: IndexSampler, length: int | None) -> None:
     made_for = order.source_length
     if made_for is None or length is None or made_for == length:
         return
-    told = (
+    found = (
         f"{type(order).__name__} was made for a dataset of {made_for} samples, but this one has "
         f"{length}"
     )
     advice = "Make it from the very dataset that the loader gets, a Subset of it perhaps"
     if made_for > length:
-        raise ConfigError(f"{told}: some indices are not there. {advice}.")
-    warnings.warn(f"{told}: the rest never comes. {advice}.", stacklevel=users_level())
+        raise ConfigError(f"{found}: some indices are not there. {advice}.")
+    warnings.warn(f"{found}: the rest never comes. {advice}.", stacklevel=users_level())
 
 
 def _check_ranks(orders: list[IndexSampler], given: object) -> None:
@@ -451,10 +414,7 @@ def tell_epoch(epoch: int, *samplers: Any) -> None:  # noqa: ANN401
 
 
 def tell_seed(seed: int, *samplers: Any) -> None:  # noqa: ANN401
-    """Give a loader's seed to samplers, and those that they are made of, without one of their own.
-
-    When a loader is made, too: some libraries take its samplers and never ask it for an epoch.
-    """
+    """Give a loader's seed to samplers, and those that they are made of, without their own."""
     for part in with_inner(*samplers):
         if isinstance(part, IndexSampler):
             part.take_seed(seed)
@@ -481,7 +441,7 @@ def _digest_of(indices: Any) -> str | None:  # noqa: ANN401 - a sequence
         return digest(np.frombuffer(repr(indices).encode(), np.uint8))
 
 
-class StreamSource:
+class StreamSource(IndexSource):
     """Stands for the indices of an iterable dataset, of which only the numbers count."""
 
     def __init__(
@@ -512,12 +472,4 @@ class StreamSource:
     def describe(self) -> Description:
         """Return what the shards of the workers depend on."""
         # The last batch of each worker may be shorter, so the number of samples is not known.
-        return Description(self._settings, lambda epoch, num_batches: None)
-
-    def notified_epoch(self) -> None:
-        """Return None: there is no sampler."""
-        return
-
-    def draws(self) -> None:
-        """Return None: the seed decides."""
-        return
+        return self._settings, lambda epoch, num_batches: None

@@ -11,6 +11,7 @@ from penstock.data.foreign import adapted
 from penstock.deprecation import removed_arguments
 from penstock.distributed import Rank, current_rank
 from penstock.engine.fault_log import FaultLog
+from penstock.epochs import EpochIterator, Schedule, worker_base_seed
 from penstock.errors import ConfigError
 from penstock.indices import SeededIndices, StreamSource, check_samplers, tell_seed
 from penstock.insight.monitor import Monitor, Observed
@@ -18,7 +19,6 @@ from penstock.options import LOADERS_REMOVED, LoaderOptions, plan_of
 from penstock.randomness.kept import warn_of_kept_generators
 from penstock.randomness.keys import checked_count
 from penstock.sampling import BatchSampler, RandomSampler, SequentialSampler
-from penstock.schedule import EpochIterator, Schedule, worker_base_seed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

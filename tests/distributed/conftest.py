@@ -47,12 +47,6 @@ GOING_ON = [
     for name, run in PLAN.items()
     if run["kind"] != "balanced batches" and not run["kind"].startswith("stream")
 ]
-TRAINING = {
-    "repeat": {"pad": "repeat"},
-    "drop": {"pad": "drop", "drop_last": True},
-    "join": {"pad": "none", "joins": "model"},
-    "join context": {"pad": "none", "joins": "context", "num_workers": 1},
-}
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -65,7 +59,7 @@ def no_rank():
 
 
 def planned(folder, epochs):
-    (folder / "plan.json").write_text(json.dumps({"epochs": epochs, "training": TRAINING}))
+    (folder / "plan.json").write_text(json.dumps({"epochs": epochs}))
 
 
 @pytest.fixture(scope="session")

@@ -28,7 +28,7 @@ def environment(**more):
 
 
 def started(command, *, folder, name, **options):
-    """A process; what it prints goes to a file, as a pipe that nobody reads would stop it."""
+    """A process; what it prints goes to a file, as a full pipe would stop it."""
     options = {"cwd": ROOT, **options}
     with (folder / f"{name}.txt").open("w") as printed:
         return subprocess.Popen(command, stdout=printed, stderr=subprocess.STDOUT, **options)

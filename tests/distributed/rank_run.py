@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One of some ranks: it takes the epochs of a plan, trains, validates, and writes what it had.
+"""One of some ranks: it takes the epochs of a plan, and writes what it had.
 
     torchrun ... -m tests.distributed.rank_run FOLDER
     python -m tests.distributed.rank_run FOLDER RANK WORLD_SIZE
@@ -22,7 +22,6 @@ import torch
 import torch.distributed as dist
 import torch.distributed.nn  # see tests.distributed.launching.TORCHRUN
 from tests.distributed.loaders import loader_of, taken
-from tests.distributed.training import train, validate_in_all_ways
 
 from penstock.distributed import current_rank
 from penstock.sampling import DistributedSampler
@@ -44,32 +43,28 @@ def epochs_of(world_size, kind, state=None, num_epochs=2, cut=2, **options):
 def main(folder, rank=None, world_size=None):
     folder = Path(folder)
     sampler = DistributedSampler(range(8), shuffle=False)  # before there is a group
-    told = {"before": current_rank()}
+    said = {"before": current_rank()}
     if rank is None:
         dist.init_process_group("gloo")
         # From here on the process group alone knows.
-        told["variables"] = [os.environ.pop("RANK"), os.environ.pop("WORLD_SIZE")]
+        said["variables"] = [os.environ.pop("RANK"), os.environ.pop("WORLD_SIZE")]
     else:
         store = f"file://{folder / 'meet'}"
         dist.init_process_group(
             "gloo", init_method=store, rank=int(rank), world_size=int(world_size)
         )
-    rank, world_size = told["after"] = current_rank()
+    rank, world_size = said["after"] = current_rank()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        told["early sampler"] = list(sampler)
-    told["warnings"] = [str(warning.message).partition(",")[0] for warning in caught]
-    # The ranks' generators differ, as they do where nobody has seeded them.
+        said["early sampler"] = list(sampler)
+    said["warnings"] = [str(warning.message).partition(",")[0] for warning in caught]
+    # The ranks' generators differ, as they do where they are not seeded.
     for seed in (random.seed, np.random.seed, torch.manual_seed):
         seed(1000 + rank)
     plan = json.loads((folder / "plan.json").read_text())
     results = {
-        "told": told,
+        "said": said,
         "epochs": {name: epochs_of(world_size, **run) for name, run in plan["epochs"].items()},
-        "training": {
-            name: train(world_size, **run) for name, run in plan.get("training", {}).items()
-        },
-        "validation": validate_in_all_ways(world_size),
     }
     (folder / f"{rank}.json").write_text(json.dumps(results))
     dist.barrier()

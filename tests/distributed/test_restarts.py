@@ -6,18 +6,12 @@ from __future__ import annotations
 import collections
 import itertools
 import json
-import signal
-import subprocess
-import sys
 
 import psutil
 import pytest
-from tests.distributed import lone_run, restarting_run
-from tests.distributed.launching import environment, torchrun
+from tests.distributed import restarting_run
+from tests.distributed.launching import torchrun
 from tests.distributed.restarting_run import LENGTH, NUM_EPOCHS, NUM_STEPS
-from tests.support.processes import ROOT, TIMEOUT_S, end, ended
-
-NUM_LONE_STEPS = 6
 
 
 def log_of(folder, rank):
@@ -120,48 +114,3 @@ def test_workers_of_killed_ranks_end_by_themselves(killed_twice):
     num_workers = {len(line["children"]) for log in killed_twice for line in log}
     assert max(num_workers) == 4  # two of each loader
     assert end_orphans(list(itertools.chain(*killed_twice))) == []
-
-
-def started_rank(rank, folder):
-    return subprocess.Popen(
-        [sys.executable, "-m", "tests.distributed.lone_run", str(folder)],
-        cwd=ROOT,
-        env=environment(RANK=str(rank), WORLD_SIZE="4"),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-
-
-def test_a_lone_rank_goes_on_by_its_own_state_while_the_others_keep_theirs(tmp_path):
-    ranks = [started_rank(rank, tmp_path) for rank in range(4)]
-    victim = ranks[lone_run.VICTIM]
-    others = [rank for rank in ranks if rank is not victim]
-    everybody = list(ranks)
-    try:
-        assert victim.wait(timeout=TIMEOUT_S) == -signal.SIGKILL
-        assert [rank.stdout.readline() for rank in others] == ["there\n"] * 3
-        again = started_rank(lone_run.VICTIM, tmp_path)
-        everybody.append(again)
-        assert again.stdout.readline() == "there\n"
-        assert [rank.poll() for rank in others] == [None] * 3
-        for rank in [*others, again]:
-            rank.stdin.write("go on\n")
-            rank.stdin.flush()
-        assert ended([*others, again]) == [0] * 4
-    finally:
-        end(everybody)
-        for rank in everybody:
-            rank.stdin.close()
-            rank.stdout.close()
-    logs = [log_of(tmp_path, rank) for rank in range(4)]
-    saved = lone_run.PAUSE_AFTER - 1
-    assert [len(log) for log in logs] == [NUM_LONE_STEPS + (log is logs[2]) for log in logs]
-    assert logs[2][2]["content"] == logs[2][3]["content"]  # the one that was not saved
-    counts = collections.Counter()
-    for rank, log in enumerate(logs):
-        counted = effective(log, [saved] if rank == lone_run.VICTIM else [])
-        whole = lone_run.loader_of(num_replicas=4, rank=rank)
-        assert [line["content"] for line in counted] == list(map(lone_run.content, whole))
-        counts.update(index for line in counted for index, _ in line["content"])
-    assert counts == dict.fromkeys(range(lone_run.LENGTH), 1)

@@ -23,7 +23,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 @pytest.mark.parametrize(
     ("module", "name"),
     [
-        ("penstock.schedule", "_FORMAT"),
+        ("penstock.epochs", "_FORMAT"),
         ("penstock.sampling.sampler_state", "_FORMAT"),
         ("penstock.insight.recording", "_VERSION"),
         ("penstock.stores.records", "_VERSION"),

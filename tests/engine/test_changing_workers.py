@@ -24,8 +24,8 @@ from penstock import FaultPolicy, Loader
 from penstock.engine.backends.process import ProcessBackend
 from penstock.engine.plan import Epoch, Plan, WorkerSpec
 from penstock.engine.timing import WorkerSettings
+from penstock.epochs import EpochIterator
 from penstock.insight.monitor import AutoWorkers
-from penstock.schedule import EpochIterator
 from penstock.torch import DataLoader
 
 CHANGES = st.dictionaries(

@@ -17,9 +17,9 @@ from penstock.engine.fault_log import FaultLog
 from penstock.engine.plan import Epoch, Plan, WorkerSpec
 from penstock.engine.scheduler import WorkerReady
 from penstock.engine.task import Kind
+from penstock.epochs import EpochIterator
 from penstock.errors import WorkerDied
 from penstock.faults import policy_of
-from penstock.schedule import EpochIterator
 
 NUM_STEPS = 12
 WORKERS = [(0, "process"), (2, "process"), (2, "thread")]

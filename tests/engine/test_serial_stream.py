@@ -14,8 +14,8 @@ from penstock.data import IterableDataset
 from penstock.engine.fault_log import FaultLog
 from penstock.engine.plan import Epoch, Given, Plan, Progress, WorkerSpec
 from penstock.engine.serial_stream import SerialStream
+from penstock.epochs import EpochIterator
 from penstock.faults import policy_of
-from penstock.schedule import EpochIterator
 
 
 class Rows:

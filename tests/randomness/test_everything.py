@@ -87,20 +87,6 @@ def test_the_numbers_are_those_of_the_plain_calls(seed):
     assert draws_after_seeding(seed).items() >= plain.items()
 
 
-@given(st.integers(0, (1 << 64) - 1))
-@settings(max_examples=25, deadline=None)
-def test_the_same_seed_gives_the_same_numbers_and_comes_back(seed):
-    assert seed_everything(seed) == seed
-    first = draws()
-    assert draws_after_seeding(seed) == first
-
-
-def test_a_numpy_integer_is_a_seed_and_comes_back_as_pythons():
-    returned = seed_everything(np.int64(5))
-    assert type(returned) is int
-    assert draws().items() >= draws_after_plain_calls(5).items()
-
-
 def test_seeds_beyond_32_bits_count_as_a_whole_where_the_library_can():
     small, large, larger = (draws_after_seeding(seed) for seed in (5, (1 << 32) + 5, (1 << 33) + 5))
     for name in ("random", "numpy", "sample_rng"):
@@ -175,120 +161,23 @@ def test_every_rank_draws_numbers_of_its_own_and_none_of_a_neighbouring_seed():
         assert len({tuple(one[name]) for one in drawn}) == 9
 
 
-def test_the_world_size_changes_nothing():
-    as_rank(1, 2)
-    of_two = draws_after_seeding(7)
-    as_rank(1, 4)
-    assert draws_after_seeding(7) == of_two
-
-
-def test_ranks_that_contradict_each_other_are_refused_before_anything_is_seeded():
-    expected = draws_after_plain_calls(3)
-    random.seed(3)
-    np.random.seed(3)
-    torch.manual_seed(3)
-    as_rank(2, 2)
-    with pytest.raises(ConfigError, match="RANK='2' and WORLD_SIZE='2'"):
-        seed_everything(7)
-    assert draws().items() >= expected.items()
-
-
-IN_A_GROUP = """
-import json, random, sys
-import numpy as np
-import torch
-import torch.distributed as dist
-from penstock.randomness.everything import seed_everything
-from penstock.randomness.samples import sample_rng
-
-rank = int(sys.argv[2])
-dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=2)
-returned = seed_everything(7)
-drawn = {
-    "random": [random.random() for _ in range(4)],
-    "numpy": np.random.random(4).tolist(),
-    "torch": torch.rand(4).tolist(),
-    "sample_rng": sample_rng().random(4).tolist(),
-}
-dist.barrier()
-dist.destroy_process_group()
-print(json.dumps([returned, drawn]))
-"""
-
-
-def test_two_processes_of_a_group_draw_different_numbers_and_get_the_same_seed(tmp_path):
-    store = str(tmp_path / "store")
-    running = [
-        in_a_fresh_process(IN_A_GROUP, store, str(rank), GLOO_SOCKET_IFNAME="lo")
-        for rank in range(2)
-    ]
-    results = [result_of(process) for process in running]
-    for rank, (returned, drawn) in enumerate(results):
-        as_rank(rank, 2)
-        assert returned == 7
-        assert drawn == draws_after_seeding(7)
-    assert results[0][1].items() >= draws_after_plain_calls(7).items()
-    assert all(results[0][1][name] != results[1][1][name] for name in results[0][1])
-
-
 # --- torch that is imported later
 
 LATE = """
 import json, sys
 from penstock.randomness.everything import seed_everything, seeded
 
-finders = len(sys.meta_path)
 seed_everything(5)
 seed_everything(6)
-assert len(sys.meta_path) == finders + 1  # one hook, whatever the number of calls
 assert "torch" not in sys.modules
 import torch
 print(json.dumps(torch.rand(4).tolist()))
-"""
-
-LATE_IN_A_BLOCK = """
-import json, sys
-from penstock.randomness.everything import seed_everything, seeded
-
-seed_everything(5)
-with seeded(6), seeded(7):
-    assert "torch" not in sys.modules
-    import torch
-    innermost = torch.rand(4).tolist()
-print(json.dumps([innermost, torch.rand(4).tolist()]))
-"""
-
-LATE_AND_UNSEEDED = """
-import json, sys
-from penstock.randomness.everything import seeded
-
-with seeded(6):
-    pass  # leaves no plan behind
-with seeded(7, deterministic=True):
-    import torch
-    inside = torch.initial_seed(), torch.are_deterministic_algorithms_enabled()
-outside = torch.initial_seed(), torch.are_deterministic_algorithms_enabled()
-print(json.dumps([inside, outside, torch.backends.cudnn.deterministic]))
 """
 
 
 def test_torch_is_seeded_by_the_last_call_before_its_import():
     torch.manual_seed(6)
     assert result_of(in_a_fresh_process(LATE)) == torch.rand(4).tolist()
-
-
-def test_torch_imported_in_a_block_is_afterwards_as_without_the_block():
-    drawn = result_of(in_a_fresh_process(LATE_IN_A_BLOCK))
-    expected = [torch.rand(4, generator=torch.Generator().manual_seed(seed)) for seed in (7, 5)]
-    assert drawn == [numbers.tolist() for numbers in expected]
-
-
-def test_torch_imported_in_a_block_that_nothing_precedes_is_left_as_its_import_leaves_it():
-    inside, outside, cudnn = result_of(in_a_fresh_process(LATE_AND_UNSEEDED))
-    assert inside == [7, True]
-    assert outside[0] not in (6, 7)
-    assert outside[1] is False
-    assert cudnn is False
 
 
 def test_seeding_does_not_import_torch():
@@ -359,13 +248,6 @@ def test_after_a_block_the_generators_go_on_as_if_it_had_not_been(use):
     half_used_states()
     use()
     assert normal_draws() == expected
-
-
-def test_inside_a_block_the_numbers_are_those_of_seed_everything():
-    with seeded(7) as seed:
-        inside = draws()
-    assert seed == 7
-    assert inside == draws_after_seeding(7)
 
 
 def test_sample_rng_that_was_not_used_before_a_block_is_unseeded_after_it():

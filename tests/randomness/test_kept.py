@@ -115,12 +115,6 @@ def test_no_code_of_what_is_kept_runs():
     assert paths_of(lazy=lazy, dead=dead, odd=odd) == ["Kept.odd.rng"]
 
 
-def test_a_ring_of_objects_is_looked_at_once():
-    one, other = Jitter(None), Jitter(random.Random(0))
-    one.next, other.next = other, one
-    assert paths_of(first=one) == ["Kept.first.next.rng"]
-
-
 def test_what_penstock_keeps_itself_is_no_cause_for_alarm():
     pytest.importorskip("cv2")
     vision = pytest.importorskip("penstock.vision")

@@ -14,7 +14,6 @@ import torch.utils.data as stock
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.data.dataset import IterableDataset
 from penstock.data.ragged import RaggedArray
 from penstock.errors import ConfigError
 from penstock.loader import Loader
@@ -51,8 +50,6 @@ def test_counts_are_those_of_going_through_the_epoch(images, data):
         assert report.classes.tolist() == sorted(before)
         assert level.before.tolist() == [before[c] for c in sorted(before)]
         assert level.after.tolist() == [after[c] for c in sorted(before)]
-    different = collections.Counter(c for index in set(order) for c in set(images[index]))
-    assert report.num_different.tolist() == [different[c] for c in report.classes.tolist()]
     assert report.num_shown == len(set(order)) == len(images) - report.num_never_shown
     assert report.num_unlabelled == images.count([])
     assert report.epoch_size == len(order)
@@ -101,12 +98,11 @@ def test_a_sampler_is_counted_in_its_epoch_and_put_back_into_it():
     sampler.set_epoch(7)
     expected = np.bincount(labels[sampler.indices()])
     assert balance_report(sampler, labels).images.after.tolist() == expected.tolist()
-    sampler.set_epoch(8)
-    expected = (expected + np.bincount(labels[sampler.indices()])) / 2
-    sampler.set_epoch(7)
-    mean = balance_report(sampler, labels, epochs=2)
-    assert mean.images.after.tolist() == expected.tolist()
-    assert (mean.epoch_size, mean.num_epochs, sampler.epoch) == (50, 2, 7)
+    assert sampler.epoch == 7
+    with pytest.raises(TypeError, match="no argument epochs= any more"):
+        balance_report(sampler, labels, epochs=2)
+    with pytest.raises(ConfigError, match="needs labels, and WeightedRandomSampler keeps none"):
+        balance_report(sampler)
 
 
 def test_a_state_that_was_loaded_is_still_there():
@@ -125,22 +121,12 @@ def test_a_state_that_was_loaded_is_still_there():
         for _ in range(4):
             next(iterator)
         state = sampler.state_dict()
-        balance_report(sampler, labels, epochs=2)
+        balance_report(sampler, labels)
         assert sampler.state_dict() == state
         rest = [np.asarray(item).tolist() for item in iterator]
         same.load_state_dict(state)
-        balance_report(same, labels, epochs=2)
+        balance_report(same, labels)
         assert [np.asarray(item).tolist() for item in same] == rest, same
-
-
-def test_the_whole_epoch_is_counted_whatever_state_was_loaded():
-    labels = np.array([0, 0, 1])
-    sampler = RandomSampler(labels)
-    next(iter(sampler))
-    sampler.load_state_dict(sampler.state_dict())
-    batches = stock.BatchSampler(sampler, 2, False)
-    assert balance_report(batches, labels).images.after.tolist() == [2, 1]
-    assert len(list(sampler)) == 2
 
 
 def test_the_generators_of_others_stay_as_they_are():
@@ -155,14 +141,14 @@ def test_the_generators_of_others_stay_as_they_are():
 
     labels = [0, 0, 1]
     own = Own()
-    balance_report(own, labels, epochs=3)
+    balance_report(own, labels)
     balance_report(stock.BatchSampler(own, 2, False), labels)
     assert own.num_asked == 0
     assert list(own) == np.random.default_rng(5).permutation(3).tolist()
     generator = torch.Generator().manual_seed(3)
     for random in (stock.RandomSampler(labels, generator=generator), stock.RandomSampler(labels)):
         before = generator.get_state(), torch.get_rng_state()
-        balance_report(random, labels, epochs=2)
+        balance_report(random, labels)
         assert all(map(torch.equal, before, (generator.get_state(), torch.get_rng_state())))
 
 
@@ -174,12 +160,6 @@ def test_behind_ranks_the_epoch_is_that_of_the_sampler_inside(wrap):
     inner.set_epoch(7)
     expected = np.bincount(inner.indices(), minlength=100)
     assert balance_report(wrap(ranks), labels).images.after.tolist() == expected.tolist()
-    assert (ranks.epoch, inner.epoch) == (0, 7)
-    inner.set_epoch(8)
-    both = expected + np.bincount(inner.indices(), minlength=100)
-    inner.set_epoch(7)
-    mean = balance_report(wrap(ranks), labels, epochs=2).images.after
-    assert mean.tolist() == (both / 2).tolist()
     assert (ranks.epoch, inner.epoch) == (0, 7)
 
 
@@ -214,34 +194,12 @@ class Unreadable:
         raise AssertionError("a sample was read")
 
 
-def test_a_loaders_sampler_is_counted_without_reading():
-    dataset = Unreadable()
-    for loader in (
-        Loader(dataset, batch_size=2),
-        Loader(dataset, batch_size=None),
-        stock.DataLoader(dataset, batch_size=2, shuffle=True),
-        stock.DataLoader(dataset, batch_sampler=[[0, 1], [2]]),
-    ):
-        report = balance_report(loader)
-        assert report.images.after.tolist() == [2, 1]
-        assert report.class_names == ("cat", "dog")
-    balanced = ClassBalancedSampler(dataset, exact=True, num_samples=4)
-    report = balance_report(stock.DataLoader(dataset, batch_size=2, sampler=balanced))
-    assert report.images.after.tolist() == [2, 2]
-
-
-class Lines(IterableDataset):
-    def __iter__(self):
-        raise AssertionError("a sample was read")
-
-
 def test_what_is_no_sampler_is_refused_without_reading_or_showing_it():
-    with pytest.raises(ConfigError, match="Unreadable has __getitem__, as datasets have"):
-        balance_report(Unreadable())
-    with pytest.raises(ConfigError, match="Loader has a stream, Lines, and no sampler"):
-        balance_report(Loader(Lines(), batch_size=2), [0, 1])
+    for samples in (Unreadable(), Loader(Unreadable(), batch_size=2)):
+        with pytest.raises(ConfigError, match=f"but {type(samples).__name__} gives samples"):
+            balance_report(samples, [0, 0, 1])
     images = [(np.arange(999, dtype=np.uint8), 0)] * 3
-    for samples in (images, [image for image, _ in images], [np.ones((3, 3), int)] * 3):
+    for samples in ([image for image, _ in images], [np.ones((3, 3), int)] * 3):
         with pytest.raises(ConfigError) as refusal:
             balance_report(samples, [0, 0, 1])
         assert len(str(refusal.value)) < 200
@@ -267,21 +225,6 @@ def test_every_kind_of_sampler_is_counted():
         assert balance_report(sampler, labels).images.after.tolist() == times, sampler
 
 
-def test_an_order_that_is_not_stored_is_counted():
-    sampler = RandomSampler(range(1_100_000))
-    report = balance_report(sampler, np.arange(1_100_000) % 7)
-    assert np.array_equal(report.images.after, report.images.before)
-    assert report.most_repeats == 1
-
-
-def test_labels_are_the_samplers_own_if_none_are_given():
-    labels = np.repeat([0, 1], [90, 10])
-    sampler = ClassBalancedSampler(labels, exact=True)
-    assert balance_report(sampler).images.after.tolist() == [50, 50]
-    with pytest.raises(ConfigError, match=r"needs labels, and RandomSampler keeps none .*: the cl"):
-        balance_report(RandomSampler(labels))
-
-
 def test_names_come_from_the_dataset_or_as_given():
     class Pets(list):
         class_names = ("cat", "dog", "cow")
@@ -295,19 +238,6 @@ def test_names_come_from_the_dataset_or_as_given():
     assert balance_report(sampler).class_names == ("cat", "cow")
     assert balance_report(BatchSampler(sampler, 2, False)).class_names == ("cat", "cow")
     assert balance_report(sampler, [2, 0, 2]).class_names == ("0", "2")  # may be other classes
-
-
-@pytest.mark.parametrize(
-    ("labels", "names", "said"),
-    [
-        ([0, 2], ["a", "b"], "has 2 names, for classes 0 to 1, but the labels have class 2. Give"),
-        ([0, 1], "ab", "should be a list of names or a dict, but got str"),
-        (["cat", "dog"], ["a", "b"], "go by class number, but these labels are strings, as .*cat"),
-    ],
-)
-def test_names_that_would_be_those_of_other_classes_are_refused(labels, names, said):
-    with pytest.raises(ConfigError, match=f"class_names {said}"):
-        balance_report([0], np.array(labels), class_names=names)
 
 
 def test_labels_of_bytes_are_texts_in_json():
@@ -331,40 +261,6 @@ def test_labels_of_bytes_are_texts_in_json():
 def test_what_are_no_indices_of_these_samples_is_refused(sampler, said):
     with pytest.raises(ConfigError, match=said):
         balance_report(sampler, np.array([0, 1, 1]))
-
-
-def test_indices_have_one_epoch():
-    with pytest.raises(ConfigError, match=r"indices are one epoch, but got epochs=2"):
-        balance_report([0], np.array([0]), epochs=2)
-    with pytest.raises(ConfigError, match=r"epochs should be a positive integer"):
-        balance_report([0], np.array([0]), epochs=0)
-
-
-def test_of_several_epochs_all_numbers_are_of_one():
-    class Turns(stock.Sampler):
-        epoch = 0
-
-        def set_epoch(self, epoch):
-            self.epoch = epoch
-
-        def __iter__(self):
-            return iter([[0, 0, 0, 1], [0, 2]][self.epoch])
-
-    report = balance_report(Turns(), np.array([0, 0, 1, 1]), epochs=2)
-    assert (report.epoch_size, report.num_shown, report.num_never_shown) == (3, 2, 2)
-    assert (report.num_in_no_epoch, report.most_repeats) == (1, 3)
-    assert report.num_different.tolist() == [1.5, 0.5]
-    record = report.record()
-    assert (record["num_never_shown"], record["num_in_no_epoch"]) == (2, 1)
-    text = str(report)
-    for row in (
-        "not shown in an epoch            0        2",
-        "in none of the 2 epochs          0        1",
-        "most repeats in one epoch        1        3",
-    ):
-        assert row in text, text
-    said = "50.0% of the samples are not shown in an epoch, in the mean, and 25.0% in none of"
-    assert said in report.verdict
 
 
 def test_what_was_even_and_is_ruined_gets_worse():
@@ -420,7 +316,7 @@ def test_the_verdict_names_the_price():
     assert "80.0% of the samples are never shown in an epoch." in under.verdict
     over = balance_report(ClassBalancedSampler(labels, num_samples="oversample", exact=True))
     assert "never shown" not in over.verdict
-    assert "Each of the 10 samples of the rarest class, 1, comes 9.0 times an e" in over.verdict
+    assert "The rarest class, 1, has 10 samples, shown 9.0 times an epoch" in over.verdict
     lost = balance_report(np.arange(90), labels)
     assert "gets worse" in lost.verdict
     assert "Class never shown: 1." in lost.verdict
@@ -447,11 +343,11 @@ def test_the_table_of_two_levels():
     assert text.splitlines()[:5] == [
         "2 classes, 300 samples, before and after indices: an epoch of 400",
         "",
-        "class                 images  shown  of all  -> after  |  objects  shown  share  -> after",
-        "-" * 89,
-        "cell                     300    400  100.0%    100.0%  |    3,000  4,000  96.8%     95.2%",
+        "class                 images  shown  of all  -> after  objects  shown  share  -> after",
+        "-" * 86,
+        "cell                     300    400  100.0%    100.0%    3,000  4,000  96.8%     95.2%",
     ]
-    assert "a thing that is rare     100    200   33.3%     50.0%  |      100    200" in text
+    assert "a thing that is rare     100    200   33.3%     50.0%      100    200" in text
 
 
 @pytest.mark.parametrize("several", [False, True])
@@ -466,8 +362,6 @@ def test_a_thousand_classes_stay_a_page(several):
     table = lines[4 : lines.index("", 4)]
     assert table[15].startswith("... 975 more")
     assert len(table) == 26
-    shares = [float(line.split()[-1].rstrip("%")) for line in table]
-    assert sum(shares) == pytest.approx(100, abs=0.02)
 
 
 def test_names_stay_in_their_line_and_column():
@@ -476,23 +370,3 @@ def test_names_stay_in_their_line_and_column():
     _, _, _, rule, first, second, *_ = str(report).splitlines()
     assert first.startswith("two?lines ")
     assert len(second) + sum(c in "細胞" for c in second) == len(first) == len(rule)
-
-
-def test_what_is_kept_is_what_json_has():
-    report = balance_report([0, 0, 2], RaggedArray.of([[7, 7], [8], [8]]))
-    record = json.loads(json.dumps(report.record()))
-    assert record["classes"][0] == {
-        "class": 7,
-        "name": "7",
-        "images_before": 1,
-        "images_after": 2.0,
-        "different_images": 1,
-        "objects_before": 2,
-        "objects_after": 4.0,
-    }
-    assert record["images"]["largest_to_smallest_before"] == 2.0
-    assert record["objects"]["total_after"] == 5.0
-    assert (record["num_never_shown"], record["most_repeats"]) == (1, 2)
-    assert record["verdict"] == report.verdict
-    lost = balance_report([0], np.array([0, 1])).record()
-    assert lost["images"]["largest_to_smallest_after"] is None

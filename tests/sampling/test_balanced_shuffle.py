@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import gc
 import json
-import operator
 import subprocess
 import sys
 from collections import Counter
@@ -142,29 +140,6 @@ def test_samples_of_a_thinned_class_have_the_same_chance_wherever_they_are():
     assert stats.chisquare(by_tenth, came * (by_tenth.sum() / came.sum())).pvalue > 1e-6
 
 
-def test_samples_of_a_repeated_class_are_repeated_alike():
-    stream = skewed_stream()
-    out = list(BalancedShuffle(stream, buffer_size=200))
-    times = Counter(place for place, label in out if label == 3)
-    usual = [times[place] for place, label in stream if label == 3 and 6000 < place < 14_000]
-    assert np.mean(usual) == pytest.approx(25, rel=0.2)  # 0.25 of what goes out, 0.01 comes in
-    assert np.std(usual) < 0.4 * np.mean(usual)
-
-
-def test_a_class_that_comes_late_gets_its_share_from_then_on():
-    stream = [(place, "old") for place in range(3000)]
-    stream += [(place, "old" if place % 20 else "new") for place in range(3000, 9000)]
-    labels = labels_of(BalancedShuffle(stream, buffer_size=100))
-    assert 2900 <= labels.index("new") <= 3000
-    num_new = labels[3000:].count("new")
-    assert stats.binomtest(num_new, 6000, 0.5).pvalue > 1e-6
-
-
-def test_nothing_comes_of_nothing():
-    assert list(BalancedShuffle([], buffer_size=3)) == []
-    assert list(BalancedShuffle([("a", 0)], buffer_size=1)) == [("a", 0)]
-
-
 # What is held.
 
 
@@ -191,7 +166,7 @@ def test_the_buffer_never_exceeds_its_size_and_nothing_is_lost_count_of(labels, 
         assert num_read <= len(out) - 1 + buffer_size
         counts = balanced.counts
         assert sum(counts.read.values()) == num_read
-        assert counts.given == {label: labels_of(out).count(label) for label in counts.read}
+        assert counts.given == Counter(labels_of(out))
         fresh = Counter(labels_of(set(held) - set(out)))
         for label, read in counts.read.items():
             first_given = counts.given[label] - counts.repeated[label]
@@ -256,10 +231,7 @@ def test_a_sample_that_cannot_be_copied_is_named():
     stream = [(place, "common") for place in range(8)] + [((n for n in "ab"), "rare")]
     with pytest.raises(TypeError, match="generator") as caught:
         list(BalancedShuffle(stream, 9))
-    assert caught.value.__notes__[0].startswith(
-        "BalancedShuffle gives sample 8 (counted from 0) of its stream, list, of class 'rare', as "
-        "a copy (copy.deepcopy), since it may come again, and it cannot be copied."
-    )
+    assert caught.value.__notes__[0].startswith("list gave sample 8 to BalancedShuffle. It may")
     assert len(list(BalancedShuffle(stream, 9, alpha=0))) == 9  # nothing comes again
 
 
@@ -279,21 +251,6 @@ def test_seed_and_epoch_decide_the_order():
     assert first != [place for place, _ in balanced]
     balanced.set_epoch(0)
     assert first == [place for place, _ in balanced]
-
-
-def test_global_generators_are_left_alone():
-    np.random.seed(1)
-    torch.manual_seed(1)
-    before = np.random.get_state(legacy=False)["state"]["pos"], torch.get_rng_state()
-    order_of(buffer_size=50)
-    assert np.random.get_state(legacy=False)["state"]["pos"] == before[0]
-    assert torch.equal(torch.get_rng_state(), before[1])
-
-
-def test_the_stream_is_told_the_epoch():
-    stream = Stream(4)
-    BalancedShuffle(stream).set_epoch(5)
-    assert stream.epoch == 5
 
 
 NO_WORKERS = (0, None)
@@ -334,18 +291,6 @@ def test_each_worker_balances_its_own_share():
         assert 60 < sum(labels) < 140
 
 
-def test_workers_draw_classes_of_their_own():
-    class Same(IterableDataset):  # to either worker 0, 1, 0, 1 …
-        def __iter__(self):
-            return iter([(place, place // 2 % 2) for place in shard(range(800), by="item")])
-
-    balanced = BalancedShuffle(Same(), buffer_size=50)
-    batches = rows(Loader(balanced, batch_size=1, num_workers=2))
-    labels = [batch[1][0] for batch in batches]
-    equal = sum(a == b for a, b in zip(labels[::2], labels[1::2], strict=True))
-    assert stats.binomtest(equal, 400, 0.5).pvalue > 1e-6
-
-
 @pytest.mark.parametrize(("num_workers", "start"), [NO_WORKERS, FORKED, SPAWNED])
 def test_torchs_own_loader_takes_it(num_workers, start):
     balanced = BalancedShuffle(TorchStream(), alpha=0, buffer_size=10)
@@ -353,7 +298,7 @@ def test_torchs_own_loader_takes_it(num_workers, start):
     loader = torch.utils.data.DataLoader(balanced, batch_size=4, num_workers=num_workers, **more)
     first = rows(loader)
     assert sorted(place for batch in first for place in batch[0]) == list(range(60))
-    assert rows(loader) == first  # nobody told it of another epoch
+    assert rows(loader) == first  # it is in the same epoch
     balanced.set_epoch(1)
     second = rows(loader)
     assert second != first
@@ -397,21 +342,6 @@ def test_what_the_stream_draws_differs_between_its_samples_and_workers():
     assert len({number for batch in batches for number in batch[1]}) == 60
 
 
-class Unannounced(IterableDataset):
-    """Draws from a global generator, and deals itself out without `shard`."""
-
-    def __iter__(self):
-        worker_id = penstock.worker_info.get_worker_info().id
-        for place in range(20):
-            yield worker_id, np.random.random(), place % 2
-
-
-def test_global_numbers_of_the_first_buffer_differ_between_workers():
-    batches = rows(Loader(BalancedShuffle(Unannounced(), alpha=0), batch_size=4, num_workers=2))
-    drawn = {number for batch in batches for number in batch[1]}
-    assert len(drawn) > 38  # the very first of each worker may be the same: see `shard`
-
-
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("cut", [1, 2, 7, 14])
 def test_resumed_at_any_step_it_goes_on_exactly(cut, num_workers):
@@ -445,7 +375,7 @@ def test_epochs_of_a_loader_without_a_seed_differ_and_are_told(loader_of, num_wo
     loader = make()
     first, second = places(loader), places(loader)
     assert sorted(first) == list(range(60))
-    assert sorted(second) == list(range(1000, 1060))  # the stream is told as well
+    assert sorted(second) == list(range(1000, 1060))  # the stream's epoch is set as well
     assert [place - 1000 for place in second] != first
     again = make()
     again.set_epoch(1)
@@ -537,30 +467,11 @@ def test_a_generator_that_raised_is_not_taken_for_one_that_ended():
         list(loader)
 
 
-def test_a_generator_is_closed_with_what_reads_it():
-    closed = []
-
-    class Watched(IterableDataset):
-        def __iter__(self):
-            try:
-                yield from ((place, place % 2) for place in range(50))
-            finally:
-                closed.append(True)
-
-    for _ in zip(BalancedShuffle(Watched(), buffer_size=5), range(3), strict=False):
-        pass
-    gc.collect()
-    assert closed == [True]
-    list(BalancedShuffle(Watched(), buffer_size=5))
-    assert closed == [True, True]
-
-
 @pytest.mark.parametrize(
     ("sample", "said"),
     [
         ({"image": 1}, r"stream \(list\) is a dict of"),
-        ((1, [2, 3]), r"stream \(list\) has 2 labels"),
-        ((1, None), r"stream \(list\) has None as its label"),
+        ((1, [2, 3]), r"stream \(list\) has as its label \[2, 3\]"),
     ],
 )
 def test_a_sample_without_a_class_is_named_by_its_place(sample, said):
@@ -580,13 +491,6 @@ def test_a_label_is_what_get_label_says():
     balanced = BalancedShuffle(stream, 50, get_label=kind_of)
     assert 150 < sum(sample["meta"]["kind"] for sample in balanced) < 250
     assert balanced.counts.read == {True: 80, False: 320}
-
-
-def test_tensors_of_one_value_are_one_class():
-    stream = [(place, torch.tensor(place % 2)) for place in range(20)]
-    balanced = BalancedShuffle(stream, 4, get_label=operator.itemgetter(1))
-    list(balanced)
-    assert balanced.counts.read == {0: 10, 1: 10}
 
 
 def test_more_classes_than_room_is_an_error_that_says_where():
@@ -612,8 +516,6 @@ def test_a_stop_iteration_of_a_function_does_not_end_the_stream():
         ({"alpha": -1}, ConfigError, "alpha"),
         ({"beta": 1}, ConfigError, "beta"),
         ({"seed": -1}, ConfigError, "seed"),
-        ({"get_label": "label"}, TypeError, "get_label should be a function"),
-        ({"transform": 3}, TypeError, "transform should be a function"),
     ],
 )
 def test_arguments_out_of_range_are_refused(options, error, said):
@@ -631,9 +533,3 @@ def test_a_data_set_with_an_index_is_sent_elsewhere():
 
     with pytest.raises(ConfigError, match=r"Photos has none\. .* ClassBalancedSampler"):
         BalancedShuffle(Photos())
-
-
-def test_it_is_as_long_as_its_stream():
-    assert len(BalancedShuffle([(0, 0)] * 5)) == 5
-    with pytest.raises(TypeError):
-        len(BalancedShuffle(Stream()))

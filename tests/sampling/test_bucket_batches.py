@@ -16,7 +16,6 @@ import penstock
 from penstock import Loader
 from penstock.errors import ConfigError, StateError
 from penstock.sampling.buckets import BucketBatchSampler
-from penstock.sampling.distributed import DistributedSampler
 from penstock.torch import DataLoader
 
 LENGTHS = np.random.default_rng(4).integers(1, 200, 503)
@@ -142,11 +141,6 @@ def test_samples_without_any_length_make_up_batches_of_their_own():
     assert sorted(sorted(batch) for batch in batches) == [[0, 2, 3], [1]]
 
 
-def test_the_larger_of_two_limits_does_not_matter():
-    assert len(BucketBatchSampler([2] * 12, 4, max_tokens=6)) == 4
-    assert len(BucketBatchSampler([2] * 12, 2, max_tokens=6)) == 6
-
-
 def test_a_budget_may_be_in_seconds():
     sampler = BucketBatchSampler([0.5] * 10 + [1.5] * 3, max_tokens=1.6, boundaries=[1.0])
     assert sorted(len(batch) for batch in sampler) == [1, 1, 1, 1, 3, 3, 3]
@@ -228,45 +222,6 @@ def test_a_state_may_be_loaded_with_another_number_of_ranks():
     assert all(few <= all_ for few, all_ in zip(rest, united, strict=True))
 
 
-def test_a_torch_loader_without_a_seed_resumes_in_the_epoch_of_the_sampler():
-    def make():
-        return DataLoader(Drawing(), batch_sampler=make_sampler())
-
-    loader = make()
-    loader.batch_sampler.set_epoch(3)
-    batches = iter(loader)
-    sizes = [len(next(batches)) for _ in range(5)]
-    state = loader.state_dict()
-    rest = [batch[:, 0].tolist() for batch in batches]
-    again = make()
-    again.load_state_dict(state)
-    assert [batch[:, 0].tolist() for batch in again] == rest
-    assert state["samples"] == sum(sizes)
-
-
-def test_batches_of_a_share_are_cut_where_they_begin():
-    sampler = make_sampler()
-    assert [batch.tolist() for batch in sampler.index_batches()] == list(sampler)
-    with pytest.raises(TypeError, match="DistributedSampler deals out indices, but Bucket"):
-        DistributedSampler(sampler, 2, 0)
-
-
-@pytest.mark.parametrize(
-    "keys", [[1e-300, 1e300], [5e-324, 1.7976931348623157e308, 1, 0], [1.7e308, 1e308]]
-)
-def test_lengths_may_be_as_far_apart_as_numbers_can_be(keys):
-    for options in ({"batch_size": 2}, {"max_tokens": 1.7976931348623157e308}):
-        batches = list(BucketBatchSampler(keys, **options))
-        assert sorted(index for batch in batches for index in batch) == list(range(len(keys)))
-        assert len(batches) == len(keys)
-
-
-def test_padding_of_a_bucket_is_below_a_tenth_of_it():
-    keys = np.arange(1, 2000)
-    for batch in BucketBatchSampler(keys, len(keys)):
-        assert keys[batch].max() < 1.1 * keys[batch].min() * (1 + 1e-12)
-
-
 def test_a_dataset_is_refused_and_not_read():
     class Unread(Drawing):
         def __getitem__(self, index):
@@ -300,25 +255,18 @@ def test_ranks_may_change_where_the_global_sizes_are_the_same():
         ({"batch_size": 0}, "batch_size should be a positive integer"),
         ({"max_tokens": 8}, r"sample 2 has length 9, .* max_tokens=8 by itself \(2 such of 4\)"),
         ({"batch_size": 2, "boundaries": [3, 3]}, r"numbers that ascend, but got \[3, 3\]"),
-        ({"batch_size": 2, "boundaries": ["a"]}, r"numbers that ascend, but got \['a'\]"),
         ({"batch_size": 2, "boundaries": [[1]]}, r"numbers that ascend, but got \[\[1\]\]"),
-        ({"batch_size": 2, "keys": [1, -2]}, r"keys\[1\] is -2. Give the boundaries"),
+        ({"batch_size": 2, "boundaries": [1, np.nan, 2]}, r"ascend, but got \[1, nan, 2\]"),
+        ({"batch_size": 2, "keys": [1, -2]}, r"0 or more, but keys\[1\] is -2"),
         ({"max_tokens": 2, "keys": [1, -2], "boundaries": [0]}, r"0 or more, but keys\[1\] is -2"),
         ({"batch_size": 2, "keys": [1, np.inf]}, r"keys\[1\] is inf"),
         ({"batch_size": 2, "num_replicas": 2, "rank": 2}, "Invalid rank 2"),
         ({"batch_size": 2, "drop_last": 1}, "drop_last should be a boolean"),
         ({"batch_size": 2, "shuffle": "no"}, "shuffle should be a boolean .* shuffle='no'"),
-        ({"max_tokens": "8"}, "max_tokens should be a number, but got max_tokens='8'"),
-        ({"max_tokens": True}, "max_tokens should be a number"),
-        ({"batch_size": 2, "boundaries": [np.nan]}, r"ascend, but got \[nan\]"),
-        ({"batch_size": 2, "boundaries": [1, np.nan, 2]}, r"ascend, but got \[1, nan, 2\]"),
-        ({"batch_size": 2, "boundaries": [[1], [1, 2]]}, r"ascend, but got \[\[1\], \[1, 2\]\]"),
-        ({"batch_size": 2, "keys": [[1], [1, 2]]}, "one number per sample, but"),
         ({"batch_size": 2, "keys": (key for key in [1])}, "got a generator"),
     ],
-    ids=["none", "size", "long", "equal", "text", "matrix", "negative", "debt", "inf", "rank",
-         "drop", "shuffle", "text budget", "bool budget", "nan", "nan between", "ragged boundaries",
-         "ragged keys", "generator"],
+    ids=["none", "size", "long", "equal", "matrix", "nan", "negative", "debt", "inf", "rank",
+         "drop", "shuffle", "generator"],
 )  # fmt: skip
 def test_arguments_out_of_range_are_refused(options, message):
     with pytest.raises(ConfigError, match=message):

@@ -101,20 +101,6 @@ def test_those_left_over_are_of_any_shape():
     assert np.mean(left) == pytest.approx(51, abs=5)
 
 
-def test_without_shuffling_the_order_is_by_key():
-    assert list(in_windows([3, 1, 2, 1], 2, shuffle=False)) == [1, 3, 2, 0]
-
-
-def test_areas_go_up_and_down_in_turn_from_one_ratio_to_the_next():
-    # Ratios that are 0, 1, 2 and -1 eighths of a doubling from the square; three areas of each.
-    ratios, scales = 2 ** (np.array([0, 1, 2, -1]) / 8), (4000, 1000, 2000)
-    sizes = [(round(side * r), side) for r in ratios for side in scales]
-    order = next(iter(by_shape(sizes, 12, shuffle=False)))
-    up, down = [1000, 2000, 4000], [4000, 2000, 1000]
-    assert [sizes[index][1] for index in order] == down + up + down + up
-    assert [index // 3 for index in order] == [3] * 3 + [0] * 3 + [1] * 3 + [2] * 3
-
-
 class Images:
     """A dataset whose sizes are known to none but who reads it."""
 
@@ -134,8 +120,6 @@ def test_a_dataset_without_sizes_is_refused_and_not_read():
         with pytest.raises(ConfigError, match=r"got a (Images|Subset)"):
             by_shape(source, 2)
     assert images.num_read == 0
-    with pytest.raises(ConfigError, match=r"got a list of shape"):
-        by_shape([images[0], images[1]], 2)
 
 
 @pytest.mark.parametrize("kind", [penstock.data.Subset, torch.utils.data.Subset])
@@ -146,12 +130,6 @@ def test_a_subset_has_the_sizes_of_what_it_is_of(kind):
     assert list(by_shape(part, 2, seed=3)) == list(
         by_shape(sizes[[56, 51, 19, 52, 58, 59]], 2, seed=3)
     )
-
-
-@pytest.mark.parametrize("drop_last", [True, False])
-def test_the_length_is_that_of_the_batches(drop_last):
-    batches = by_shape(sizes_of(30), 8, drop_last)
-    assert len(batches) == len(list(batches)) == (3 if drop_last else 4)
 
 
 def test_a_state_of_other_sizes_is_refused():
@@ -175,7 +153,6 @@ def test_ranks_share_groups_of_similar_images():
         (lambda: in_windows([[1]], 2), r"shape \(1, 1\)"),
         (lambda: in_windows([1, np.nan], 2), r"keys\[1\] is nan"),
         (lambda: in_windows(["a"], 2), "one number per sample"),
-        (lambda: in_windows([[1], [1, 2]], 2), "one number per sample, but"),
         (lambda: in_windows([1], 1, shuffle=0), "shuffle should be a boolean value"),
         (lambda: in_windows([1], 0), "batch_size should be a positive integer"),
         (lambda: in_windows([1], 1, window=0), "window should be a positive integer"),
@@ -193,7 +170,6 @@ def test_ranks_share_groups_of_similar_images():
         "matrix",
         "nan",
         "text",
-        "ragged",
         "shuffle",
         "size",
         "window",

@@ -1,14 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Classes and codes are those of `np.unique`, however far apart the numbers are."""
 
-import tracemalloc
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.sampling import class_items
 from penstock.sampling.class_items import class_codes
 
 near = st.lists(st.integers(-50, 50), min_size=1, max_size=40)
@@ -69,22 +66,3 @@ def test_codes_hold_one_class_more_than_there_are(num_classes):
     _, codes = class_codes(np.arange(num_classes))
     assert np.iinfo(codes.dtype).max >= num_classes
     assert codes[-1] == num_classes - 1
-
-
-def test_labels_of_many_blocks(monkeypatch):
-    monkeypatch.setattr(class_items, "_BLOCK", 7)
-    for labels in (np.arange(100) % 11, np.arange(100) % 11 * 10**12, np.array(list("abcab") * 9)):
-        compare(labels)
-
-
-@pytest.mark.parametrize("step", [1, 8, 90, 110, 1 << 40])
-def test_a_table_takes_no_more_than_the_labels_whatever_their_spacing(step):
-    labels = np.random.default_rng(0).integers(3000, size=200_000) * step
-    tracemalloc.start()
-    found = class_codes(labels)
-    kept_bytes, peak_bytes = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    compare(labels)
-    assert len(found[0]) == 3000
-    assert kept_bytes < 2.5 * len(labels)  # the codes, and the classes of 8 bytes each
-    assert peak_bytes < 20 * len(labels)

@@ -27,7 +27,6 @@ from penstock.sampling import (
     ShardSampler,
     SubsetRandomSampler,
     WeightedRandomSampler,
-    balance_report,
 )
 from penstock.torch import DataLoader
 
@@ -169,7 +168,6 @@ SETTINGS = {
     "start": (ClassBalancedSampler, {**RAMP, "alpha": (0.1, 1)}, RAMP),
     "end": (ClassBalancedSampler, {**RAMP, "alpha": (0, 0.9)}, RAMP),
     "epochs": (ClassBalancedSampler, RAMP, {**RAMP, "num_epochs": 4}),
-    "ramp": (ClassBalancedSampler, {**RAMP, "ramp": "cosine"}, RAMP),
     "in a row": (ClassBalancedSampler, {"samples_per_class": 2}, {"samples_per_class": 3}),
     "weighted": (
         WeightedRandomSampler,
@@ -236,52 +234,6 @@ def test_a_run_resumes_at_any_step(kind, make):
             resumed = loader()
             resumed.load_state_dict(json.loads(json.dumps(state)))
             assert [batch[0].tolist() for batch in resumed] == given[num_given:]
-
-
-@every_sampler
-def test_torch_s_own_loader_is_warned_of_when_nobody_tells_the_epoch(kind):
-    sampler = MAKERS[kind](3)
-    loader = stock.DataLoader(range(NUM_SAMPLES), batch_size=8, sampler=sampler)
-    for epoch in range(3):
-        sampler.set_epoch(epoch)
-        list(loader)
-    with pytest.warns(UserWarning, match="gives the order of epoch 2 once more") as caught:
-        list(loader)
-    assert caught[0].filename == __file__
-    list(loader)  # says it once
-
-
-@pytest.mark.parametrize(
-    "peek",
-    [lambda loader, sampler: next(iter(loader)), lambda loader, sampler: list(sampler)],
-    ids=["loader", "sampler"],
-)
-def test_a_look_before_the_loop_is_no_reason_to_warn(peek):
-    sampler = ClassBalancedSampler(LABELS)
-    loader = stock.DataLoader(range(NUM_SAMPLES), batch_size=8, sampler=sampler)
-    peek(loader, sampler)
-    for epoch in range(2):
-        sampler.set_epoch(epoch)
-        list(loader)
-
-
-def test_an_order_that_is_always_the_same_is_no_reason_to_warn():
-    for sampler in (
-        SequentialSampler(range(9)),
-        BucketBatchSampler([3, 1, 2], 2, window=32, shuffle=False).sampler,
-        DistributedSampler(range(9), 2, 0, shuffle=False),
-        DistributedSampler(stock.SequentialSampler(range(9)), 2, 0),
-    ):
-        loader = stock.DataLoader(range(9), batch_size=2, sampler=sampler)
-        assert [b.tolist() for b in loader] == [b.tolist() for b in loader]
-
-
-def test_batches_too_are_warned_of():
-    batches = BatchSampler(ClassBalancedSampler(LABELS), 8, drop_last=True)
-    loader = stock.DataLoader(range(NUM_SAMPLES), batch_sampler=batches)
-    list(loader)
-    with pytest.warns(UserWarning, match="order of epoch 0 once more"):
-        list(loader)
 
 
 @every_sampler
@@ -393,24 +345,6 @@ def test_torch_s_distributed_sampler_refuses_a_sampler():
             make(DATA, sampler=dealt)
 
 
-class Shares:
-    """A sampler that is called as torch's is, and has no dataset."""
-
-    rank, num_replicas = 0, 2
-
-    def __iter__(self):
-        return iter(range(0, NUM_SAMPLES, 2))
-
-
-Shares.__name__ = "DistributedSampler"
-
-
-@pytest.mark.parametrize("make", [Loader, DataLoader], ids=["numpy", "torch"])
-def test_another_sampler_of_the_name_of_torch_s_is_taken(make):
-    batches = make(DATA, batch_size=9, sampler=Shares())
-    assert [index for batch in batches for index in batch[0].tolist()] == list(Shares())
-
-
 @every_sampler
 def test_a_repr_is_short_and_names_the_kind(kind):
     sampler = MAKERS[kind](3)
@@ -483,19 +417,6 @@ def test_a_state_of_a_sampler_with_another_seed_is_refused(make):
     state = make(DATA, sampler=ClassBalancedSampler(LABELS, seed=4), seed=1).state_dict()
     with pytest.raises(StateError, match=r"sampler\.seed is 4 in the state and 1 here"):
         make(DATA, sampler=ClassBalancedSampler(LABELS), seed=1).load_state_dict(state)
-
-
-def test_without_a_seed_of_the_loader_it_is_0():
-    loader = DataLoader(DATA, batch_size=None, sampler=ClassBalancedSampler(LABELS))
-    assert [int(sample[0]) for sample in loader] == order_of("balanced", 0, 0)
-
-
-def test_a_report_of_a_loader_counts_with_its_seed():
-    loader = Loader(DATA, sampler=ClassBalancedSampler(LABELS), seed=5)
-    Loader(DATA, sampler=loader.sampler, seed=3)  # has it now
-    counted = balance_report(ClassBalancedSampler(LABELS, seed=5)).images.after
-    assert balance_report(loader).images.after.tolist() == counted.tolist()
-    assert loader.sampler.seed == 3  # counted on a copy
 
 
 class Reversed(IndexSampler):

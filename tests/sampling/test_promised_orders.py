@@ -2,7 +2,7 @@
 """Under a seed, orders are those that earlier releases gave.
 
 A run that is resumed with a newer release goes on in the order that it began with, and a seed in a
-paper means the same next year. Whoever has to change one of these makes a breaking change: see
+paper means the same next year. To change one of these is a breaking change: see
 docs/versioning.md, and say so in CHANGELOG.md.
 """
 

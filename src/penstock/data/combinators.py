@@ -8,9 +8,9 @@ numpy sibling of its `TensorDataset`. All of them read whole batches at once whe
 from __future__ import annotations
 
 import bisect
+import contextlib
 import itertools
 import math
-import warnings
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -66,15 +66,7 @@ class ArrayDataset(Dataset[tuple[Any, ...]]):
     arrays: tuple[NDArray[Any], ...]
 
     def __init__(self, *arrays: ArrayLike) -> None:
-        """Put arrays side by side.
-
-        Args:
-            *arrays: At least one, each of shape (length, ...). Kept, not copied; changes to them
-                are seen.
-
-        Raises:
-            ConfigError: no array, one without a first dimension, or first dimensions that differ.
-        """
+        """Put arrays side by side: at least one, each of shape (length, ...), none copied."""
         self.arrays = tuple(np.asanyarray(array) for array in arrays)
         shapes = [array.shape for array in self.arrays]
         if not shapes or not all(shapes) or len({shape[0] for shape in shapes}) != 1:
@@ -107,11 +99,7 @@ class ArrayDataset(Dataset[tuple[Any, ...]]):
         )
 
     def get_batch(self, indices: NDArray[np.int64], alloc: Allocator) -> list[NDArray[Any]]:
-        """Return the rows of each array, gathered into arrays from `alloc`.
-
-        Raises:
-            IndexError: an index is outside -length <= index < length.
-        """
+        """Return the rows of each array, gathered into arrays from `alloc`."""
         chosen = _counted_from_start(indices, len(self))
         return [_gather(array, chosen, alloc) for array in self.arrays]
 
@@ -123,10 +111,7 @@ def _counted_from_start(indices: NDArray[np.int64], length: int) -> NDArray[np.i
     smallest, largest = int(indices.min()), int(indices.max())
     if smallest < -length or largest >= length:
         wrong = smallest if smallest < -length else largest
-        raise IndexError(
-            f"index {wrong} is out of range for a dataset of {length} samples "
-            f"({-length} <= index < {length})."
-        )
+        raise IndexError(f"index {wrong} is out of range for a dataset of {length} samples.")
     return np.where(indices < 0, indices + length, indices) if smallest < 0 else indices
 
 
@@ -153,28 +138,23 @@ class StackDataset(Dataset[Any]):
     datasets: tuple[Any, ...] | dict[str, Any]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - anything with an index
-        """Put datasets side by side.
+        """Put datasets of one length side by side.
 
         Args:
-            *args: Datasets of one length, for samples that are tuples.
-            **kwargs: Datasets of one length by name, for samples that are dicts.
-
-        Raises:
-            ValueError: no dataset, lengths that differ, or both forms at once.
+            *args: Datasets, for samples that are tuples.
+            **kwargs: Or datasets by name, for samples that are dicts.
         """
         if args and kwargs:
             raise ConfigError(
-                "StackDataset takes datasets by position (samples are tuples) or by name (samples "
-                f"are dicts), not both; got {len(args)} by position and {sorted(kwargs)} by name."
+                f"StackDataset takes datasets by position or by name, not both; got {len(args)} by "
+                f"position and {sorted(kwargs)} by name."
             )
         self.datasets = args or kwargs
         lengths = [len(dataset) for dataset in self._parts()]
-        if not lengths:
-            raise ConfigError("At least one dataset should be passed to StackDataset; got none.")
         if len(set(lengths)) != 1:
             raise ConfigError(
-                f"Size mismatch between datasets: they have {lengths} samples. Stack datasets of "
-                "one length; `Subset` shortens one."
+                f"Size mismatch between datasets: {len(lengths)} of them have {lengths} samples. "
+                "Stack one or more of one length; `Subset` shortens one."
             )
         self._length = lengths[0]
 
@@ -192,11 +172,7 @@ class StackDataset(Dataset[Any]):
         return tuple(dataset[index] for dataset in self.datasets)
 
     def __getitems__(self, indices: Sequence[Any]) -> list[Any]:
-        """Return the samples at `indices`, by the datasets' own `__getitems__` if any.
-
-        Raises:
-            ValueError: a dataset returned another number of samples than it was asked for.
-        """
+        """Return the samples at `indices`, by the datasets' own `__getitems__` if any."""
         rows = zip(*(_read_samples(dataset, indices) for dataset in self._parts()), strict=True)
         if isinstance(self.datasets, dict):
             return [dict(zip(self.datasets, row, strict=True)) for row in rows]
@@ -222,9 +198,8 @@ def _read_samples(dataset: Any, indices: Sequence[Any]) -> list[Any]:  # noqa: A
     samples = many(indices)
     if len(samples) != len(indices):
         raise ValueError(
-            "Nested dataset's output size mismatch: "
-            f"{type(dataset).__name__}.__getitems__ returned {len(samples)} samples for "
-            f"{len(indices)} indices. Return one sample for each index."
+            f"Nested dataset's output size mismatch: {type(dataset).__name__}.__getitems__ "
+            f"returned {len(samples)} samples for {len(indices)} indices."
         )
     return samples
 
@@ -232,10 +207,7 @@ def _read_samples(dataset: Any, indices: Sequence[Any]) -> list[Any]:  # noqa: A
 def _reader(dataset: object) -> Callable[[NDArray[np.int64], Allocator], Any]:
     reader = batch_reader(dataset)
     if reader is None:
-        raise TypeError(
-            f"{type(dataset).__name__} cannot be read by the batch. Ask `can_get_batch` before "
-            "get_batch, or read samples by index."
-        )
+        raise TypeError(f"{type(dataset).__name__} has no get_batch, or can_get_batch is false.")
     return reader
 
 
@@ -254,25 +226,18 @@ class ConcatDataset(Dataset[T_co]):
     cumulative_sizes: list[int]
 
     def __init__(self, datasets: Iterable[Any]) -> None:
-        """Put datasets one after the other.
-
-        Args:
-            datasets: At least one map-style dataset with a length.
-
-        Raises:
-            AssertionError: no dataset, or an `IterableDataset`.
-        """
+        """Put datasets one after the other: at least one, map-style, with a length."""
         self.datasets = list(datasets)
+        streams = [
+            type(part).__name__ for part in self.datasets if isinstance(part, IterableDataset)
+        ]
         if not self.datasets:
+            raise AssertionError("datasets should not be an empty iterable: give one or more.")
+        if streams:
             raise AssertionError(
-                "datasets should not be an empty iterable: give at least one dataset."
+                f"ConcatDataset does not support IterableDataset, but got {streams}. Use "
+                "ChainDataset."
             )
-        for position, dataset in enumerate(self.datasets):
-            if isinstance(dataset, IterableDataset):
-                raise AssertionError(
-                    f"ConcatDataset does not support IterableDataset, but dataset {position} is "
-                    f"one ({type(dataset).__name__}). Use ChainDataset."
-                )
         self.cumulative_sizes = list(itertools.accumulate(map(len, self.datasets)))
 
     def __len__(self) -> int:
@@ -280,12 +245,7 @@ class ConcatDataset(Dataset[T_co]):
         return self.cumulative_sizes[-1]
 
     def __getitem__(self, index: int) -> T_co:
-        """Return the sample at `index`; a negative one counts from the end.
-
-        Raises:
-            ValueError: index < -length.
-            IndexError: index >= length.
-        """
+        """Return the sample at `index`; a negative one counts from the end."""
         part, offset = self._locate(index)
         sample: T_co = self.datasets[part][offset]
         return sample
@@ -308,14 +268,15 @@ class ConcatDataset(Dataset[T_co]):
     def __getitems__(self, indices: Sequence[int]) -> list[T_co]:
         """Return the samples at `indices`, by the datasets' own `__getitems__` if any."""
         located = [self._locate(index) for index in indices]
-        samples: dict[int, T_co] = {}
+        samples: list[Any] = [None] * len(located)
         for part in sorted({part for part, _ in located}):
             positions = [position for position, place in enumerate(located) if place[0] == part]
             offsets = [located[position][1] for position in positions]
             with renumbered_samples(np.array(positions)):
                 found = _read_samples(self.datasets[part], offsets)
-            samples.update(zip(positions, found, strict=True))
-        return [samples[position] for position in range(len(located))]
+            for position, sample in zip(positions, found, strict=True):
+                samples[position] = sample
+        return samples
 
     @property
     def can_get_batch(self) -> bool:
@@ -326,8 +287,6 @@ class ConcatDataset(Dataset[T_co]):
         """Return the samples at `indices` as one batch, each dataset's share read at once.
 
         Raises:
-            ValueError: an index is smaller than -length.
-            IndexError: an index is not smaller than length.
             CollateError: the datasets' samples do not fit together.
         """
         for index in indices[(indices < -len(self)) | (indices >= len(self))][:1].tolist():
@@ -350,13 +309,9 @@ class ConcatDataset(Dataset[T_co]):
         def read(part: int, offsets: NDArray[np.int64], into: Allocator) -> Any:  # noqa: ANN401
             return _reader(self.datasets[part])(offsets, into)
 
-        try:
+        with contextlib.suppress(UnlikeBatchesError):
             return read_parts(indices, self.cumulative_sizes, read, joined, alloc)
-        except UnlikeBatchesError:
-            return self._collated(indices, alloc)
-
-    def _collated(self, indices: NDArray[np.int64], alloc: Allocator) -> Any:  # noqa: ANN401
-        """The batch made of samples: for parts that differ, and the error that names two."""
+        # Made of samples: for parts that differ, and the error that names two.
         numbers = indices.tolist()
         try:
             return Collator(alloc).batch(read_each(self, numbers))
@@ -378,9 +333,8 @@ def read_parts(
 ) -> Any:  # noqa: ANN401 - a batch tree
     """Return a batch of datasets that lie one after the other, each one's share read at once.
 
-    `read` reads a batch of one of them, by its number; `joined` makes one array of those of all
-    shares, whose rows have these positions. Raises `UnlikeBatchesError` where the shares do not fit
-    together.
+    `joined` makes one array of those of all shares, whose rows have these positions. Raises
+    `UnlikeBatchesError` where the shares do not fit together.
     """
     chosen = np.where(indices < 0, indices + ends[-1], indices)
     sizes = np.asarray(ends)
@@ -399,15 +353,15 @@ def read_parts(
 
 def _merged(batches: list[Any], joined: Callable[[list[Any]], Any]) -> Any:  # noqa: ANN401
     first = batches[0]
-    if any(type(batch) is not type(first) for batch in batches):
+    shapes = [
+        list(batch) if type(batch) is dict else len(batch) if type(batch) is list else type(batch)
+        for batch in batches
+    ]
+    if any(shape != shapes[0] for shape in shapes):
         raise UnlikeBatchesError
     if type(first) is dict:
-        if any(list(batch) != list(first) for batch in batches):
-            raise UnlikeBatchesError
         return {key: _merged([batch[key] for batch in batches], joined) for key in first}
     if type(first) is list:
-        if any(len(batch) != len(first) for batch in batches):
-            raise UnlikeBatchesError
         return [_merged(list(column), joined) for column in zip(*batches, strict=True)]
     return joined(batches)
 
@@ -428,40 +382,22 @@ class ChainDataset(IterableDataset[T_co]):
     datasets: Iterable[Any]
 
     def __init__(self, datasets: Iterable[Any]) -> None:
-        """Put streams one after the other.
-
-        Args:
-            datasets: `IterableDataset`s; looked at when they are iterated, so it may be any
-                iterable.
-        """
+        """Put streams one after the other; they are looked at when they are iterated."""
         self.datasets = datasets
 
     def __iter__(self) -> Iterator[T_co]:
-        """Yield all samples of the first dataset, then of the next.
-
-        Raises:
-            AssertionError: a dataset is no `IterableDataset`; when its turn comes.
-        """
-        for dataset in self._checked():
-            yield from dataset
-
-    def __len__(self) -> int:
-        """Return the sum of the datasets' lengths.
-
-        Raises:
-            AssertionError: a dataset is no `IterableDataset`.
-            TypeError: a dataset has no length.
-        """
-        return sum(len(dataset) for dataset in self._checked())
-
-    def _checked(self) -> Iterator[Any]:
+        """Yield all samples of the first dataset, then of the next."""
         for dataset in self.datasets:
             if not isinstance(dataset, IterableDataset):
                 raise AssertionError(
                     "ChainDataset only supports IterableDataset, but got "
                     f"{type(dataset).__name__}. Use ConcatDataset for map-style datasets."
                 )
-            yield dataset
+            yield from dataset
+
+    def __len__(self) -> int:
+        """Return the sum of the datasets' lengths."""
+        return sum(map(len, self.datasets))
 
 
 class Subset(Dataset[T_co]):
@@ -513,8 +449,7 @@ class Subset(Dataset[T_co]):
     def __getitems__(self, indices: Sequence[int]) -> list[T_co]:
         """Return the samples at `indices`, by the dataset's own `__getitems__` if it has one."""
         inner = self._inner(indices)
-        many = getattr(self.dataset, "__getitems__", None)
-        return list(many(inner)) if callable(many) else [self.dataset[index] for index in inner]
+        return _read_samples(self.dataset, inner)
 
     def _inner(self, indices: Sequence[int]) -> list[Any]:
         """Indices of the whole, as Python's own integers: a dataset may well be a dict of them."""
@@ -530,11 +465,7 @@ class Subset(Dataset[T_co]):
         return is_numbered and batch_reader(self.dataset) is not None
 
     def get_batch(self, indices: NDArray[np.int64], alloc: Allocator) -> Any:  # noqa: ANN401 - a batch tree
-        """Return the dataset's batch at `self.indices[indices]`.
-
-        Raises:
-            IndexError: an index is outside the subset, or the subset's is outside the dataset.
-        """
+        """Return the dataset's batch at `self.indices[indices]`."""
         return _reader(self.dataset)(self.indices[indices], alloc)
 
 
@@ -546,17 +477,13 @@ register_combinator(Subset, lambda subset: [subset.dataset])
 
 def _as_int64(indices: Any) -> NDArray[np.int64] | None:  # noqa: ANN401 - any sequence
     """A 1-D sequence of integers as an array of its own, or None if it is anything else."""
-    if not hasattr(indices, "dtype"):  # a list: do not turn a million strings into an array to see
-        kinds = set(map(type, indices)) if not isinstance(indices, range) else {int}
+    if not hasattr(indices, "dtype") and not isinstance(indices, range):
+        # Do not turn a million strings into an array to see.
+        kinds = set(map(type, indices))
         if not all(issubclass(kind, (int, np.integer)) and kind is not bool for kind in kinds):
             return None
-    try:
-        array = np.asarray(indices)
-    except (TypeError, ValueError, OverflowError):
-        return None
-    if array.size == 0 and array.ndim == 1:
-        return np.empty(0, np.int64)
-    if array.ndim != 1 or array.dtype.kind not in "iu" or array.dtype == np.uint64:
+    array = np.asarray(indices)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         return None
     return array.astype(np.int64)
 
@@ -573,46 +500,28 @@ def random_split(dataset: Any, lengths: Sequence[int | float], seed: int = 0) ->
     Returns:
         One `Subset` for each length.
 
-    Raises:
-        ValueError: the lengths or fractions do not add up, or one is out of range.
-
     Example:
         >>> [len(part) for part in random_split(range(10), [0.5, 0.25, 0.25])]
         [6, 2, 2]
     """
     total = sum(lengths)
+    sizes = [int(length) for length in lengths]
     if math.isclose(total, 1) and total <= 1:
-        sizes = _sizes_of_fractions(len(dataset), lengths)
-    else:
-        sizes = [int(length) for length in lengths]
-        if total != len(dataset) or sizes != list(lengths) or min(sizes, default=0) < 0:
-            raise ConfigError(
-                "Sum of input lengths does not equal the length of the input dataset! Lengths "
-                f"{list(lengths)} sum to {total}, the dataset has {len(dataset)} samples. Give "
-                "whole numbers that sum to it, or fractions that sum to 1."
-            )
+        sizes = [math.floor(len(dataset) * fraction) for fraction in lengths]
+        for extra in range(len(dataset) - sum(sizes)):
+            sizes[extra % len(sizes)] += 1
+    elif sizes != list(lengths):
+        sizes = []
+    if sum(sizes) != len(dataset) or min(sizes, default=0) < 0:
+        raise ConfigError(
+            "Sum of input lengths does not equal the length of the input dataset! Lengths "
+            f"{list(lengths)} sum to {total}, the dataset has {len(dataset)} samples. Give whole "
+            "numbers that sum to it, or fractions that sum to 1."
+        )
     order = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed))).permutation(
         len(dataset)
     )
-    stops = itertools.accumulate(sizes)
     return [
-        Subset(dataset, order[stop - size : stop]) for size, stop in zip(sizes, stops, strict=True)
+        Subset(dataset, order[stop - size : stop])
+        for size, stop in zip(sizes, itertools.accumulate(sizes), strict=True)
     ]
-
-
-def _sizes_of_fractions(length: int, fractions: Sequence[int | float]) -> list[int]:
-    for position, fraction in enumerate(fractions):
-        if not 0 <= fraction <= 1:
-            raise ConfigError(
-                f"Fraction at index {position} is not between 0 and 1: {fraction}. All must be."
-            )
-    sizes = [math.floor(length * fraction) for fraction in fractions]
-    for extra in range(length - sum(sizes)):
-        sizes[extra % len(sizes)] += 1
-    for position, size in enumerate(sizes):
-        if size == 0:
-            warnings.warn(
-                f"Length of split at index {position} is 0. This might result in an empty dataset.",
-                stacklevel=3,
-            )
-    return sizes

@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a dataset is, and when a whole batch may be read from it at once.
-
-A map-style dataset gives samples by index (`__getitem__`), an iterable one gives them in turn
-(`__iter__`). A map-style dataset may also offer
-
-- `__getitems__(indices)`: a list of samples for a list of indices;
-- `get_batch(indices, alloc)`: the batch itself, already collated; and, where that is not always
-  possible, a property `can_get_batch`, asked before the first batch of an epoch.
-
-`get_batch` must equal collating the samples. A subclass that changes the samples but knows nothing
-of `get_batch` would break that, so `batch_reader` looks at which class defines what.
-"""
+"""What a dataset is, and when a whole batch may be read from it at once."""
+# A map-style dataset gives samples by index (`__getitem__`), an iterable one gives them in turn
+# (`__iter__`). A map-style dataset may also offer
+#
+# - `__getitems__(indices)`: a list of samples for a list of indices;
+# - `get_batch(indices, alloc)`: the batch itself, already collated; and, where that is not always
+#   possible, a property `can_get_batch`, asked before the first batch of an epoch.
+#
+# `get_batch` must equal collating the samples. A subclass that changes the samples but knows
+# nothing of `get_batch` would break that, so `batch_reader` looks at which class defines what.
 
 from __future__ import annotations
 
@@ -82,11 +80,7 @@ class Dataset(Summarized, Generic[T_co]):
     # dataset can.
 
     def __getitem__(self, index: Any) -> T_co:  # noqa: ANN401 - keys may be of any type
-        """Return one sample.
-
-        Raises:
-            NotImplementedError: the subclass does not define it.
-        """
+        """Return one sample; subclasses define it."""
         raise NotImplementedError(
             f"{type(self).__name__} is a Dataset and must define __getitem__(index)."
         )
@@ -142,9 +136,7 @@ def batch_reader(dataset: object) -> BatchReader | None:
     """Return what reads whole batches of `dataset`, or None if its samples must be read one by one.
 
     The reader is the dataset's `get_batch`, provided that no more derived class, nor the object
-    itself, redefines `__getitem__` or `__getitems__`, and that `can_get_batch`, where there is one,
-    is true. Only classes are looked at, so an object that forwards unknown attributes to another is
-    not mistaken for it.
+    itself, redefines `__getitem__` or `__getitems__`, and that `can_get_batch` is not false.
     """
     cls = type(dataset)
     module = _registered_by.get(f"{cls.__module__}.{cls.__qualname__}")
@@ -171,12 +163,7 @@ _drawless: set[type] = set()
 
 
 def register_combinator(cls: type, parts: Callable[[Any], Iterable[Any]]) -> None:
-    """Say that datasets of class `cls` do no more than hand on what other datasets give.
-
-    Args:
-        cls: The class.
-        parts: Returns the other datasets.
-    """
+    """Say that datasets of class `cls` hand on what other datasets give, which `parts` returns."""
     _parts_of[cls] = parts
 
 
@@ -231,7 +218,7 @@ def reads_together(dataset: object) -> bool:
 def announce_epoch(dataset: object, epoch: int) -> None:
     """Tell a dataset the number of the epoch, if it has a method `set_epoch`.
 
-    A combinator without one has its parts told.
+    A combinator without one passes it to its parts.
     """
     set_epoch = getattr(dataset, "set_epoch", None)
     if callable(set_epoch):
@@ -242,10 +229,10 @@ def announce_epoch(dataset: object, epoch: int) -> None:
 
 
 def follows_epochs(dataset: object) -> bool:
-    """Return whether an epoch's samples are decided by its number, as a stream of ours says.
+    """Return whether an epoch's samples are decided by its number.
 
     Such a dataset has `follows_epochs = True`, `set_epoch(epoch)`, which every loader calls, and
-    `settings()`: what else decides its samples, as JSON has it, for a loader's fingerprint.
+    `settings()`: what else decides its samples, for a loader's fingerprint.
     """
     return getattr(type(dataset), "follows_epochs", False) is True
 

@@ -31,13 +31,11 @@ _TYPES: Final[dict[type, Kind]] = {str: "str", bytes: "bytes"}
 class PackedList(Sequence[T]):
     """An immutable list of strings, bytes or other objects, held in a uint8 and an int64 array.
 
-    A Python list of millions of objects cannot be shared with forked workers for long: reading an
-    object writes its reference count, and page after page is copied. Here reading touches nothing,
-    and a spawned worker gets two arrays instead of millions of objects to unpickle.
+    Forked workers share it: reading an object of a Python list writes its reference count, and page
+    after page is copied. A spawned worker gets two arrays instead of millions of objects.
 
     Strings are kept as UTF-8 and bytes as they are, if all items are of exactly that type.
-    Otherwise every item is pickled by itself, so objects shared between items come back as separate
-    equal ones, and every access makes a new object.
+    Otherwise every item is pickled by itself. Every access makes a new object.
 
     Concurrency:
         Any thread or process. It pickles as its arrays (out of band under protocol 5), a slice as
@@ -63,14 +61,7 @@ class PackedList(Sequence[T]):
     _decode: Callable[[memoryview], Any]
 
     def __init__(self, items: Iterable[T] = ()) -> None:
-        """Pack items.
-
-        Args:
-            items: The items; read once, in pieces, never held all at once.
-
-        Raises:
-            pickle.PicklingError: an item, neither str nor bytes, that cannot be pickled.
-        """
+        """Pack items, which are read once and never held all at once."""
         if isinstance(items, PackedList):
             self._set(items._kind, items._blob, items._bounds)
         else:
@@ -99,24 +90,18 @@ class PackedList(Sequence[T]):
             ['cat', 'dog']
         """
         offsets = np.ascontiguousarray(offsets, np.int64)
-        is_rising = offsets.ndim == 1 and len(offsets) > 0 and bool(np.all(np.diff(offsets) >= 0))
-        if not is_rising or offsets[0] != 0 or offsets[-1] != len(text):
+        ends = offsets[[0, -1]].tolist() if offsets.size else None
+        if ends != [0, len(text)] or bool(np.any(np.diff(offsets) < 0)):
             raise ValueError(f"the offsets of strings do not rise from 0 to {len(text)}.")
         text = np.asarray(text, np.uint8)
         starts = offsets[:-1][offsets[:-1] < len(text)]
-        if bool(
-            np.any(text[starts] & 0xC0 == 0x80)
-        ):  # a string begins in the middle of a character
+        if bool(np.any(text[starts] & 0xC0 == 0x80)):
             raise ValueError("the offsets of strings cut a character in two.")
         str(text.data, "utf-8", "surrogatepass")
         return _restore("str", text, offsets)
 
     def to_utf8(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        """Return the arrays that `from_utf8` takes; not copies where they lie side by side.
-
-        Raises:
-            TypeError: the items are not strings.
-        """
+        """Return the arrays that `from_utf8` takes; not copies where they lie side by side."""
         if self._kind != "str":
             raise TypeError(f"the items of {self!r} are not strings.")
         return self._packed()
@@ -142,33 +127,20 @@ class PackedList(Sequence[T]):
         Args:
             index: An integer, a slice, or an array of integers (or of one bool per item); negative
                 ones count from the end.
-
-        Raises:
-            IndexError: out of range.
-            TypeError: neither.
         """
         if isinstance(index, slice) or (isinstance(index, np.ndarray) and index.ndim == 1):
-            return self._select(index)
-        try:
-            position = operator.index(index)
-        except TypeError:
-            raise TypeError(
-                "an index of a PackedList is an integer, a slice or a 1-D array of integers, not "
-                f"{index!r}."
-            ) from None
+            if isinstance(index, np.ndarray) and not index.size:  # of an empty list: floats
+                index = index.astype(np.int64)
+            part: PackedList[T] = PackedList.__new__(PackedList)
+            part._set(self._kind, self._blob, self._bounds[index])
+            return part
+        position = operator.index(index)
         if not -len(self) <= position < len(self):
             raise IndexError(
                 f"index {position} is out of range for a PackedList of {len(self)} items."
             )
         start, stop = self._bounds[position].tolist()
         return cast("T", self._decode(self._blob.data[start:stop]))
-
-    def _select(self, index: slice | NDArray[Any]) -> PackedList[T]:
-        if isinstance(index, np.ndarray) and index.size == 0:
-            index = index.astype(np.int64)  # an empty list becomes an array of floats
-        part: PackedList[T] = PackedList.__new__(PackedList)
-        part._set(self._kind, self._blob, self._bounds[index])
-        return part
 
     def __iter__(self) -> Iterator[T]:
         """Yield a new object for each item."""
@@ -183,9 +155,6 @@ class PackedList(Sequence[T]):
             return NotImplemented
         if len(self) != len(other):
             return False
-        if isinstance(other, PackedList) and self._kind == other._kind != "object":
-            (blob, offsets), (their_blob, their_offsets) = self._packed(), other._packed()
-            return np.array_equal(offsets, their_offsets) and np.array_equal(blob, their_blob)
         return all(a is b or a == b for a, b in zip(self, other, strict=True))
 
     def __repr__(self) -> str:
@@ -263,12 +232,8 @@ def _encode(chunk: list[Any], kind: Kind) -> list[bytes]:
     return [pickle.dumps(item, pickle.HIGHEST_PROTOCOL) for item in chunk]
 
 
-def _decode_str(memory: memoryview) -> str:
-    return str(memory, "utf-8", "surrogatepass")
-
-
 _DECODE: Final[dict[Kind, Callable[[memoryview], Any]]] = {
-    "str": _decode_str,
+    "str": lambda memory: str(memory, "utf-8", "surrogatepass"),
     "bytes": bytes,
     "object": pickle.loads,
 }

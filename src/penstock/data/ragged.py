@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -40,14 +39,9 @@ class RaggedArray(Sequence["NDArray[np.int64]"]):
         """
         self.values = _integers(values)
         self.offsets = _integers(offsets)
-        if (
-            self.values.ndim != 1
-            or self.offsets.ndim != 1
-            or not len(self.offsets)
-            or self.offsets[0] != 0
-            or self.offsets[-1] != len(self.values)
-            or bool(np.any(np.diff(self.offsets) < 0))
-        ):
+        steps = np.diff(self.offsets)
+        ends = self.offsets[[0, -1]].tolist() if len(self.offsets) else None
+        if ends != [0, len(self.values)] or bool(np.any(steps < 0)):
             raise ValueError(
                 f"offsets rise from 0 to {len(self.values)}, the number of values; these do not."
             )
@@ -59,13 +53,19 @@ class RaggedArray(Sequence["NDArray[np.int64]"]):
         Raises:
             ValueError: a row holds something else than integers, or one beyond int64.
         """
-        arrays = [
-            _integers(row if isinstance(row, (np.ndarray, list)) else list(row)) for row in rows
-        ]
-        offsets = np.zeros(len(arrays) + 1, np.int64)
-        np.cumsum([len(array) for array in arrays], out=offsets[1:])
-        values = np.concatenate(arrays) if arrays else np.empty(0, np.int64)
-        return cls(values, offsets)
+        arrays = [_integers(row if isinstance(row, np.ndarray) else list(row)) for row in rows]
+        return cls.from_counts(arrays, [len(array) for array in arrays])
+
+    @classmethod
+    def from_counts(cls, values: Sequence[NDArray[Any]], counts: ArrayLike) -> RaggedArray:
+        """Return rows of so many values each, which are those of some arrays one after the other.
+
+        Example:
+            >>> RaggedArray.from_counts([np.array([7, 8]), np.array([9])], [1, 0, 2])[2]
+            array([8, 9])
+        """
+        joined = np.concatenate(values) if len(values) else np.empty(0, np.int64)
+        return RaggedArray(joined, np.append(0, np.cumsum(counts, dtype=np.int64)))
 
     @classmethod
     def joined(cls, parts: Sequence[RaggedArray]) -> RaggedArray:
@@ -76,12 +76,10 @@ class RaggedArray(Sequence["NDArray[np.int64]"]):
             >>> [row.tolist() for row in RaggedArray.joined([a, b, a])]
             [[7], [], [8, 9], [7], []]
         """
-        if not parts:
-            return cls(np.empty(0, np.int64), np.zeros(1, np.int64))
-        counts = np.concatenate([np.diff(part.offsets) for part in parts])
-        offsets = np.zeros(len(counts) + 1, np.int64)
-        np.cumsum(counts, out=offsets[1:])
-        return cls(np.concatenate([part.values for part in parts]), offsets)
+        counts = [np.diff(part.offsets) for part in parts]
+        return cls.from_counts(
+            [part.values for part in parts], np.concatenate(counts) if counts else ()
+        )
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -91,58 +89,26 @@ class RaggedArray(Sequence["NDArray[np.int64]"]):
         """Return a view of one sample's values; a `RaggedArray` for a slice or index array.
 
         A slice without a step, too, is a view; indices and masks give a copy.
-        """
-        if isinstance(index, slice):
-            start, stop, step = index.indices(len(self))
-            return self._run(start, stop) if step == 1 else self._take(np.arange(start, stop, step))
-        if isinstance(index, list) or (isinstance(index, np.ndarray) and index.ndim):
-            return self._take(self._positions(np.asarray(index)))
-        position = operator.index(index)
-        if not -len(self) <= position < len(self):
-            raise IndexError(f"index {position} is out of range for {len(self)} samples.")
-        position %= len(self)
-        return self.values[self.offsets[position] : self.offsets[position + 1]]
-
-    def _run(self, start: int, stop: int) -> RaggedArray:
-        offsets = self.offsets[start : max(start, stop) + 1]
-        return RaggedArray(self.values[offsets[0] : offsets[-1]], offsets - offsets[0])
-
-    def _positions(self, index: NDArray[Any]) -> NDArray[np.int64]:
-        """Return an index array or a mask as positions from 0."""
-        if index.dtype == np.bool_:
-            if index.shape != (len(self),):
-                raise IndexError(f"a mask of shape {index.shape} for {len(self)} samples.")
-            return np.flatnonzero(index)
-        if not index.size:  # an empty list is an array of floats
-            return np.empty(0, np.int64)
-        if index.ndim != 1 or index.dtype.kind not in "iu":
-            raise IndexError(f"indices are a row of integers; got {index.dtype} {index.shape}.")
-        smallest, largest = int(index.min()), int(index.max())
-        if smallest < -len(self) or largest >= len(self):
-            wrong = smallest if smallest < -len(self) else largest
-            raise IndexError(f"index {wrong} is out of range for {len(self)} samples.")
-        index = index.astype(np.int64, copy=False)
-        return np.where(index < 0, index + len(self), index) if smallest < 0 else index
-
-    def _take(self, positions: NDArray[np.int64]) -> RaggedArray:
-        starts = self.offsets[positions]
-        offsets = np.zeros(len(positions) + 1, np.int64)
-        np.cumsum(self.offsets[positions + 1] - starts, out=offsets[1:])
-        # Value k of the result lies as far behind the start of its row here as it does there.
-        places = np.repeat(starts - offsets[:-1], np.diff(offsets))
-        places += np.arange(offsets[-1])
-        return RaggedArray(self.values[places], offsets)
-
-    def __contains__(self, row: object) -> bool:
-        """Refuse: whether it is a class or a row that is meant cannot be seen.
 
         Raises:
-            TypeError: always; it says what to ask.
+            IndexError: a sample that is not there, or an array of something else than integers.
         """
-        raise TypeError(
-            "`in` on a RaggedArray could mean a class or a whole row: ask `5 in ragged.values` for "
-            "a class, `[1, 5] in [row.tolist() for row in ragged]` for a row."
-        )
+        if isinstance(index, slice) and index.step in (None, 1):
+            start, stop, _ = index.indices(len(self))
+            offsets = self.offsets[start : max(start, stop) + 1]
+            return RaggedArray(self.values[offsets[0] : offsets[-1]], offsets - offsets[0])
+        if not isinstance(index, (slice, list, np.ndarray)):
+            if not -len(self) <= index < len(self):
+                raise IndexError(f"index {index} is out of range for {len(self)} samples.")
+            place = int(index) % len(self)
+            return self.values[self.offsets[place] : self.offsets[place + 1]]
+        positions = np.arange(len(self))[index]
+        first = self.offsets[positions]
+        counts = self.offsets[positions + 1] - first
+        # Value k of the result lies as far behind the start of its row here as it does there.
+        places = np.repeat(first - (np.cumsum(counts) - counts), counts)
+        places += np.arange(len(places))
+        return RaggedArray.from_counts([self.values[places]], counts)
 
     def __iter__(self) -> Iterator[NDArray[np.int64]]:
         """Yield a view for each sample."""

@@ -51,17 +51,16 @@ def shard(items: Iterable[T], by: Literal["batch", "item"] = "batch") -> Iterato
     size = info.batch_size or 1 if by == "batch" else 1
     if info.compared is not None:
         items = info.compared(items)
-    return _deal(items, size, info.worker_id, info.num_workers, info.rank, info.world_size)
+    num_items = size * info.world_size
 
+    def dealt() -> Iterator[T]:
+        stream = iter(items)
+        for turn in itertools.count():
+            group = list(itertools.islice(stream, num_items))
+            if turn % info.num_workers == info.worker_id:
+                end_prologue()
+                yield from group[info.rank :: info.world_size]
+            if len(group) < num_items:
+                return
 
-def _deal(
-    items: Iterable[T], size: int, worker_id: int, num_workers: int, rank: int, world_size: int
-) -> Iterator[T]:
-    stream = iter(items)
-    for turn in itertools.count():
-        group = list(itertools.islice(stream, size * world_size))
-        if turn % num_workers == worker_id:
-            end_prologue()
-            yield from group[rank::world_size]
-        if len(group) < size * world_size:
-            return
+    return dealt()

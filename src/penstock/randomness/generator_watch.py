@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finding the functions that draw from the generators of the whole process.
-
-A profile function follows the calls of one thread. It names the user's function
-
-    random    that calls a method of the one hidden `random.Random`
-    torch     that calls what draws, by its name, while the generator's state changes
-    numpy     that runs between two calls or returns while the state changes, and refers to numpy's
-              generator. The state alone would accuse a function that runs while another thread
-              draws.
-"""
+"""Finding the functions that draw from the generators of the whole process."""
+# A profile function follows the calls of one thread. It names the user's function
+#
+#     random    that calls a method of the one hidden `random.Random`
+#     torch     that calls what draws, by its name, while the generator's state changes
+#     numpy     that runs between two calls or returns while the state changes, and refers to
+#               numpy's generator. The state alone would accuse a function that runs while another
+#               thread draws.
 
 from __future__ import annotations
 

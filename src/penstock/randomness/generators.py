@@ -1,16 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The global generators of `random`, `numpy.random` and torch: seeding, keeping, putting back.
-
-Seeding them before every sample has to be cheap, and has to give every sample a state of its own.
-`random.seed` takes an integer of any size. numpy's and torch's functions take 32 bits, or are slow;
-with 32 bits, two of 100,000 samples would likely draw the same numbers. So their Mersenne twisters
-get all 624 words of their state: numpy's where `BitGenerator.ctypes` says that it lies, torch's
-through `set_state`. Both layouts are checked against the libraries when they are first used.
-
-Concurrency:
-    The generators belong to the whole process. A thread that draws from them while another makes
-    samples without workers sees them change.
-"""
+"""The global generators of `random`, `numpy.random` and torch: seeding, keeping, putting back."""
+# Seeding them before every sample has to be cheap, and has to give every sample a state of its own.
+# `random.seed` takes an integer of any size. numpy's and torch's functions take 32 bits, or are
+# slow; with 32 bits, two of 100,000 samples would likely draw the same numbers. So their Mersenne
+# twisters get all 624 words of their state: numpy's where `BitGenerator.ctypes` says that it lies,
+# torch's through `set_state`. Both layouts are checked against the libraries when first used.
 
 from __future__ import annotations
 
@@ -79,19 +73,7 @@ def _torch_generator() -> Any:  # noqa: ANN401 - torch's, which this layer canno
 
 
 class GlobalGenerators:
-    """Seeds the global generators from one stream of 64-bit words.
-
-    Example:
-        >>> import random
-        >>> kept = GlobalStates.now()
-        >>> generators = GlobalGenerators()
-        >>> generators.seed(np.random.Philox(key=7))
-        >>> first = random.random(), np.random.random()
-        >>> generators.seed(np.random.Philox(key=7))
-        >>> (random.random(), np.random.random()) == first
-        True
-        >>> kept.restore()
-    """
+    """Seeds the global generators from one stream of 64-bit words."""
 
     def __init__(self) -> None:
         """Look up where numpy's generator keeps its state."""
@@ -140,9 +122,6 @@ class _NumpyTwister:
         if self._words is not None:
             np.random.seed(0)  # forgets a cached normal number, and sets the position
             self._words[:] = key
-        elif isinstance(self._bit_generator, np.random.MT19937):
-            state = {"bit_generator": "MT19937", "state": {"key": key, "pos": _TWISTER_WORDS}}
-            np.random.set_state(state)
         else:  # the user has put another one there: it gets what it would have been made with
             fresh = type(self._bit_generator)(np.random.SeedSequence(key[:4].tolist()))
             np.random.set_state(fresh.state)

@@ -26,46 +26,36 @@ def guarded_draws(sampler: object, sequence: np.random.SeedSequence) -> Iterator
     """Let `sampler` draw what `sequence` decides, in the block."""
     users = _States.of(sampler)
     try:
-        _seed(sampler, sequence)
+        GlobalGenerators().seed(np.random.Philox(sequence))
+        for generator, _ in users.own:
+            generator.manual_seed(int(sequence.generate_state(1, np.uint64)[0]))
         yield
     finally:
         users.restore()
 
 
-def _generators(sampler: object) -> list[Any]:
-    """The generators that a sampler, and the one inside it, keep for themselves."""
-    found = []
-    for part in (sampler, getattr(sampler, "sampler", None)):
-        generator = getattr(part, "generator", None)
-        # Of its class: a proxy has attributes of any name.
-        if all(
-            hasattr(type(generator), name) for name in ("manual_seed", "get_state", "set_state")
-        ):
-            found.append(generator)
-    return found
-
-
-def _seed(sampler: object, sequence: np.random.SeedSequence) -> None:
-    GlobalGenerators().seed(np.random.Philox(sequence))
-    for generator in _generators(sampler):
-        generator.manual_seed(int(sequence.generate_state(1, np.uint64)[0]))
-
-
 class _States(NamedTuple):
-    """The states of the global generators, and of a sampler's own."""
+    """The states of the global generators, and of those that a sampler and the one inside keep."""
 
     globals: GlobalStates
     own: list[tuple[Any, Any]]
 
     @classmethod
     def of(cls, sampler: object) -> _States:
-        own = [(generator, generator.get_state()) for generator in _generators(sampler)]
-        return cls(GlobalStates.now(), own)
+        parts = (sampler, getattr(sampler, "sampler", None))
+        kept: list[Any] = [getattr(part, "generator", None) for part in parts]
+        own = list(filter(_is_generator, kept))
+        return cls(GlobalStates.now(), [(g, g.get_state()) for g in own])
 
     def restore(self) -> None:
         self.globals.restore()
         for generator, state in self.own:
             generator.set_state(state)
+
+
+def _is_generator(value: object) -> bool:
+    # By its class: a proxy has attributes of any name.
+    return all(hasattr(type(value), name) for name in ("manual_seed", "get_state", "set_state"))
 
 
 class GuardedIterator:

@@ -12,7 +12,7 @@ import random
 import sys
 import types
 import warnings
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -37,37 +37,36 @@ _SEEDED: Final = "penstock.vision.transforms.adapters"  # gives its transform th
 
 
 class KeptGenerator(NamedTuple):
-    """A generator that a dataset keeps.
+    """A generator that a dataset keeps, and the package of its keeper's class."""
 
-    Attributes:
-        path: Where, as "Noisy.transform.rng".
-        kind: What it is, as "numpy.random.Generator".
-        owner: Name of the package of the class that keeps it, as "albumentations".
-    """
-
-    path: str
-    kind: str
+    path: str  # as "Noisy.transform.rng"
+    kind: str  # as "numpy.random.Generator"
     owner: str
-
-    def __str__(self) -> str:
-        """Return "Noisy.rng (numpy.random.Generator)"."""
-        return f"{self.path} ({self.kind})"
 
 
 def kept_generators(dataset: object) -> list[KeptGenerator]:
     """Return the generators in the plain attributes of a dataset, and of what it is made of.
 
-    Lists, tuples and dicts are looked into, a short way each; attributes in `__slots__` are not.
-
-    No property is asked and no code of the dataset runs. Samplers, the process's own generators
-    and what Penstock's classes keep for themselves are left out.
-
-    Example:
-        >>> dataset = types.SimpleNamespace(rng=np.random.default_rng(0))
-        >>> [str(kept) for kept in kept_generators(dataset)]
-        ['SimpleNamespace.rng (numpy.random.Generator)']
+    Lists, tuples and dicts are looked into, a short way each; attributes in `__slots__` are not. No
+    property is asked and no code of the dataset runs. Samplers, the process's own generators and
+    what Penstock's classes keep for themselves are left out.
     """
-    return list(_found(dataset, type(dataset).__name__))
+    found: list[KeptGenerator] = []
+    waiting: list[tuple[object, str, int]] = [(dataset, type(dataset).__name__, 0)]
+    seen: set[int] = set()
+    while waiting and len(seen) < _MOST_OBJECTS:
+        owner, path, depth = waiting.pop(0)
+        if id(owner) in seen:
+            continue
+        seen.add(id(owner))
+        package = _module_of(owner).partition(".")[0]
+        for part, where in _parts_of(owner, path):
+            if (kind := _kind_of(part)) is not None:
+                if package != "penstock":
+                    found.append(KeptGenerator(where, kind, package))
+            elif depth < _DEEPEST and _may_keep(part):
+                waiting.append((part, where, depth + 1))
+    return found
 
 
 def warn_of_kept_generators(dataset: object, seed: int) -> None:
@@ -75,7 +74,8 @@ def warn_of_kept_generators(dataset: object, seed: int) -> None:
     found = kept_generators(dataset)
     if not found:
         return
-    listed = ", ".join(map(str, found[:3])) + (f" and {len(found) - 3} more" if found[3:] else "")
+    listed = ", ".join(f"{path} ({kind})" for path, kind, _ in found[:3])
+    listed += f" and {len(found) - 3} more" if found[3:] else ""
     remedy = "Draw from penstock.sample_rng(), or make the generator in __getitem__"
     if any(kept.owner == "albumentations" for kept in found):
         remedy = "Wrap the chain: penstock.vision.Albumentations(A.Compose([...]))"
@@ -88,43 +88,24 @@ def warn_of_kept_generators(dataset: object, seed: int) -> None:
     )
 
 
-def _found(root: object, name: str) -> Iterator[KeptGenerator]:
-    waiting: list[tuple[object, str, int]] = [(root, name, 0)]
-    seen: set[int] = set()
-    while waiting and len(seen) < _MOST_OBJECTS:
-        owner, path, depth = waiting.pop(0)
-        if id(owner) in seen:
-            continue
-        seen.add(id(owner))
-        for attribute, value in _attributes(owner):
-            for part, where in _parts(value, f"{path}.{attribute}"):
-                if (kind := _kind_of(part)) is not None:
-                    package = _module_of(owner).partition(".")[0]
-                    if package != "penstock":
-                        yield KeptGenerator(where, kind, package)
-                elif depth < _DEEPEST and _may_keep(part):
-                    waiting.append((part, where, depth + 1))
+def _parts_of(owner: object, path: str) -> Iterator[tuple[object, str]]:
+    """Yield the plain attributes of an object, or what a list or dict in one begins with.
 
-
-def _attributes(owner: object) -> list[tuple[str, Any]]:
-    """Return the plain attributes of an object, without running any code of its class."""
+    No code of its class runs.
+    """
     try:
         attributes = object.__getattribute__(owner, "__dict__")
     except AttributeError:
-        return []
-    return [(key, value) for key, value in attributes.items() if isinstance(key, str)]
-
-
-def _parts(value: object, where: str) -> Iterator[tuple[object, str]]:
-    """Return a value, or what a list, a tuple or a dict begins with."""
-    if type(value) in (list, tuple):
-        for number, part in enumerate(value[:_MOST_PARTS]):  # type: ignore[index]
-            yield part, f"{where}[{number}]"
-    elif type(value) is dict:
-        for key, part in itertools.islice(value.items(), _MOST_PARTS):
-            yield part, f"{where}[{key!r}]" if type(key) in (str, int) else f"{where}[...]"
-    else:
-        yield value, where
+        return
+    for name, value in attributes.items():
+        where = f"{path}.{name}"
+        if type(value) in (list, tuple):
+            yield from ((part, f"{where}[{k}]") for k, part in enumerate(value[:_MOST_PARTS]))
+        elif type(value) is dict:
+            parts = itertools.islice(value.items(), _MOST_PARTS)
+            yield from ((part, f"{where}[{key!r:.40}]") for key, part in parts)
+        else:
+            yield value, where
 
 
 def _module_of(value: object) -> str:
@@ -140,8 +121,7 @@ def _may_keep(value: object) -> bool:
     if module in _DATASETS or module == _SEEDED or module.partition(".")[0] in _LIBRARIES:
         # torch's own datasets of datasets are not the data.
         return module == "torch.utils.data.dataset"
-    is_sampler = any("Sampler" in base.__name__ for base in cls.__mro__)
-    return not is_sampler
+    return not any("Sampler" in base.__name__ for base in cls.__mro__)
 
 
 def _kind_of(value: object) -> str | None:

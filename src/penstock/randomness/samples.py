@@ -1,17 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every sample's own random numbers, decided by (seed, epoch, position).
-
-    key      = SeedSequence(seed, purpose "samples", epoch)          128 bits, once per epoch
-    counter  = (0, stream, position, attempt)                        4 x 64 bits, once per sample
-    numbers  = Philox4x64(key, counter), counting up in the lowest word
-
-Position is the sample's place in the epoch's global order, over all ranks. So whoever makes the
-sample, however often, draws the same numbers. A stream has 2^64 blocks of numbers to itself.
-
-Reference:
-    Salmon et al., Parallel random numbers: as easy as 1, 2, 3 (SC 2011): streams of a counter-based
-    generator are told apart by key and counter, at no cost.
-"""
+"""Every sample's own random numbers, decided by (seed, epoch, position)."""
+#     key      = SeedSequence(seed, purpose "samples", epoch)          128 bits, once per epoch
+#     counter  = (0, stream, position, attempt)                        4 x 64 bits, once per sample
+#     numbers  = Philox4x64(key, counter), counting up in the lowest word
+#
+# Position is the sample's place in the epoch's global order, over all ranks. So the numbers do not
+# depend on the process that makes the sample, nor on how often it is made. A stream has 2^64 blocks
+# of numbers to itself. (Salmon et al., Parallel random numbers: as easy as 1, 2, 3, SC 2011:
+# streams of a counter-based generator differ by key and counter, at no cost.)
 
 from __future__ import annotations
 
@@ -67,7 +63,7 @@ class _ThreadStreams(threading.local):
 
 
 _here = _ThreadStreams()
-# Batches being made in this process, by whoever has the global generators, and by worker threads.
+# Batches being made in this process: with the global generators, and by worker threads.
 _active: set[_Active] = set()
 _active_in_threads: set[_Active] = set()
 
@@ -81,16 +77,13 @@ def sample_rng(k: int | None = None) -> np.random.Generator:
     ask for it in each sample and keep it no longer. Nothing global is touched.
 
     Elsewhere (a loader without `seed=`, or `dataset[0]` typed by hand) it is a generator of this
-    worker, process or thread, seeded from the worker's seed; outside of workers one of the process,
-    seeded by `seed_everything`, or else from the system.
+    worker, seeded from the worker's seed; outside of workers one of the process, seeded by
+    `seed_everything`, or else from the system.
 
     Args:
         k: Where a whole batch is made at once (`get_batch`, `__getitems__`): which of its samples,
             0 <= k < batch size. Draws for sample k by `sample_rng(k)` are those of `sample_rng()`
             in `__getitem__`. None, or 0, where samples are made one by one.
-
-    Returns:
-        numpy's `Generator` over Philox.
 
     Raises:
         RuntimeError: no `k` where a whole batch is made; or `k` in a thread other than the one that
@@ -175,11 +168,8 @@ class SampleStreams:
     def __init__(self, seed: int, epoch: int, *, seeds_globals: bool = True) -> None:
         """Derive the key of an epoch.
 
-        Args:
-            seed: Not negative.
-            epoch: Not negative, below 2^32.
-            seeds_globals: Whether to seed the global generators as well. Not in a worker that is a
-                thread: they belong to the whole process. `sample_rng` is the same either way.
+        `seeds_globals` is whether to seed the global generators as well: not in a worker that is a
+        thread, as they belong to the whole process. `sample_rng` is the same either way.
         """
         self.seeds_globals = seeds_globals
         key = seed_sequence(seed, Purpose.SAMPLES, epoch).generate_state(2, np.uint64)
@@ -188,7 +178,6 @@ class SampleStreams:
         self._counter = self._state["state"]["counter"]
         self._globals = GlobalGenerators() if seeds_globals else None
         self._seeding_ns = 0
-        self._torch_found: Any = None
         if seeds_globals:
             _watch_torch()
         self._generators: list[np.random.Generator] = []
@@ -207,36 +196,20 @@ class SampleStreams:
     def active(self, *, isolated: bool = False) -> contextlib.AbstractContextManager[None]:
         """Let `sample_rng` answer from here, in the block.
 
-        Args:
-            isolated: Whether to put the global generators back afterwards: in the main process's
-                own process they are the user's.
+        `isolated` puts the global generators back afterwards: in the main process they are the
+        user's.
         """
         return _Active(self, isolated=isolated)
 
-    def restore_globals(self, states: GlobalStates) -> None:
-        """Put the global generators back; torch that was imported meanwhile is left as found."""
-        found = self._torch_found if states.torch is None else states.torch
-        states._replace(torch=found).restore()
-        self._torch_found = None
-
     def begin_sample(self, position: int, attempt: int = 0) -> None:
-        """Seed everything for one sample.
+        """Seed everything for the sample at a place of the epoch's global order.
 
-        Args:
-            position: Its place in the epoch's global order.
-            attempt: 0, unless it is made once more in order to draw anew.
+        `attempt` is 0, unless it is made once more in order to draw anew.
         """
         self._begin(_RNG, _GLOBALS, position, attempt)
 
     def begin_batch(self, position: int, stride: int, count: int, attempt: int = 0) -> None:
-        """Seed everything for samples that are read at once.
-
-        Args:
-            position: Place of the first one in the epoch's global order.
-            stride: From each to the next.
-            count: Number of samples.
-            attempt: As for `begin_sample`.
-        """
+        """Seed everything for samples that are read at once, `stride` places apart."""
         self._begin(_RNG, _BATCH, position, attempt)
         self._stride = stride
         self._count = count
@@ -244,11 +217,8 @@ class SampleStreams:
     def begin_part(self, position: int, stride: int, places: Mapping[int, int]) -> None:
         """Seed everything for some of a batch's samples, or replacements of them, read at once.
 
-        Args:
-            position: As for `begin_batch`, of the whole batch's first sample.
-            stride: As for `begin_batch`.
-            places: Numbers in the whole batch of the samples that are read, in their order, each
-                with its attempt: `sample_rng(k)` is that of the k-th of them.
+        `places` are their numbers in the whole batch, each with its attempt: `sample_rng(k)` is
+        that of the k-th of them. `position` is that of the whole batch's first sample.
         """
         self.begin_batch(position, stride, len(places))
         self._which = np.fromiter(places, np.int64, len(places))
@@ -284,7 +254,6 @@ class SampleStreams:
         """Seed torch, imported while a sample is being made, as if it had been there before."""
         if self._globals is None:
             return
-        self._torch_found = GlobalStates.now().torch
         self._seek(self._source, self._global_stream, self._global_position, self._attempt)
         self._globals.seed_torch(self._source)
 
@@ -394,7 +363,7 @@ class _Active:
         _here.streams = self._outer
         (_active if self._streams.seeds_globals else _active_in_threads).discard(self)
         if self._states is not None:
-            self._streams.restore_globals(self._states)
+            self._states.restore()
 
 
 @contextlib.contextmanager

@@ -29,15 +29,13 @@ class BalancedBatchSampler(BatchSampler):
 
     Classes take turns: all come once, in random order, before any comes again. Where P does not
     divide their number, each turn leaves out some, at random. Within a class the samples take turns
-    likewise: all come once before any comes again. None is twice in a batch for its class, unless
+    likewise. None is twice in a batch for its class, unless
     the class has fewer than K: then all of them are, some more often. A sample with several labels
     belongs to each of its classes; one without any is never drawn.
 
     An epoch is `num_batches` of all ranks together. With ranks, each has whole batches of P x K,
-    and takes turns with the others: batches k of all ranks are one piece of the order that one rank
-    would have. Where their number does not divide evenly, the first ones come twice.
-
-    For a loader's `batch_sampler`; a Penstock loader resumes in it at once.
+    and takes turns with the others. Where their number does not divide evenly, the first ones come
+    twice.
 
     Attributes:
         labels: As given or found, shape (samples,), or a `RaggedArray`.
@@ -54,9 +52,6 @@ class BalancedBatchSampler(BatchSampler):
         >>> [len({labels[index] for index in batch}) for batch in batches]
         [2, 2]
 
-    Reference:
-        Hermans, Beyer and Leibe, "In Defense of the Triplet Loss for Person Re-Identification",
-        2017, section 2: batches of P persons with K images each.
     """
 
     _shows = ("p_classes", "k_samples", "num_batches")
@@ -98,7 +93,7 @@ class BalancedBatchSampler(BatchSampler):
         chosen = chosen_rank(rank, num_replicas)
         self.labels = labels_given_or_known(labels, type(self).__name__, column)
         self.class_names = class_names_of(labels, column)
-        items = ClassItems.of(self.labels)
+        items = ClassItems(self.labels)
         items.check_any()
         if p_classes > len(items.classes):
             raise ConfigError(
@@ -133,16 +128,10 @@ class _BalancedOrder(BatchOrder):
     ) -> None:
         super().__init__(seed)
         self._items = items
+        self._source_length = items.num_samples
         self._p_classes = p_classes
         self._k_samples = k_samples
         self._num_batches = num_batches
-
-    def _public_name(self) -> str:
-        return "BalancedBatchSampler"
-
-    @property
-    def source_length(self) -> int:
-        return self._items.num_samples
 
     def __len__(self) -> int:
         num_batches = -(-self._num_batches // self.num_replicas)
@@ -154,7 +143,7 @@ class _BalancedOrder(BatchOrder):
     def indices(self) -> NDArray[np.int64]:
         rng = self.rng()
         classes = self._class_turns(rng)
-        drawn = self._items.cycled_together(classes, self._k_samples, rng)
+        drawn = self._items.cycled(classes, rng, self._k_samples)
         batches = drawn.reshape(self._num_batches, -1)
         if self.num_replicas > 1:
             num_batches = len(self) // batches.shape[1]

@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A shuffle buffer that balances classes, for streams whose labels are seen only as they come.
-
-    stream -> [ one reservoir per class ] -> class drawn by its share, sample of it -> out
-
-One sample goes out for each that comes in, after the first `buffer_size` have come in. What comes
-in when the buffer is full crowds a sample out of the largest reservoir, so a rare class keeps all
-it has until it has as many as the others. A sample of the largest is let go of when it is given, so
-only those that may come again are copied.
-"""
+"""A shuffle buffer that balances classes, for streams whose labels are seen only as they come."""
+# stream -> [ one reservoir per class ] -> class drawn by its share, sample of it -> out
+#
+# One sample goes out for each that comes in, after the first `buffer_size` have come in. What comes
+# in when the buffer is full crowds a sample out of the largest reservoir, so a rare class keeps all
+# it has until it has as many as the others. A sample of the largest is let go of when it is given,
+# so only those that may come again are copied.
 
 from __future__ import annotations
 
@@ -15,10 +13,10 @@ import copy
 import functools
 import inspect
 import sys
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
 import numpy as np
 
@@ -46,6 +44,10 @@ T = TypeVar("T")
 
 # Shares are computed anew when this many more samples have come in: 1 %.
 _REFRESH: Final = 1.01
+_PLAIN: Final = (
+    "It may come again, so it is given as a copy (copy.deepcopy), and cannot be copied: let the "
+    "stream give plain data, and open, decode or move it in transform."
+)
 _KEYS: Final = ("labels", "label", "targets", "target")
 
 
@@ -69,8 +71,7 @@ class BalancedShuffle(IterableDataset[Any]):
     each rank a seed of its own. A saved loader's state goes on exactly, by reading the stream again
     from its start.
 
-    What may come again is given as a copy (`copy.deepcopy`), so it may be written to. With
-    `alpha=0`, or while there is one class, nothing is copied.
+    What may come again is given as a copy (`copy.deepcopy`), so it may be written to.
 
     Memory: `buffer_size` samples, and one more, in every worker. Let the stream give encoded
     samples, and decode and augment in `transform`: the buffer is then small, and a repeated sample
@@ -80,10 +81,6 @@ class BalancedShuffle(IterableDataset[Any]):
         counts: What became of the samples of this process's newest epoch, by class: dicts `read`,
             `given`, `repeated` (of the given ones) and `dropped`. Workers have their own.
 
-    Concurrency:
-        One iterator at a time in a process is the usual; several are independent, but `counts` is
-        that of the newest. Pickles if the stream, `get_label` and `transform` do.
-
     Example:
         >>> stream = [("cat", 0)] * 90 + [("dog", 1)] * 10
         >>> import random
@@ -92,13 +89,13 @@ class BalancedShuffle(IterableDataset[Any]):
         >>> names = [name for name, _ in balanced]
         >>> len(names), 40 <= names.count("dog") <= 60
         (100, True)
-        >>> balanced.counts.read, balanced.counts.repeated[0]
-        ({0: 90, 1: 10}, 0)
+        >>> balanced.counts.read[1], balanced.counts.repeated[0]
+        (10, 0)
     """
 
     _shows = ("dataset", "length", "buffer_size", "alpha", "seed", "epoch")
 
-    # All of penstock's loaders tell it the epoch, those without a seed too: its order is decided by
+    # All of penstock's loaders set its epoch, those without a seed too: its order is decided by
     # nothing else that changes.
     follows_epochs: ClassVar[bool] = True
 
@@ -133,7 +130,6 @@ class BalancedShuffle(IterableDataset[Any]):
 
         Raises:
             ConfigError: an argument is out of its range, or `dataset` is no stream.
-            TypeError: `get_label` or `transform` cannot be called.
         """
         if not hasattr(type(dataset), "__iter__"):
             raise ConfigError(
@@ -144,9 +140,6 @@ class BalancedShuffle(IterableDataset[Any]):
         check_positive("buffer_size", buffer_size)
         check_alpha(alpha)
         check_beta(beta)
-        for name, function in (("get_label", get_label), ("transform", transform)):
-            if function is not None and not callable(function):
-                raise TypeError(f"{name} should be a function, but got {name}={function!r}.")
         self.dataset = dataset
         self.get_label = get_label
         self.buffer_size = buffer_size
@@ -159,12 +152,7 @@ class BalancedShuffle(IterableDataset[Any]):
         _watch_torch()
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch whose order comes next; the stream is told as well.
-
-        Raises:
-            ConfigError: a negative epoch, or one of 2^32 and more.
-            TypeError: an epoch that is no integer.
-        """
+        """Choose the epoch whose order comes next, also for the stream."""
         self.epoch = checked_epoch(epoch)
         announce_epoch(self.dataset, epoch)
 
@@ -182,11 +170,7 @@ class BalancedShuffle(IterableDataset[Any]):
         }
 
     def __len__(self) -> int:
-        """Return the length of the stream, if it has one.
-
-        Raises:
-            TypeError: it has none.
-        """
+        """Return the length of the stream, if it has one."""
         return len(self.dataset)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[Any]:
@@ -202,15 +186,10 @@ class ShuffleCounts:
     `repeated` are those of `given` that had gone out before.
     """
 
-    read: dict[Any, int] = field(default_factory=dict)
-    given: dict[Any, int] = field(default_factory=dict)
-    repeated: dict[Any, int] = field(default_factory=dict)
-    dropped: dict[Any, int] = field(default_factory=dict)
-
-    def add_class(self, name: Hashable) -> None:
-        """Begin to count a class."""
-        for numbers in (self.read, self.given, self.repeated, self.dropped):
-            numbers[name] = 0
+    read: Counter[Any] = field(default_factory=Counter)
+    given: Counter[Any] = field(default_factory=Counter)
+    repeated: Counter[Any] = field(default_factory=Counter)
+    dropped: Counter[Any] = field(default_factory=Counter)
 
 
 class _ShufflePass:
@@ -224,17 +203,13 @@ class _ShufflePass:
     ) -> None:
         """Read `stream` as `owner` says, and count in `counts`."""
         self._stream = stream
+        self._owner = owner
         self._kind = type(owner.dataset).__name__
-        self._get_label = owner.get_label
-        self._transform = owner.transform
-        self._size = owner.buffer_size
-        self._shares = owner.alpha, owner.beta
         self._is_plain = owner.alpha == 0  # all classes in one reservoir: nothing is repeated
         self._counts = counts
         self._class_of: dict[Hashable, int] = {}
-        self._pools: list[_Reservoir[Entry]] = []
+        self._pools: list[_Reservoir] = []
         self._lengths = np.zeros(0, np.int64)  # of the pools
-        self._num_held = 0
         self._bounds = np.zeros(0)  # sums of the shares, up to and with each pool
         self._refresh_at = 0
         self._num_asked = self._num_read = self._num_given = 0
@@ -249,12 +224,22 @@ class _ShufflePass:
         return self
 
     def __next__(self) -> Any:  # noqa: ANN401
-        while not self._has_ended and self._num_read - self._num_given < self._size:
-            self._take_in()
-        if self._num_given == self._num_read:
-            self._finish()
-            raise StopIteration
-        return self._give()
+        try:
+            while (
+                not self._has_ended and self._num_read - self._num_given < self._owner.buffer_size
+            ):
+                self._take_in()
+            if self._num_given < self._num_read:
+                return self._give()
+        except StopIteration as error:
+            raise RuntimeError(
+                "get_label or transform of BalancedShuffle raised StopIteration, which would have "
+                "ended the stream."
+            ) from error
+        for pool in self._pools:
+            self._counts.dropped.update(name for name, _, _ in pool.fresh)
+        self._pools = []
+        raise StopIteration
 
     def _take_in(self) -> None:
         if self._broken_by is not None:
@@ -268,33 +253,17 @@ class _ShufflePass:
             self._has_ended = True
             return
         except Exception as error:
-            self._note(error)
+            annotate(
+                error,
+                f"BalancedShuffle was reading sample {self._num_asked} (counted from 0) of its "
+                f"stream, {self._kind}, and had given {self._num_given}.",
+            )
+            self._broken_by = error if inspect.isgenerator(self._stream) else None
             raise
         end_prologue()  # of a stream that is not dealt out by `shard`, which has done it
         self._num_asked += 1
-        name = self._class_name(sample)
-        number = self._numbered(name)
-        self._num_read += 1
-        self._counts.read[name] += 1
-        pool = 0 if self._is_plain else number
-        self._pools[pool].add((name, self._num_asked - 1, sample))
-        self._lengths[pool] += 1
-        self._num_held += 1
-        if self._num_held > self._size:
-            self._make_room()
-
-    def _note(self, error: Exception) -> None:
-        annotate(
-            error,
-            f"BalancedShuffle was reading sample {self._num_asked} (counted from 0) of its stream, "
-            f"{self._kind}, and had given {self._num_given}.",
-        )
-        if inspect.isgenerator(self._stream):
-            self._broken_by = error
-
-    def _class_name(self, sample: Any) -> Hashable:  # noqa: ANN401
         try:
-            name: Hashable = _called(class_of_sample, sample, self._get_label)
+            name = class_of_sample(sample, self._owner.get_label)
         except NotLabelsError as error:
             raise ConfigError(
                 f"Sample {self._num_asked - 1} (counted from 0) of the stream ({self._kind}) "
@@ -302,92 +271,74 @@ class _ShufflePass:
                 "function that returns it, one number or name; where a sample has several, that of "
                 "the rarest."
             ) from None
-        return name
+        pool = self._pool_of(name)
+        self._num_read += 1
+        self._counts.read[name] += 1
+        self._pools[pool].fresh.append((name, self._num_asked - 1, sample))
+        self._lengths[pool] += 1
+        if self._lengths.sum() > self._owner.buffer_size:
+            largest = int(self._lengths.argmax())
+            self._lengths[largest] -= 1
+            dropped = self._pools[largest].crowd_out(self._rng)
+            if dropped is not None:
+                self._counts.dropped[dropped[0]] += 1
 
-    def _numbered(self, name: Hashable) -> int:
-        known = self._class_of.get(name)
-        if known is not None:
-            return known
-        number = len(self._class_of)
-        if number >= self._size and not self._is_plain:
+    def _pool_of(self, name: Hashable) -> int:
+        number = self._class_of.setdefault(name, len(self._class_of))
+        if self._is_plain:
+            number = 0
+        if number < len(self._pools):
+            return number
+        if number >= self._owner.buffer_size:
             raise ConfigError(
                 f"Sample {self._num_asked - 1} (counted from 0) of the stream ({self._kind}) is of "
-                f"a new class, {name!r}, after {number} others, but buffer_size={self._size}: each "
-                "class needs room for one sample, and for good shuffling for many. Raise "
+                f"a new class, {name!r}, after {number} others, but buffer_size={number}. Raise "
                 "buffer_size, or let get_label return coarser classes."
             )
-        self._class_of[name] = number
-        self._counts.add_class(name)
         self._refresh_at = 0
-        if not self._is_plain or number == 0:
-            self._pools.append(_Reservoir())
-            self._lengths = np.append(self._lengths, 0)
+        self._pools.append(_Reservoir())
+        self._lengths = np.append(self._lengths, 0)
         return number
-
-    def _make_room(self) -> None:
-        largest = int(self._lengths.argmax())
-        self._lengths[largest] -= 1
-        self._num_held -= 1
-        dropped = self._pools[largest].crowd_out(self._rng)
-        if dropped is not None:
-            self._counts.dropped[dropped[0]] += 1
 
     def _give(self) -> Any:  # noqa: ANN401
         rng = self._rng if self._num_given else self._first_rng
-        pool = self._drawn_pool(rng)
-        is_kept, is_repeat = self._is_kept(pool), False
+        number = self._drawn_pool(rng)
+        pool = self._pools[number]
+        # What is given may come again, but of one pool each sample comes once; and of the largest,
+        # the next sample to come in would crowd it out.
+        is_largest = self._lengths[number] == self._lengths.max()
+        is_kept = len(self._pools) > 1 and (
+            self._has_ended or not is_largest or len(pool.fresh) < 2
+        )
+        is_repeat = is_kept and not pool.fresh
         if is_kept:
-            (name, place, sample), is_repeat = self._pools[pool].give(rng)
+            name, place, sample = pool.give(rng)
         else:
-            name, place, sample = self._pools[pool].take(rng)
-            self._lengths[pool] -= 1
-            self._num_held -= 1
+            name, place, sample = _pop_any(pool.fresh, rng)
+            self._lengths[number] -= 1
         self._num_given += 1
         self._counts.given[name] += 1
         self._counts.repeated[name] += is_repeat
         if is_kept:
-            sample = self._copied(sample, name, place)
-        return sample if self._transform is None else _called(self._transform, sample)
-
-    def _is_kept(self, pool: int) -> bool:
-        """Whether what a pool gives now may come again.
-
-        Of one pool each sample comes once. Of the largest, the next sample to come in would crowd
-        it out.
-        """
-        if len(self._pools) == 1:
-            return False
-        is_largest = self._lengths[pool] == self._lengths.max()
-        return self._has_ended or not is_largest or len(self._pools[pool].fresh) < 2
-
-    def _copied(self, sample: Any, name: Hashable, place: int) -> Any:  # noqa: ANN401
-        try:
-            return copy.deepcopy(sample)
-        except Exception as error:
-            annotate(
-                error,
-                f"BalancedShuffle gives sample {place} (counted from 0) of its stream, "
-                f"{self._kind}, of class {name!r}, as a copy "
-                "(copy.deepcopy), since it may come again, and it cannot be copied. Let the "
-                "stream give plain data, and open, decode or move it in transform.",
-            )
-            raise
+            try:
+                sample = copy.deepcopy(sample)
+            except Exception as error:
+                annotate(error, f"{self._kind} gave sample {place} to BalancedShuffle. {_PLAIN}")
+                raise
+        transform = self._owner.transform
+        return sample if transform is None else transform(sample)
 
     def _drawn_pool(self, rng: np.random.Generator) -> int:
         if len(self._pools) == 1:
             return 0
         if self._num_read >= self._refresh_at:
             self._refresh_at = int(self._num_read * _REFRESH) + 1
-            self._bounds = np.cumsum(class_shares(list(self._counts.read.values()), *self._shares))
+            counts = list(self._counts.read.values())
+            shares = class_shares(counts, self._owner.alpha, self._owner.beta)
+            self._bounds = np.cumsum(shares)
         point = rng.random() * self._bounds[-1]
         # Rounding may put the point on the very end.
         return min(int(self._bounds.searchsorted(point, side="right")), len(self._pools) - 1)
-
-    def _finish(self) -> None:
-        for pool in self._pools:
-            for name, _, _ in pool.fresh:
-                self._counts.dropped[name] += 1
-        self._pools, self._lengths = [], self._lengths[:0]
 
 
 def _generator(seed: int, epoch: int, *which: int) -> np.random.Generator:
@@ -402,17 +353,6 @@ def _own_share() -> tuple[int, int]:
         info = None if torch_data is None else torch_data.get_worker_info()
         return share.rank, 0 if info is None else info.id
     return share.rank, share.worker_id
-
-
-def _called(function: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ANN401
-    """Return `function(*arguments)`; a StopIteration of it would end the stream unnoticed."""
-    try:
-        return function(*arguments)
-    except StopIteration as error:
-        raise RuntimeError(
-            "get_label or transform of BalancedShuffle raised StopIteration, which would have "
-            "ended the stream."
-        ) from error
 
 
 @functools.cache  # once per process
@@ -439,25 +379,21 @@ def class_of_sample(sample: Any, get_label: Callable[[Any], Any] | None = None) 
     label = _usual_label(sample) if get_label is None else get_label(sample)
     if getattr(label, "ndim", None) == 0 and hasattr(label, "item"):
         label = label.item()  # a tensor's hash is that of the object
-    kind = type(label).__qualname__
-    if label is None:
-        raise NotLabelsError("has None as its label")
-    if getattr(label, "shape", ()):
-        raise NotLabelsError(f"has a {kind} of shape {tuple(label.shape)} as its label")
-    if get_label is None and isinstance(label, (list, tuple)):
-        raise NotLabelsError(f"has {len(label)} labels")
     try:
+        name: Hashable = label
         hash(label)
-    except TypeError as error:
-        raise NotLabelsError(f"has a {kind} as its label, which cannot be hashed") from error
-    if label != label:  # every NaN would be a class of its own
-        raise NotLabelsError("has a label that is not a number (NaN)")
-    name: Hashable = label
+        # Every NaN would be a class of its own.
+        is_class = label is not None and not getattr(label, "shape", ()) and label == label
+    except TypeError:
+        is_class = False
+    if not is_class or (get_label is None and isinstance(label, tuple)):
+        raise NotLabelsError(f"has as its label {label!r:.60}, which is not one class")
     return name
 
 
 def _usual_label(sample: Any) -> Any:  # noqa: ANN401
-    if isinstance(sample, (tuple, list)) and sample and isinstance(sample[-1], Mapping):
+    is_row = isinstance(sample, (tuple, list))
+    if is_row and sample and isinstance(sample[-1], Mapping):
         sample = sample[-1]
     if isinstance(sample, Mapping):
         for key in _KEYS:
@@ -465,49 +401,40 @@ def _usual_label(sample: Any) -> Any:  # noqa: ANN401
                 return sample[key]
         keys = sorted(map(str, sample))[:8]
         raise NotLabelsError(f"is a dict of {keys}, without {' or '.join(map(repr, _KEYS))}")
-    if not isinstance(sample, (tuple, list)) or len(sample) < 2:
+    if not is_row or len(sample) < 2:
         raise NotLabelsError(f"is a {type(sample).__qualname__}, neither a pair nor a dict")
     return sample[-1]
 
 
-class _Reservoir(Generic[T]):
+class _Reservoir:
     """Samples of one class: gives those never given first, at random, then round by round.
 
     In a round every sample that was given before comes once. A fresh one that comes in is given
-    before the round goes on, and takes part from the next. Each call costs the same, however many
-    samples there are.
+    before the round goes on, and takes part from the next.
     """
 
     def __init__(self) -> None:
         """Hold nothing."""
-        self.fresh: list[T] = []  # never given
-        self._given: OrderedDict[int, T] = OrderedDict()  # by the number of its first giving
+        self.fresh: list[Entry] = []  # never given
+        self._given: OrderedDict[int, Entry] = OrderedDict()  # by the number of its first giving
         self._due: list[int] = []  # of `_given`, in this round; some may have left since
         self._num_first_given = 0
 
-    def add(self, sample: T) -> None:
-        """Take in a sample."""
-        self.fresh.append(sample)
-
-    def give(self, rng: np.random.Generator) -> tuple[T, bool]:
-        """Return a sample, which stays held, and whether it was given before."""
+    def give(self, rng: np.random.Generator) -> Entry:
+        """Return a sample, which stays held."""
         if self.fresh:
-            sample = self.take(rng)
+            sample = _pop_any(self.fresh, rng)
             self._given[self._num_first_given] = sample
             self._num_first_given += 1
-            return sample, False
+            return sample
         while True:
             if not self._due:
                 self._due = list(self._given)
             number = _pop_any(self._due, rng)
             if number in self._given:
-                return self._given[number], True
+                return self._given[number]
 
-    def take(self, rng: np.random.Generator) -> T:
-        """Return a sample that was never given, and let go of it."""
-        return _pop_any(self.fresh, rng)
-
-    def crowd_out(self, rng: np.random.Generator) -> T | None:
+    def crowd_out(self, rng: np.random.Generator) -> Entry | None:
         """Let go of a sample; return it if it was never given, else None.
 
         Of those given before the one goes that was first given the longest ago, so that all stay
@@ -521,8 +448,6 @@ class _Reservoir(Generic[T]):
 
 def _pop_any(items: list[T], rng: np.random.Generator) -> T:
     """Take one item out, at random; the last takes its place."""
-    if not items:
-        raise IndexError("the reservoir holds no such sample")
     chosen = int(rng.random() * len(items))
     items[chosen], items[-1] = items[-1], items[chosen]
     return items.pop()

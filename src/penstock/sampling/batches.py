@@ -2,8 +2,6 @@
 """Which indices make a batch.
 
 A batch sampler over an `IndexSampler` is two things: an order, and where in it each batch begins.
-So a loader finds batch k of an epoch without those before it. Mostly a batch is the next
-`batch_size` indices; a subclass whose batches differ in length says where they begin (`layout`).
 """
 
 from __future__ import annotations
@@ -13,10 +11,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, cast
 
 import numpy as np
 
-from penstock.data.dataset import is_current
-from penstock.errors import ConfigError
+from penstock.data.dataset import is_current, length_of
 from penstock.sampling.sampler_state import Resumable
-from penstock.sampling.samplers import IndexSampler, Sampler, check_positive
+from penstock.sampling.samplers import IndexSampler, Sampler, check_bool, check_positive
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sized
@@ -97,48 +94,28 @@ class BatchSampler(Resumable, Sampler[list[int]]):
             sampler: Any iterable of indices; of other keys too, as long as only `__iter__` is used.
             batch_size: Indices in a batch, at least 1.
             drop_last: Whether a last, shorter batch is left out.
-
-        Raises:
-            ConfigError: `batch_size` is not a positive integer, or `drop_last` no bool.
         """
         check_positive("batch_size", batch_size)
-        if not isinstance(drop_last, bool):
-            raise ConfigError(
-                f"drop_last should be a boolean value, but got drop_last={drop_last!r}."
-            )
+        check_bool("drop_last", drop_last)
         self.sampler = sampler
         self.batch_size = batch_size
         self.drop_last = drop_last
 
     @property
     def epoch(self) -> int:
-        """The sampler's epoch.
-
-        Raises:
-            AttributeError: it has none.
-        """
+        """The sampler's epoch."""
         epoch: int = self.sampler.epoch  # type: ignore[attr-defined]
         return epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Pass the epoch on to the sampler, if it takes one."""
-        set_epoch = getattr(self.sampler, "set_epoch", None)
-        if callable(set_epoch):
+        if callable(set_epoch := getattr(self.sampler, "set_epoch", None)):
             set_epoch(epoch)
-        if self._place is not None:
-            self._place.is_told = True
 
     def __len__(self) -> int:
-        """Return the number of batches.
-
-        Raises:
-            TypeError: the sampler has no length.
-        """
+        """Return the number of batches."""
         length = len(cast("Sized", self.sampler))
         return length // self.batch_size if self.drop_last else -(-length // self.batch_size)
-
-    def _varies(self) -> bool:
-        return isinstance(self.sampler, Resumable) and self.sampler._varies()
 
     def layout(self) -> BatchLayout:
         """Return where the batches of the current epoch lie. The sampler is an `IndexSampler`."""
@@ -203,9 +180,7 @@ class BatchSampler(Resumable, Sampler[list[int]]):
     def index_batches(self) -> Iterator[NDArray[np.int64] | list[Any]]:
         """Return the batches as int64 arrays if the sampler is an `IndexSampler`, else as lists.
 
-        The arrays have shape (batch,) and are views of the order of the epoch: do not write. The
-        same indices as iterating; a subclass with an `__iter__` of its own is simply iterated. The
-        order is that of the epoch at the time of the call.
+        The arrays are views of the order of the epoch at the time of the call: do not write.
         """
         if self._has_order() and is_current(type(self), "index_batches", ("__iter__",)):
             return self._ordered()
@@ -214,12 +189,10 @@ class BatchSampler(Resumable, Sampler[list[int]]):
     def settings(self) -> dict[str, Any]:
         """Return what the batches depend on, as JSON has it."""
         inner: Any = self.sampler
-        ranks = 1
         if isinstance(inner, IndexSampler):
             ranks, settings = inner.world_size, inner.settings()
         else:
-            length = len(inner) if hasattr(inner, "__len__") else None
-            settings = {"kind": type(inner).__name__, "length": length}
+            ranks, settings = 1, {"kind": type(inner).__name__, "length": length_of(inner)}
         return {
             "sampler": settings,
             "global_batch_size": self.batch_size * ranks,

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -20,12 +19,10 @@ if TYPE_CHECKING:
 
 __all__ = ["BucketBatchSampler"]
 
-_BLOCK: Final = 1 << 20  # keys looked up at a time: their buckets are of 8 bytes first
 _GROWTH: Final = 1.1  # from one boundary to the next, where none are given
 _WINDOW: Final = 32  # batches of similar shapes that are sorted together
 _RATIO_STEPS: Final = 8  # to a doubling of the aspect ratio: a batch differs by some 9 %
 _AREA_STEPS: Final = 2  # to a doubling of the area
-_DEEPEST: Final = 8  # subsets of subsets
 
 
 class BucketBatchSampler(BatchSampler):
@@ -36,16 +33,13 @@ class BucketBatchSampler(BatchSampler):
     draw in each epoch; the number of batches is always the same. There are two ways:
 
     By `boundaries`, samples go into buckets, and a batch is of one bucket. With `max_tokens` the
-    batches of a bucket have as many samples as its longest one allows, so that no padded batch is
-    larger. The last batch of each bucket may be shorter. With ranks, step k is of the same bucket
-    and of the same size on all of them; a bucket that does not divide evenly has fewer than
-    `num_replicas` of its samples a second time.
+    batches of a bucket have as many samples as its longest one allows. The last batch of each
+    bucket may be shorter. With ranks, step k is of the same bucket and of the same size on all of
+    them; a bucket that does not divide evenly has fewer than `num_replicas` of its samples twice.
 
     By a `window`, a random order is cut into windows of so many batches, each window is sorted and
     cut into batches, and all batches are put in random order. Batches are of one size, and at most
     one of an epoch is shorter. With ranks, step k is of similar samples on all of them.
-
-    For a loader's `batch_sampler`; a Penstock loader resumes in it at once.
 
     Attributes:
         boundaries: Between the buckets, as given or found, shape (buckets - 1,); None by a window.
@@ -60,9 +54,6 @@ class BucketBatchSampler(BatchSampler):
         >>> sorted(sorted(batch) for batch in batches)
         [[0, 2, 4, 6], [1, 3, 5, 7]]
 
-    Reference:
-        Boundaries are those of `tf.data.Dataset.bucket_by_sequence_length`, `max_tokens` is
-        fairseq's.
     """
 
     _shows = ("length", "batch_size", "drop_last", "epoch")
@@ -115,7 +106,7 @@ class BucketBatchSampler(BatchSampler):
         check_bool("drop_last", drop_last)
         check_bool("shuffle", shuffle)
         chosen = chosen_rank(rank, num_replicas)
-        numbers_ = _checked_keys(_shape_keys(_sizes_of(keys)) if key == "aspect_ratio" else keys)
+        numbers = _checked_keys(_shape_keys(keys) if key == "aspect_ratio" else keys)
         if window is None and key == "aspect_ratio":
             window = _WINDOW
         self.boundaries: NDArray[Any] | None = None
@@ -129,17 +120,23 @@ class BucketBatchSampler(BatchSampler):
                 )
             size = int(batch_size)  # type: ignore[arg-type]  # of numpy's there would be no JSON
             order: IndexSampler = _WindowOrder(
-                numbers_, size * chosen.world_size, int(window), seed, is_shuffled=shuffle
+                numbers, size * chosen.world_size, int(window), seed, is_shuffled=shuffle
             )
             if chosen.world_size > 1:
                 order = DistributedSampler(order, chosen.world_size, chosen.rank)
             super().__init__(order, size, drop_last)
             return
-        _check_limits(numbers_, batch_size, max_tokens)
-        self.boundaries = _boundaries(numbers_, boundaries)
-        buckets = _buckets(numbers_, self.boundaries)
-        sizes = _sizes(numbers_, buckets, batch_size, max_tokens)
-        self._order = _BucketOrder(numbers_, buckets, sizes * chosen.world_size, seed)
+        _check_limits(numbers, batch_size, max_tokens)
+        if (low := np.flatnonzero(numbers < 0)).size and (max_tokens or boundaries is None):
+            raise ConfigError(
+                "with max_tokens, or without boundaries, keys are lengths, 0 or more, but "
+                f"keys[{low[0]}] is {numbers[low[0]]}."
+            )
+        self.boundaries = _boundaries(numbers, boundaries)
+        buckets = np.searchsorted(self.boundaries, numbers, side="right")
+        buckets = buckets.astype(np.min_scalar_type(len(self.boundaries)))
+        sizes = _sizes(numbers, buckets, batch_size, max_tokens)
+        self._order = _BucketOrder(numbers, buckets, sizes * chosen.world_size, seed)
         self._order.rank, self._order.num_replicas = chosen
         self._order.is_shuffled, self._order.is_cut = shuffle, drop_last
         self.is_even = False
@@ -173,16 +170,10 @@ class _WindowOrder(IndexSampler):
     ) -> None:
         super().__init__(seed)
         self._keys = keys
+        self._source_length = len(keys)
         self._batch_size = batch_size
         self._window = window
         self._is_shuffled = is_shuffled
-
-    def _public_name(self) -> str:
-        return "BucketBatchSampler"
-
-    @property
-    def source_length(self) -> int:
-        return len(self._keys)
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -202,9 +193,6 @@ class _WindowOrder(IndexSampler):
             part[:] = part[np.argsort(self._keys[part], kind="stable")]
         groups = rng.permutation(grouped.reshape(num_groups, self._batch_size))
         return np.concatenate((groups.ravel(), order[len(order) - num_left :]))
-
-    def _varies(self) -> bool:
-        return self._is_shuffled
 
     def settings(self) -> dict[str, Any]:
         return {
@@ -236,16 +224,10 @@ class _BucketOrder(BatchOrder):
     ) -> None:
         super().__init__(seed)
         self._keys = keys
+        self._source_length = len(keys)
         self._buckets = buckets
         self._counts = np.bincount(buckets, minlength=len(sizes))
         self.sizes = sizes
-
-    def _public_name(self) -> str:
-        return "BucketBatchSampler"
-
-    @property
-    def source_length(self) -> int:
-        return len(self._keys)
 
     def __len__(self) -> int:
         return int(self._lengths().sum())
@@ -266,13 +248,7 @@ class _BucketOrder(BatchOrder):
 
     def offsets(self) -> NDArray[np.int64]:
         """Where each batch of the epoch begins in `indices()`."""
-        return self._offsets(self._lengths()[self._turns(self.rng())])
-
-    @staticmethod
-    def _offsets(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-        offsets = np.zeros(len(lengths) + 1, np.int64)
-        np.cumsum(lengths, out=offsets[1:])
-        return offsets
+        return np.append(0, np.cumsum(self._lengths()[self._turns(self.rng())]))
 
     def _turns(self, rng: np.random.Generator) -> NDArray[np.int64]:
         """The order of the batches: drawn first, so that it can be had without the samples."""
@@ -284,32 +260,19 @@ class _BucketOrder(BatchOrder):
         turns = self._turns(rng)
         samples = self._samples(rng)
         lengths = self._lengths()[turns]
+        num_batches = self.num_batches()
+        bucket = np.repeat(np.arange(len(self.sizes)), num_batches)  # of each batch
+        number = np.arange(len(bucket)) - (np.cumsum(num_batches) - num_batches)[bucket]
+        starts = np.cumsum(self._counts) - self._counts
         # Index j of this rank in a batch is index j * ranks + rank of the batch of all ranks.
-        first = self._starts()[turns] + self.rank - self._offsets(lengths)[:-1] * ranks
-        places = np.repeat(first, lengths)
+        first = (starts[bucket] + number * self.sizes[bucket])[turns] + self.rank
+        places = np.repeat(first - (np.cumsum(lengths) - lengths) * ranks, lengths)
         places += np.arange(0, len(places) * ranks, ranks)
-        if ranks > 1:
-            self._bring_back(places, np.repeat(self._bucket_of_each()[turns], lengths))
-        return samples[places]
-
-    def _bucket_of_each(self) -> NDArray[np.int64]:
-        """The bucket of each batch, bucket by bucket."""
-        return np.repeat(np.arange(len(self.sizes)), self.num_batches())
-
-    def _starts(self) -> NDArray[np.int64]:
-        """Where each batch begins in `_samples`, bucket by bucket."""
-        bucket, num_batches = self._bucket_of_each(), self.num_batches()
-        turn = np.arange(len(bucket)) - (np.cumsum(num_batches) - num_batches)[bucket]
-        first = np.cumsum(self._counts) - self._counts
-        return np.asarray(first[bucket] + turn * self.sizes[bucket], np.int64)
-
-    def _bring_back(self, places: NDArray[np.int64], buckets: NDArray[np.int64]) -> None:
-        """Let what lies behind a bucket be its first samples once more."""
-        stops = np.cumsum(self._counts)
-        behind = np.flatnonzero(places >= stops[buckets])
-        buckets = buckets[behind]
-        first = stops[buckets] - self._counts[buckets]
-        places[behind] = first + (places[behind] - first) % self._counts[buckets]
+        if ranks > 1:  # behind the end of a bucket its first samples come once more
+            own = np.repeat(bucket[turns], lengths)
+            places = starts[own] + (places - starts[own]) % self._counts[own]
+        chosen: NDArray[np.int64] = samples[places]
+        return chosen
 
     def _samples(self, rng: np.random.Generator) -> NDArray[np.int64]:
         """All samples, those of the first bucket first."""
@@ -317,9 +280,6 @@ class _BucketOrder(BatchOrder):
             return np.argsort(self._keys, kind="stable").astype(np.int64, copy=False)
         order = rng.permutation(len(self._keys))
         return order[grouped(self._buckets[order], len(self.sizes))]
-
-    def _varies(self) -> bool:
-        return self.is_shuffled
 
     def settings(self) -> dict[str, Any]:
         return {
@@ -334,11 +294,7 @@ class _BucketOrder(BatchOrder):
 
 
 def _checked_keys(keys: ArrayLike) -> NDArray[Any]:
-    """Return a copy of one finite number per sample, shape (n,).
-
-    Raises:
-        ConfigError: they are not.
-    """
+    """Return a copy of one finite number per sample, shape (n,)."""
     # Of a dataset, numpy would read every sample.
     if not isinstance(keys, Sequence) and not hasattr(keys, "__array__"):
         raise ConfigError(
@@ -346,36 +302,23 @@ def _checked_keys(keys: ArrayLike) -> NDArray[Any]:
             f"{type(keys).__name__}. For a dataset give the lengths of its samples: an array, or a "
             "list such as [len(text) for text in texts]."
         )
-    try:
-        array = np.array(keys)
-    except ValueError as error:  # lists of different lengths
-        raise ConfigError(f"keys should be one number per sample, but {error}") from None
+    array = np.array(keys)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iuf"):
         raise ConfigError(
             "keys should be one number per sample, but got an array of shape "
             f"{array.shape}, dtype {array.dtype}."
         )
-    if not np.isfinite(array).all():
-        first = int(np.flatnonzero(~np.isfinite(array))[0])
-        raise ConfigError(f"keys should be finite, but keys[{first}] is {array[first]}.")
+    if (wrong := np.flatnonzero(~np.isfinite(array))).size:
+        raise ConfigError(f"keys should be finite, but keys[{wrong[0]}] is {array[wrong[0]]}.")
     return array
 
 
 def _check_limits(keys: NDArray[Any], batch_size: int | None, max_tokens: float | None) -> None:
     if batch_size is not None:
         check_positive("batch_size", batch_size)
-    if max_tokens is None:
-        if batch_size is None:
-            raise ConfigError("batches need a batch_size, or max_tokens, or both; got neither.")
-        return
-    given: object = max_tokens
-    if isinstance(given, bool) or not isinstance(given, numbers.Real):
-        raise ConfigError(f"max_tokens should be a number, but got max_tokens={max_tokens!r}.")
-    if (low := np.flatnonzero(keys < 0)).size:
-        raise ConfigError(
-            f"with max_tokens keys are lengths, 0 or more, but keys[{low[0]}] is {keys[low[0]]}."
-        )
-    if (long := np.flatnonzero(~(keys <= max_tokens))).size:
+    elif max_tokens is None:
+        raise ConfigError("batches need a batch_size, or max_tokens, or both; got neither.")
+    if max_tokens is not None and (long := np.flatnonzero(~(keys <= max_tokens))).size:
         raise ConfigError(
             f"sample {long[0]} has length {keys[long[0]]}, which is more than "
             f"max_tokens={max_tokens} by itself ({long.size} such of {len(keys)}). Raise "
@@ -385,23 +328,14 @@ def _check_limits(keys: NDArray[Any], batch_size: int | None, max_tokens: float 
 
 def _boundaries(keys: NDArray[Any], given: ArrayLike | None) -> NDArray[Any]:
     if given is not None:
-        try:
-            found = np.array(given)
-        except ValueError:  # lists of different lengths
-            found = np.empty(0, object)
-        is_numbers = found.ndim == 1 and found.dtype.kind in "iuf" and not np.isnan(found).any()
-        if not is_numbers or (found[1:] <= found[:-1]).any():
+        found = np.array(given)
+        is_numbers = found.ndim == 1 and found.dtype.kind in "iuf"
+        if not is_numbers or not (found[1:] > found[:-1]).all():
             raise ConfigError(f"boundaries should be numbers that ascend, but got {given!r:.80}.")
         return found
-    if (low := np.flatnonzero(keys < 0)).size:
-        raise ConfigError(
-            "without boundaries buckets are of lengths, 0 or more, in steps of 10 %, but "
-            f"keys[{low[0]}] is {keys[low[0]]}. Give the boundaries between the buckets."
-        )
     if not (keys > 0).any():
         return np.empty(0)
-    highest = keys.max()
-    lowest, highest = float(keys.min(initial=highest, where=keys > 0)), float(highest)
+    lowest, highest = float(keys[keys > 0].min()), float(keys.max())
     # In logarithms: the quotient of the two may be beyond all numbers.
     first, last, step = np.log(lowest), np.log(highest), np.log(_GROWTH)
     boundaries: NDArray[np.float64]
@@ -410,18 +344,9 @@ def _boundaries(keys: NDArray[Any], given: ArrayLike | None) -> NDArray[Any]:
     return boundaries
 
 
-def _buckets(keys: NDArray[Any], boundaries: NDArray[Any]) -> NDArray[np.unsignedinteger[Any]]:
-    """Return the bucket of each sample, of the smallest type."""
-    buckets = np.empty(len(keys), np.min_scalar_type(len(boundaries)))
-    for start in range(0, len(keys), _BLOCK):
-        part = slice(start, start + _BLOCK)
-        buckets[part] = np.searchsorted(boundaries, keys[part], side="right")
-    return buckets
-
-
 def _sizes(
     keys: NDArray[Any],
-    buckets: NDArray[np.unsignedinteger[Any]],
+    buckets: NDArray[np.integer[Any]],
     batch_size: int | None,
     max_tokens: float | None,
 ) -> NDArray[np.int64]:
@@ -434,21 +359,31 @@ def _sizes(
     longest = np.zeros(num_buckets)
     np.maximum.at(longest, buckets, keys)
     has_length = longest > 0
-    with np.errstate(over="ignore"):  # as many as one likes
-        fitting = np.floor(max_tokens / longest[has_length])
-        fitting -= fitting * longest[has_length] > max_tokens  # it may have been rounded up
+    fitting = np.floor(max_tokens / longest[has_length])
     sizes[has_length] = np.minimum(fitting, most).astype(np.int64)
     return np.maximum(sizes, 1)
 
 
-def _sizes_of(source: Any) -> NDArray[np.int64]:  # noqa: ANN401
-    known = _known_sizes(source)
-    try:
-        sizes = np.asarray(known)
-    except ValueError:  # a list of things that have no common shape
-        sizes = np.empty(0, object)
-    if known is None or sizes.ndim != 2 or sizes.shape[1] != 2 or sizes.dtype.kind not in "iu":
-        found = "" if known is None else f" of shape {sizes.shape}, dtype {sizes.dtype}"
+def _known_sizes(source: Any) -> Any:  # noqa: ANN401
+    """Sizes as given, or as the dataset has them; None if it has none. No sample is read."""
+    if (sizes := getattr(source, "sizes_px", None)) is not None:
+        return np.asarray(sizes)
+    inner, indices = getattr(source, "dataset", None), getattr(source, "indices", None)
+    if inner is not None and indices is not None:
+        sizes = _known_sizes(inner)
+        return None if sizes is None else sizes[np.asarray(indices, np.int64)]
+    is_given = isinstance(source, (list, tuple)) or hasattr(source, "__array__")
+    return np.asarray(source) if is_given else None
+
+
+def _shape_keys(source: Any) -> NDArray[np.int64]:  # noqa: ANN401
+    """Return numbers by which images sort by aspect ratio first, and then by area, in steps.
+
+    In steps, so that many are equal, and chance puts these together anew in each epoch.
+    """
+    sizes = _known_sizes(source)
+    if sizes is None or sizes.ndim != 2 or sizes.shape[1] != 2 or sizes.dtype.kind not in "iu":
+        found = "" if sizes is None else f" of shape {sizes.shape}, dtype {sizes.dtype}"
         raise ConfigError(
             "by aspect ratio BucketBatchSampler takes height and width of each image, integers of "
             "shape (images, 2), or a dataset with such sizes_px, or a subset of one; got a "
@@ -462,32 +397,6 @@ def _sizes_of(source: Any) -> NDArray[np.int64]:  # noqa: ANN401
             f"{tuple(sizes[unknown[0]].tolist())} ({unknown.size} such of {len(sizes)}): its size "
             "is not known. `penstock check` finds images that cannot be read."
         )
-    return sizes.astype(np.int64)
-
-
-def _known_sizes(source: Any) -> Any:  # noqa: ANN401
-    """Sizes as given, or as the dataset has them; None if it has none. No sample is read."""
-    wanted: list[Any] = []  # indices of subsets of subsets, the outermost first
-    for _ in range(_DEEPEST):
-        if (sizes := getattr(source, "sizes_px", None)) is not None:
-            sizes = np.asarray(sizes)
-            for indices in reversed(wanted):
-                sizes = sizes[np.asarray(indices, np.int64)]
-            return sizes
-        inner, indices = getattr(source, "dataset", None), getattr(source, "indices", None)
-        if inner is None or indices is None:
-            break
-        wanted.append(indices)
-        source = inner
-    is_given = isinstance(source, (list, tuple)) or hasattr(source, "__array__")
-    return source if is_given and not wanted else None
-
-
-def _shape_keys(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return numbers by which images sort by aspect ratio first, and then by area, in steps.
-
-    In steps, so that many are equal, and chance puts these together anew in each epoch.
-    """
     heights, widths = np.log2(sizes.astype(np.float64)).T
     ratios = np.rint((heights - widths) * _RATIO_STEPS).astype(np.int64)
     areas = np.rint((heights + widths) * _AREA_STEPS).astype(np.int64)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Classes in other shares than they have: evenly, or anywhere between that and as they are."""
+"""Classes in other shares than they have: evenly, or between that and as they are."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import numpy as np
 
 from penstock.data.labels.known import class_names_of, labels_given_or_known
 from penstock.data.ragged import RaggedArray
+from penstock.deprecation import removed_arguments
 from penstock.errors import ConfigError
 from penstock.sampling.class_items import ClassItems
 from penstock.sampling.samplers import IndexSampler, check_bool, check_positive
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from numpy.typing import ArrayLike, NDArray
 
@@ -29,10 +30,6 @@ _MOST_ALPHA: Final = 2  # classes as frequent as they were rare: more is a mista
 # A share times a number of samples is off by some 1e-16 of it. What is so near to a whole number is
 # meant to be one.
 _ROUNDING: Final = 1e-9
-_RAMPS: Final[dict[str, Callable[[float], float]]] = {
-    "linear": lambda progress: progress,
-    "cosine": lambda progress: (1.0 - math.cos(math.pi * progress)) / 2.0,
-}
 
 
 class ClassBalancedSampler(IndexSampler):
@@ -46,8 +43,8 @@ class ClassBalancedSampler(IndexSampler):
     the epoch. No sample is read, labels are enough.
 
     Of samples with several labels, as in detection, a class is drawn first and then a sample that
-    has it; those without any label keep their natural share. What that does to the numbers of boxes
-    is another matter: see `penstock.sampling.balance_report`, and `RepeatFactorSampler`.
+    has it; those without any label keep their natural share. `balance_report` counts what that does
+    to the boxes.
 
     Attributes:
         labels: As they were given or found.
@@ -71,15 +68,14 @@ class ClassBalancedSampler(IndexSampler):
         (0.5, array([0.75, 0.25]))
 
     Reference:
-        Classes in turn: Gao et al., Solution for Large-Scale Hierarchical Object Detection Datasets
-        with Incomplete Annotation and Data Imbalance, 2018. A pair: Wang et al., Dynamic Curriculum
-        Learning for Imbalanced Data Classification, ICCV 2019. "effective": Cui et al.,
+        A pair: Wang et al., Dynamic Curriculum Learning, ICCV 2019. "effective": Cui et al.,
         Class-Balanced Loss Based on Effective Number of Samples, CVPR 2019.
     """
 
+    @removed_arguments(ramp="set_epoch and a sampler of each alpha; a pair goes evenly")
     def __init__(
         self,
-        labels: Any,  # noqa: ANN401 - labels in many forms, or anybody's dataset
+        labels: Any,  # noqa: ANN401 - labels in many forms, or any dataset
         alpha: Alpha | tuple[float, float] = 1.0,
         num_samples: int | Literal["oversample", "undersample"] | None = None,
         replacement: bool | Literal["auto"] = "auto",
@@ -88,7 +84,6 @@ class ClassBalancedSampler(IndexSampler):
         exact: bool = False,
         beta: float = 0.999,
         num_epochs: int | None = None,
-        ramp: Literal["linear", "cosine"] = "linear",
         samples_per_class: int | None = None,
         column: str | int | None = None,
     ) -> None:
@@ -100,10 +95,9 @@ class ClassBalancedSampler(IndexSampler):
                 dataset that knows them, see `penstock.labels_of`.
             alpha: 0 to 2, or "effective". A pair is those of the first and of the last epoch.
             num_samples: Indices in an epoch, at least 1. None means as many as there are samples;
-                without replacement, as "undersample". "undersample" is the longest epoch in which
-                no class gives more than it has: with `alpha` 1, as many samples of each class as
-                the rarest has. "oversample" is the shortest in which every class gives all that it
-                has: with `alpha` 1, as many of each as the largest has. Both are exact.
+                without replacement, as "undersample": the longest epoch in which no class gives
+                more than it has. "oversample" is the shortest in which every class gives all that
+                it has. Both are exact.
             replacement: "auto" begins a class anew when all its samples have come. True draws each
                 sample of a class whatever was drawn before. False gives no sample twice in an
                 epoch, and is always exact.
@@ -114,9 +108,7 @@ class ClassBalancedSampler(IndexSampler):
             beta: Of "effective", 0 <= beta < 1: among classes of fewer than some 1 / (1 - beta)
                 samples shares are nearly equal, among those of more nearly natural.
             num_epochs: With a pair: epochs from the first `alpha` to the one that has the second,
-                at least 1; later ones have that too. It goes by the epoch that `set_epoch` chose,
-                and all epochs are of one size.
-            ramp: With a pair: whether `alpha` goes evenly, or slowly at both ends.
+                at least 1; later ones have that too. All epochs are of one size.
             samples_per_class: None draws each class by its share. A number lets all classes take
                 turns, in random order, before one comes again, with so many draws of a class in a
                 row; samples without a label never come. Of a class that ends its turn among them, a
@@ -136,35 +128,38 @@ class ClassBalancedSampler(IndexSampler):
             raise ConfigError(
                 f'replacement should be True, False or "auto", but got replacement={replacement!r}.'
             )
-        if ramp not in _RAMPS:
-            raise ConfigError(f"ramp should be one of {sorted(_RAMPS)}, but got ramp={ramp!r}.")
         if self._alphas is not None and (replacement is False or isinstance(num_samples, str)):
             raise ConfigError(
                 "with a pair as alpha epochs are of one size, whatever the shares; so num_samples "
-                f"is a number and replacement not False, but got num_samples={num_samples!r}, "
-                f"replacement={replacement!r}."
+                f"is a number and replacement not False, but got {num_samples=}, {replacement=}."
             )
         if samples_per_class is not None:
             check_positive("samples_per_class", samples_per_class)
-            others = {"alpha": alpha, "replacement": replacement, "exact": exact}
-            if list(others.values()) != [1, "auto", False] or isinstance(num_samples, str):
+            is_usual = (alpha, replacement, exact) == (1, "auto", False)
+            if not is_usual or isinstance(num_samples, str):
                 raise ConfigError(
                     "with samples_per_class classes take turns, so that all are drawn as often and "
-                    f"their samples in turn: leave the others out, but got {others}, num_samples="
-                    f"{num_samples!r}."
+                    f"their samples in turn: leave out {alpha=}, {replacement=}, {exact=}, "
+                    f"{num_samples=}."
                 )
         self.labels = labels_given_or_known(labels, type(self).__name__, column)
         self.class_names = class_names_of(labels, column)
-        self._items = ClassItems.of(self.labels)
+        self._items = ClassItems(self.labels)
         self._items.check_any()
+        self._source_length = self._items.num_samples
         self._alpha: Any = alpha if isinstance(alpha, (str, tuple)) else float(alpha)
-        self._num_epochs, self._ramp = num_epochs, ramp
+        self._num_epochs = num_epochs
         self._beta = float(beta)
         self._replacement = replacement
         self._samples_per_class = samples_per_class
         self.exact = exact or replacement is False or isinstance(num_samples, str)
-        if replacement is False:
-            _check_single(self.labels)
+        offsets = self.labels.offsets if isinstance(self.labels, RaggedArray) else np.arange(2)
+        if replacement is False and (several := np.flatnonzero(np.diff(offsets) > 1)).size:
+            raise ConfigError(
+                f"replacement=False takes one label per sample, but sample {several[0]} has "
+                f"{len(self.labels[several[0]])}: drawn for one class, it may be drawn for another "
+                'again. Use replacement="auto".'
+            )
         self.num_samples = self._resolved(num_samples)
 
     @property
@@ -178,25 +173,16 @@ class ClassBalancedSampler(IndexSampler):
         return self._items.counts
 
     @property
-    def source_length(self) -> int:
-        """Samples of the dataset that it was made for."""
-        return self._items.num_samples
-
-    @property
     def alpha(self) -> Alpha:
         """That of the current epoch; a number as float."""
         if self._alphas is None:
             return self._alpha  # type: ignore[no-any-return]
         (start, end), last = self._alphas, self._num_epochs - 1  # type: ignore[operator]
-        progress = min(self.epoch / last, 1.0) if last else 1.0
-        return start + (end - start) * _RAMPS[self._ramp](progress)
+        return start + (end - start) * (min(self.epoch / last, 1.0) if last else 1.0)
 
     @property
     def shares(self) -> NDArray[np.float64]:
-        """Share of the draws made for each class, float64 of shape (classes,); a fresh array.
-
-        The sum is 1, less the share of samples without any label, if these are drawn.
-        """
+        """Share of the draws made for each class, float64 of shape (classes,)."""
         if self._samples_per_class is not None:
             return np.full(len(self.classes), 1.0 / len(self.classes))
         labelled = 1.0 - len(self._items.unlabelled) / self._items.num_samples
@@ -211,7 +197,9 @@ class ClassBalancedSampler(IndexSampler):
         """Return the draws of the current epoch, shape (num_samples,); a fresh array."""
         rng = self.rng()
         if self._samples_per_class is not None:
-            return self._items.cycled(self._classes_in_turn(self._samples_per_class, rng), rng)
+            return self._items.cycled(
+                self._classes_in_turn(self._samples_per_class, rng), rng
+            ).reshape(-1)
         shares = self._all_shares()
         if self.exact:
             counts = _whole_counts(shares * self.num_samples, rng)
@@ -221,7 +209,7 @@ class ClassBalancedSampler(IndexSampler):
         rng.shuffle(sequence)
         if self._replacement is True:
             return self._items.independent(sequence, rng)
-        return self._items.cycled(sequence, rng)
+        return self._items.cycled(sequence, rng).reshape(-1)
 
     def _classes_in_turn(self, in_a_row: int, rng: np.random.Generator) -> NDArray[Any]:
         num_turns = -(-self.num_samples // in_a_row)
@@ -246,7 +234,7 @@ class ClassBalancedSampler(IndexSampler):
         if self._alphas is None:
             return {**settings, "alpha": self._alpha}
         (start, end), num_epochs = self._alphas, self._num_epochs
-        dynamic = {"kind": "DynamicBalancedSampler", "start": start, "end": end, "ramp": self._ramp}
+        dynamic = {"kind": "DynamicBalancedSampler", "start": start, "end": end, "ramp": "linear"}
         return {**settings, **dynamic, "num_epochs": num_epochs}
 
     def _all_shares(self) -> NDArray[np.float64]:
@@ -263,12 +251,16 @@ class ClassBalancedSampler(IndexSampler):
 
     def _resolved(self, num_samples: object) -> int:
         """How many indices an epoch has."""
-        if num_samples is None and self._replacement is not False:
+        is_single = self._replacement is False
+        if num_samples is None and not is_single:
             return self._items.num_samples
-        if num_samples == "oversample" and self._replacement is not False:
-            return int(np.max(_rounded(self._draws_until_all(), np.ceil)))
+        # In how many draws each class gives all its samples, and those without a class.
+        shares = self._all_shares()
+        draws = self._items.sizes[: len(shares)] / shares
+        if num_samples == "oversample" and not is_single:
+            return int(np.max(_rounded(draws, np.ceil)))
         # Of samples with several labels a class may have more than there is room for in all.
-        most = min(int(_rounded(self._draws_until_all(), np.floor).min()), self._items.num_samples)
+        most = min(int(_rounded(draws, np.floor).min()), self._items.num_samples)
         if num_samples is None or num_samples == "undersample":
             return max(most, 1)
         if num_samples == "oversample":
@@ -278,7 +270,7 @@ class ClassBalancedSampler(IndexSampler):
             )
         check_positive("num_samples", num_samples)
         wanted = operator.index(num_samples)  # type: ignore[arg-type]
-        if self._replacement is False and wanted > most:
+        if is_single and wanted > most:
             scarce = int(np.argmin(self.counts / self.shares))
             raise ConfigError(
                 f"num_samples={wanted} without replacement would take "
@@ -287,12 +279,6 @@ class ClassBalancedSampler(IndexSampler):
                 '"auto" gives a rare class\'s samples again when all of them have come.'
             )
         return wanted
-
-    def _draws_until_all(self) -> NDArray[np.float64]:
-        """In how many draws each class gives all its samples, and those without a class."""
-        shares = self._all_shares()
-        draws: NDArray[np.float64] = self._items.sizes[: len(shares)] / shares
-        return draws
 
 
 def _checked_alphas(alpha: Any, num_epochs: object) -> tuple[float, float] | None:  # noqa: ANN401
@@ -308,16 +294,6 @@ def _checked_alphas(alpha: Any, num_epochs: object) -> tuple[float, float] | Non
     for end in alpha:
         check_alpha(end)
     return float(alpha[0]), float(alpha[1])
-
-
-def _check_single(labels: NDArray[Any] | RaggedArray) -> None:
-    if isinstance(labels, RaggedArray) and bool((np.diff(labels.offsets) > 1).any()):
-        first = int(np.argmax(np.diff(labels.offsets) > 1))
-        raise ConfigError(
-            f"replacement=False takes one label per sample, but sample {first} has "
-            f"{len(labels[first])}: drawn for one class, it may be drawn for another again. Use "
-            'replacement="auto".'
-        )
 
 
 def _is_whole(numbers: NDArray[np.float64]) -> NDArray[np.bool_]:
@@ -371,12 +347,11 @@ def class_shares(counts: ArrayLike, alpha: Alpha = 1.0, beta: float = 0.999) -> 
     return shares
 
 
-def check_alpha(alpha: object) -> None:
+def check_alpha(alpha: Any) -> None:  # noqa: ANN401
     """Raise `ConfigError` unless `alpha` is from 0 to 2, or "effective"."""
-    is_number = isinstance(alpha, (int, float, np.number)) and not isinstance(alpha, bool)
-    if isinstance(alpha, str) and alpha == "effective":
+    if alpha == "effective":
         return
-    if not (is_number and 0 <= alpha <= _MOST_ALPHA):  # type: ignore[operator]
+    if isinstance(alpha, (str, bool)) or not 0 <= alpha <= _MOST_ALPHA:
         raise ConfigError(
             "alpha should be a number from 0, which leaves classes as they are, to 1, which makes "
             f"all equally frequent (or to {_MOST_ALPHA}, which turns their order round), or "
@@ -384,8 +359,7 @@ def check_alpha(alpha: object) -> None:
         )
 
 
-def check_beta(beta: object) -> None:
+def check_beta(beta: float) -> None:
     """Raise `ConfigError` unless 0 <= beta < 1."""
-    is_number = isinstance(beta, (int, float, np.number)) and not isinstance(beta, bool)
-    if not (is_number and 0 <= beta < 1):  # type: ignore[operator]
+    if not 0 <= beta < 1:
         raise ConfigError(f"beta should be 0 or more and below 1, but got beta={beta!r}.")

@@ -82,7 +82,7 @@ class DistributedSampler(IndexSampler):
 
     def __init__(
         self,
-        source: Any,  # noqa: ANN401 - a dataset or a sampler of anybody's
+        source: Any,  # noqa: ANN401 - any dataset or sampler
         num_replicas: int | None = None,
         rank: int | None = None,
         shuffle: bool | None = None,
@@ -114,9 +114,7 @@ class DistributedSampler(IndexSampler):
         self.rank, self.num_replicas = chosen
         self._found_alone = rank is None and num_replicas is None and chosen.world_size == 1
         self.pad = pad
-        self.sampler = self._sampler_of(source, shuffle)
-
-    def _sampler_of(self, source: Any, shuffle: bool | None) -> Any:  # noqa: ANN401
+        self.sampler: Any = source
         if isinstance(source, BatchSampler):
             raise TypeError(
                 f"DistributedSampler deals out indices, but {type(source).__name__} gives batches. "
@@ -130,15 +128,15 @@ class DistributedSampler(IndexSampler):
                 f"{type(source).__name__}."
             )
         if is_dataset:
-            if len(source) and shuffle in (None, True):
-                return RandomSampler(source, seed=self._own_seed)
-            return SequentialSampler(source)
-        if shuffle is not None:
+            is_random = len(source) and shuffle in (None, True)
+            self.sampler = (
+                RandomSampler(source, seed=seed) if is_random else SequentialSampler(source)
+            )
+        elif shuffle is not None:
             raise ConfigError(
                 f"{type(source).__name__} is a sampler and has an order of its own, but got "
                 f"shuffle={shuffle}. Leave shuffle out, or give the dataset."
             )
-        return source
 
     @property
     def world_size(self) -> int:
@@ -182,44 +180,32 @@ class DistributedSampler(IndexSampler):
     def indices(self) -> Indices:
         """Return this rank's share of the current epoch, of length `num_samples`.
 
-        Raises:
-            RuntimeError: the sampler yielded more or fewer indices than its length.
-
         Warns:
-            UserWarning: nobody knew of other ranks when the sampler was made, and now there are.
+            UserWarning: no other ranks were known when the sampler was made, and now there are.
         """
-        if self._found_alone:
-            self._check_alone()
-        order = self._global_order()
-        if len(order) != len(self.sampler):
-            raise RuntimeError(
-                f"{type(self.sampler).__name__} yielded {len(order)} indices but has length "
-                f"{len(self.sampler)}: the ranks' shares cannot be told. Correct its __len__."
-            )
-        share = EveryNth(order, self.rank, self.num_replicas, self.num_samples)
-        return share[:] if isinstance(order, np.ndarray) else share
-
-    def _check_alone(self) -> None:
         ranks = current_rank()
-        if ranks.world_size > 1:
+        if self._found_alone and ranks.world_size > 1:
             warnings.warn(
-                f"this is rank {ranks.rank} of {ranks.world_size}, but nobody knew of it when this "
+                f"this is rank {ranks.rank} of {ranks.world_size}, which was not known when this "
                 "DistributedSampler was made, so it gives all samples to this rank too. Make it "
                 "after torch.distributed.init_process_group(). Where ranks are to have the same "
                 "data, DistributedSampler(..., num_replicas=1, rank=0) says so.",
                 stacklevel=users_level(),
             )
+        order = self._global_order()
+        if len(order) != len(self.sampler):
+            raise RuntimeError(
+                f"{type(self.sampler).__name__} yielded {len(order)} indices but has length "
+                f"{len(self.sampler)}: the ranks' shares go by that. Correct its __len__."
+            )
+        share = EveryNth(order, self.rank, self.num_replicas, self.num_samples)
+        return share[:] if isinstance(order, np.ndarray) else share
 
     def _global_order(self) -> Indices:
         if isinstance(self.sampler, IndexSampler):
             return self.sampler.indices()
         with guarded_draws(self.sampler, seed_sequence(self.seed, Purpose.ORDER, self.epoch)):
-            try:
-                return np.fromiter(map(operator.index, self.sampler), np.int64)
-            except TypeError as error:
-                name = type(self.sampler).__name__
-                error.add_note(f"DistributedSampler deals out integers; {name} yields others")
-                raise
+            return np.fromiter(map(operator.index, self.sampler), np.int64)
 
     def _num_items(self) -> int:
         return min(self.total_size, len(self.sampler))
@@ -231,10 +217,6 @@ class DistributedSampler(IndexSampler):
         yield "sampler", kind_of(self.sampler)
         if isinstance(self.sampler, Summarized):
             yield from (item for item in self.sampler._summary() if item[0] != "length")
-
-    def _varies(self) -> bool:
-        # Another's sampler may well be one that never varies.
-        return isinstance(self.sampler, IndexSampler) and self.sampler._varies()
 
     def settings(self) -> dict[str, Any]:
         """Return what the global order depends on: not the number of ranks."""

@@ -3,23 +3,20 @@
 
 from __future__ import annotations
 
-import warnings
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from penstock.data.labels.known import class_names_of, labels_given_or_known
+from penstock.deprecation import removed_arguments
 from penstock.errors import ConfigError
 from penstock.sampling.class_items import ClassItems
 from penstock.sampling.samplers import IndexSampler, check_bool, check_positive, digest
-from penstock.warn import users_level
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = ["RepeatFactorSampler"]
-
-_MOST: Final = 100  # of a threshold: an epoch has a length
 
 
 class RepeatFactorSampler(IndexSampler):
@@ -36,9 +33,7 @@ class RepeatFactorSampler(IndexSampler):
     with `root=False` it is twice.
 
     All epochs are equally long: round(sum of r_i). For that the images that come once more are
-    drawn together, by systematic sampling from a random order: each with its own probability, and
-    always the same number of them. What rounding that number adds or takes away is spread over all
-    images whose r_i is no whole number.
+    drawn together, by systematic sampling from a random order.
 
     Attributes:
         labels: As given or found; not a copy.
@@ -58,11 +53,10 @@ class RepeatFactorSampler(IndexSampler):
 
     Reference:
         Gupta, Dollar and Girshick, "LVIS: A Dataset for Large Vocabulary Instance Segmentation",
-        CVPR 2019, appendix. Systematic sampling: Madow, "On the Theory of Systematic Sampling,
-        II", 1949. That the root makes 1.41 of 2: facebookresearch/detectron2#4095; schedules and
-        the length of an epoch: open-mmlab/mmdetection#3022.
+        CVPR 2019, appendix. Systematic sampling: Madow, 1949.
     """
 
+    @removed_arguments(shuffle="numpy.sort of indices()")
     def __init__(
         self,
         labels: Any,  # noqa: ANN401 - labels in many forms, or a dataset that knows them
@@ -71,7 +65,6 @@ class RepeatFactorSampler(IndexSampler):
         *,
         root: bool = True,
         num_samples: int | None = None,
-        shuffle: bool = True,
         column: str | int | None = None,
     ) -> None:
         """Count the classes, and set the repeat factors.
@@ -82,43 +75,41 @@ class RepeatFactorSampler(IndexSampler):
                 that an image has twice counts once.
             threshold: The share of images, 0 to 1, from which on a class is not repeated; 0.5 for
                 50 %. LVIS has 0.001, with 1,200 classes. Choose it by `class_frequencies`: below
-                the smallest of them nothing is repeated, and above 1 everything is.
+                the smallest of them nothing is repeated.
             seed: Decides the orders; None: that of the loader.
             root: Whether to take the root.
             num_samples: Indices in an epoch; None is round(sum of r_i). More than that is as many
                 whole epochs, each with draws of its own, and the beginning of another; a part of an
                 epoch is a random one, so that the images' ratios stay what they are.
-            shuffle: Whether the order is random. Otherwise it is ascending, and only which images
-                come once more is random.
             column: Which field of the annotations, column or attribute of a dataset the labels are:
                 as for `penstock.labels_of`.
 
         Raises:
             ConfigError: no samples, labels that are not known, or an argument out of range.
-
-        Warns:
-            UserWarning: a threshold above 1, to 100: a percentage, perhaps.
         """
         super().__init__(seed)
-        _check_threshold(threshold)
+        if not 0 <= threshold <= 1:
+            raise ConfigError(
+                "threshold should be a share of the images, 0 to 1 (0.5 for 50 %), from which on a "
+                f"class is not repeated; but got threshold={threshold!r}."
+            )
         check_bool("root", root)
-        check_bool("shuffle", shuffle)
         if num_samples is not None:
             check_positive("num_samples", num_samples)
             num_samples = int(num_samples)
         self.threshold = float(threshold)
         self.root = root
-        self.shuffle = shuffle
         self.labels = labels_given_or_known(labels, type(self).__name__, column)
         self.class_names = class_names_of(labels, column)
         if not len(self.labels):
             raise ConfigError("RepeatFactorSampler got labels of 0 samples: there is no epoch.")
+        self._source_length = len(self.labels)
         self._set_factors()
         self._epoch_size = round(float(self.repeat_factors.sum()))
         self._num_samples = num_samples
 
     def _set_factors(self) -> None:
-        items = ClassItems.of(self.labels)
+        items = ClassItems(self.labels)
         self.classes: NDArray[Any] = items.classes
         self.class_frequencies: NDArray[np.float64] = items.counts / items.num_samples
         ratios = self.threshold / self.class_frequencies
@@ -135,11 +126,6 @@ class RepeatFactorSampler(IndexSampler):
         """Indices in an epoch: as given, or round(sum of `repeat_factors`)."""
         return self._epoch_size if self._num_samples is None else self._num_samples
 
-    @property
-    def source_length(self) -> int:
-        """Samples of the dataset that it was made for."""
-        return len(self.repeat_factors)
-
     def __len__(self) -> int:
         """Return `num_samples`."""
         return self.num_samples
@@ -151,8 +137,6 @@ class RepeatFactorSampler(IndexSampler):
         if rest := wanted % self._epoch_size:
             sizes.append(rest)
         passes = [self._one_pass(rng)[:size] for size in sizes]
-        if not self.shuffle:
-            passes = [np.sort(part) for part in passes]
         return passes[0] if len(passes) == 1 else np.concatenate(passes)
 
     def _one_pass(self, rng: np.random.Generator) -> NDArray[np.int64]:
@@ -171,20 +155,8 @@ class RepeatFactorSampler(IndexSampler):
     def settings(self) -> dict[str, Any]:
         """Return what the orders depend on; the repeat factors by their digest."""
         factors = digest(self.repeat_factors)
-        chosen = {"threshold": self.threshold, "root": self.root, "shuffle": self.shuffle}
+        chosen = {"threshold": self.threshold, "root": self.root, "shuffle": True}
         return {**super().settings(), "repeat_factors": factors, **chosen}
-
-
-def _check_threshold(threshold: object) -> None:
-    is_number = isinstance(threshold, (int, float, np.integer, np.floating))
-    told = (
-        "threshold should be a share of the images, 0 to 1 (0.5 for 50 %), from which on a class "
-        f"is not repeated; but got threshold={threshold!r}."
-    )
-    if not is_number or isinstance(threshold, bool) or not 0 <= float(threshold) <= _MOST:  # type: ignore[arg-type]
-        raise ConfigError(told)
-    if float(threshold) > 1:  # type: ignore[arg-type]
-        warnings.warn(f"{told} Every class is repeated.", stacklevel=users_level())
 
 
 def _systematic(

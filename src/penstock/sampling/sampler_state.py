@@ -8,14 +8,11 @@ count the batches that the user was given, which with workers are fewer than the
 from __future__ import annotations
 
 import copy
-import sys
-import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.errors import StateError
 from penstock.randomness.keys import checked_count, checked_epoch
-from penstock.warn import users_level
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,8 +32,6 @@ class SamplerPosition:
     # some loaders ask for a state with every batch.
     settings: dict[str, Any] | None = None
     is_begun: bool = False  # whether an item was asked for
-    is_torchs: bool = False  # whether torch's own loader made the iterator
-    is_told: bool = False  # whether the sampler was told an epoch after that
 
     def begin(self, epoch: int | None) -> None:
         """Note that the first item is asked for, in an epoch that may be another by now."""
@@ -52,7 +47,6 @@ class Resumable:
     """
 
     _place: SamplerPosition | None = None  # of the iterator made last, or loaded
-    _has_warned: bool = False
 
     def _num_shares(self) -> int:
         """Items given by all ranks together for one of this rank, as positions count them."""
@@ -65,9 +59,8 @@ class Resumable:
     def state_dict(self) -> dict[str, Any]:
         """Return how far the iterator made last has come, as JSON has it; below 1 KB.
 
-        "position" in it counts what was given: indices of all ranks together, or batches. A loader
-        with workers asks for some ahead; `penstock.Loader` and `penstock.torch.DataLoader` have a
-        state of their own, which counts what the loop was given, and do not use this one.
+        "position" in it counts what was given: indices of all ranks together, or batches. A
+        Penstock loader has a state of its own, of what the loop was given.
 
         Example:
             >>> from penstock.sampling import RandomSampler
@@ -108,20 +101,13 @@ class Resumable:
             counter.load_state_dict(state)
             return
         epoch, position, saved = _parsed(state)
-        seeds = _seeds_of(self)
-        try:
-            _take_seeds(self, saved)
-            if found := differences(saved, self.settings()):
-                raise StateError(
-                    f"this state was saved by a sampler with another order than this "
-                    f"{type(self).__name__}: " + "; ".join(found) + ". Make the sampler as it was, "
-                    "or begin a new epoch without the state"
-                )
-            given = self._given_of(position)
-        except BaseException:
-            for sampler, seed in seeds:  # the inner ones last: the outer ones hand theirs on
-                sampler.take_seed(seed)
-            raise
+        if found := differences(saved, self.settings()):
+            raise StateError(
+                f"this state was saved by a sampler with another order than this "
+                f"{type(self).__name__}: " + "; ".join(found) + ". Make the sampler as it was, or "
+                "begin a new epoch without the state"
+            )
+        given = self._given_of(position)
         if epoch is not None:
             self.set_epoch(epoch)
         self._place = SamplerPosition(epoch, given)
@@ -158,11 +144,8 @@ class Resumable:
         return given
 
     def _next_place(self) -> SamplerPosition:
-        """Return where a new iterator begins: where one was loaded that nobody has used."""
+        """Return where a new iterator begins: where one was loaded that is not used yet."""
         last, place = self._place, SamplerPosition(getattr(self, "epoch", None))
-        place.is_torchs = _is_asked_by_torch()
-        if last is not None and place.is_torchs and last.is_torchs:
-            self._warn_of_same_order(last)
         if last is not None and not last.is_begun and last.epoch == place.epoch:
             place.given = last.given
             # Some loaders make an iterator and drop it for another before the first item: the place
@@ -172,56 +155,11 @@ class Resumable:
         self._place = place
         return place
 
-    def _public_name(self) -> str:
-        return type(self).__name__
-
-    def _varies(self) -> bool:
-        """Whether another epoch has another order."""
-        return True
-
-    def _warn_of_same_order(self, last: SamplerPosition) -> None:
-        """Say once that nobody calls `set_epoch`, where torch's loader had the order before."""
-        was_used = last.is_begun and last.given > 0 and not last.is_told
-        is_same = was_used and last.epoch == getattr(self, "epoch", None)
-        if not is_same or last.epoch is None or self._has_warned or not self._varies():
-            return
-        self._has_warned = True
-        warnings.warn(
-            f"this {self._public_name()} gives the order of epoch {last.epoch} once more: nobody "
-            "has called set_epoch since, and torch's own DataLoader does not. Call "
-            "sampler.set_epoch(epoch) at the beginning of each epoch, or use one "
-            "penstock.torch.DataLoader for all of them, which does.",
-            stacklevel=users_level(),
-        )
-
     def _is_over(self, given: int) -> bool:
         try:
             return 0 < given >= len(self)  # type: ignore[arg-type]
         except TypeError:  # a sampler without a length
             return False
-
-
-def _seeds_of(sampler: Any) -> list[tuple[Any, int]]:  # noqa: ANN401
-    """Return the samplers that may take a seed, from the outside in, each with the one it has."""
-    own = [(sampler, sampler.seed)] if hasattr(sampler, "seed") else []
-    inner = getattr(sampler, "sampler", None)
-    return own + (_seeds_of(inner) if isinstance(inner, Resumable) else [])
-
-
-def _take_seeds(sampler: Any, saved: dict[str, Any]) -> None:  # noqa: ANN401
-    """Let samplers without a seed of their own order by that of the loader that the state is of."""
-    seed = saved.get("seed")
-    if hasattr(sampler, "take_seed") and type(seed) is int and seed >= 0:
-        sampler.take_seed(seed)
-    inner = saved.get("of", saved.get("sampler"))
-    if isinstance(inner, dict):
-        _take_seeds(getattr(sampler, "sampler", None), inner)
-
-
-def _is_asked_by_torch() -> bool:
-    """Whether it is torch's loader whose call of `__iter__` led here."""
-    frame = sys._getframe(3)  # behind _next_place and __iter__
-    return str(frame.f_globals.get("__name__")).startswith("torch.utils.data.")
 
 
 def differences(saved: Any, here: Any, name: str = "") -> list[str]:  # noqa: ANN401
@@ -240,17 +178,10 @@ def _parsed(state: Any) -> tuple[int | None, int, dict[str, Any]]:  # noqa: ANN4
     """Return the epoch, the position and the fingerprint."""
     try:
         if state["format"] != _FORMAT:
-            raise StateError(
-                f"this state has format {state['format']!r}; this version of Penstock reads format "
-                f"{_FORMAT}"
-            )
-        epoch = state["epoch"]
-        if epoch is not None:
-            epoch = checked_epoch(epoch)
+            raise ValueError(f"format {state['format']!r} where {_FORMAT} is read")
+        epoch = None if state["epoch"] is None else checked_epoch(state["epoch"])
         return epoch, checked_count("position", state["position"]), dict(state["fingerprint"])
     except (KeyError, TypeError, ValueError) as error:
-        if isinstance(error, StateError):
-            raise
         raise StateError(
             f"this is not a state of a sampler ({type(error).__name__}: {error}): "
             f"{repr(state)[:200]}. Give the dict that the sampler's state_dict() returned; the "

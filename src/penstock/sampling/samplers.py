@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Samplers: which samples an epoch takes, in which order.
+"""Samplers of indices: each order is a pure function of (seed, epoch), as one int64 array.
 
-Every order is a pure function of (seed, epoch): nothing is drawn from a global generator, no state
-goes on from one epoch to the next, and the order of epoch 7 can be had without that of epoch 6. An
-order is one int64 array, or is computed where it is asked for; Python integers are made of it a few
-thousand at a time.
+A long order is computed where it is asked for; Python integers are made a few thousand at a time.
 """
 
 from __future__ import annotations
@@ -48,7 +45,6 @@ T_co = TypeVar("T_co", covariant=True)
 _CHUNK: Final = 4096
 # Orders of more indices than this (8 MiB of them) are computed, not stored, where that is possible.
 LONGEST_STORED: Final = 1 << 20
-_POINTS: Final = 1 << 16  # of weighted draws, searched for at a time: 512 KiB
 
 
 class Indices(Protocol):
@@ -64,26 +60,20 @@ class Indices(Protocol):
 class Sampler(Summarized, Generic[T_co]):
     """Yields indices, or other keys, of samples; or lists of them.
 
-    Subclasses define `__iter__`, and `__len__` where the number is known. One whose order is an
-    array is better an `IndexSampler`.
+    Subclasses define `__iter__`, and `__len__` where the number is known.
     """
 
     # No default `__len__`: `len()` and `list()` must see that there is none.
 
     def __iter__(self) -> Iterator[T_co]:
-        """Begin an epoch.
-
-        Raises:
-            NotImplementedError: the subclass does not define it.
-        """
+        """Begin an epoch; subclasses define it."""
         raise NotImplementedError(f"{type(self).__name__} is a Sampler and must define __iter__().")
 
 
 class IndexSampler(Resumable, Sampler[int]):
     """A sampler whose order is one array, decided by (seed, epoch).
 
-    Subclasses define `indices` and `__len__`, and `settings` if they have any. `state_dict` and
-    `load_state_dict` are for loops of one's own, and for other libraries' loaders.
+    Subclasses define `indices` and `__len__`, and `settings` if they have any.
 
     Attributes:
         seed: As given; else that of the seeded loader that it is used in, and 0 without one.
@@ -97,8 +87,9 @@ class IndexSampler(Resumable, Sampler[int]):
     seed: int
     epoch: int
     rank: int = 0
-    #: How often `set_epoch` was called: a loader sees by it that somebody else has.
-    times_told: int = 0
+    #: How often `set_epoch` was called: a loader sees by it that the user's loop has.
+    times_notified: int = 0
+    _source_length: int | None = None
     _own_seed: int | None = None
     _taken_seed: int = 0  # set by itself, so that a `seed` that a subclass or a user sets shows
 
@@ -115,7 +106,7 @@ class IndexSampler(Resumable, Sampler[int]):
     @property
     def source_length(self) -> int | None:
         """Samples of the dataset that it was made for, if it knows; loaders compare it."""
-        return None
+        return self._source_length
 
     def __len__(self) -> int:
         """Return the number of indices in an epoch."""
@@ -124,12 +115,7 @@ class IndexSampler(Resumable, Sampler[int]):
     def __init__(self, seed: int | None = None) -> None:
         """Begin at epoch 0.
 
-        Args:
-            seed: Not negative. The same on all ranks that share an order. None: that of the loader.
-
-        Raises:
-            ConfigError: a negative seed.
-            TypeError: a seed that is no integer.
+        The seed is the same on all ranks that share an order. None: that of the loader.
         """
         self._own_seed = None if seed is None else checked_count("seed", seed)
         self.seed = self._own_seed or 0
@@ -141,16 +127,9 @@ class IndexSampler(Resumable, Sampler[int]):
             self.seed = self._taken_seed = seed
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch whose order comes next. It does not advance by itself.
-
-        Raises:
-            ConfigError: a negative epoch, or one of 2^32 and more.
-            TypeError: an epoch that is no integer.
-        """
+        """Choose the epoch whose order comes next. It does not advance by itself."""
         self.epoch = checked_epoch(epoch)
-        self.times_told += 1
-        if self._place is not None:
-            self._place.is_told = True
+        self.times_notified += 1
 
     def rng(self) -> np.random.Generator:
         """Return a new generator, always the same for one seed and epoch."""
@@ -159,10 +138,7 @@ class IndexSampler(Resumable, Sampler[int]):
         )
 
     def indices(self) -> Indices:
-        """Return the order of the current epoch: a fresh int64 array of shape (len(self),).
-
-        Or an object that is indexed like one, as `Permutation` is.
-        """
+        """Return the current epoch's order: a fresh int64 array, or what is indexed like one."""
         raise NotImplementedError(
             f"{type(self).__name__} is an IndexSampler and must define indices()."
         )
@@ -175,9 +151,6 @@ class IndexSampler(Resumable, Sampler[int]):
         """Yield the order of the epoch that is current when the first index is asked for.
 
         After `load_state_dict`, only the rest of it.
-
-        Warns:
-            UserWarning: torch's own loader asks for the order of an epoch that it has had already.
         """
         return self._from(self._next_place())
 
@@ -217,11 +190,7 @@ class SequentialSampler(IndexSampler):
     """
 
     def __init__(self, data_source: Sized) -> None:
-        """Number the samples of a data source.
-
-        Args:
-            data_source: Has a length.
-        """
+        """Number the samples of a data source, which has a length."""
         super().__init__()
         self.data_source = data_source
 
@@ -237,9 +206,6 @@ class SequentialSampler(IndexSampler):
     def settings(self) -> dict[str, Any]:
         """Return what the orders depend on."""
         return {"kind": "SequentialSampler", "length": length_of(self)}
-
-    def _varies(self) -> bool:
-        return False
 
 
 class ComputedOrder:
@@ -295,7 +261,6 @@ class RandomSampler(IndexSampler):
             seed: Decides the orders; None: that of the loader.
 
         Raises:
-            TypeError: `replacement` is no bool.
             ConfigError: `num_samples` is not a positive integer, or the data source is empty.
         """
         super().__init__(seed)
@@ -363,15 +328,7 @@ class SubsetRandomSampler(IndexSampler):
     def __init__(
         self, indices: Sequence[int] | NDArray[np.integer[Any]], seed: int | None = None
     ) -> None:
-        """Set the indices and the seed of their orders.
-
-        Args:
-            indices: Integers. Kept as one int64 array, in the attribute `subset`.
-            seed: Decides the orders; None: that of the loader.
-
-        Raises:
-            ConfigError: not a 1-D sequence of integers.
-        """
+        """Set the indices, integers, and the seed of their orders; None: that of the loader."""
         super().__init__(seed)
         subset = np.asarray(indices)
         if subset.ndim != 1 or (subset.size and subset.dtype.kind not in "iu"):
@@ -397,14 +354,11 @@ class SubsetRandomSampler(IndexSampler):
 class WeightedRandomSampler(IndexSampler):
     """Indices drawn with given probabilities.
 
-    There may be any number of weights (torch stops at 2^24). They are summed in float64, so that
-    the probability of an index is right to some 2^-52 of the whole: a weight of 1e-12 beside one of
-    1 is drawn as often as it should be, to 0.03 %. One of less than 1e-16 of the sum may never be.
-    A weight of 0 never is.
+    There may be any number of weights (torch stops at 2^24). They are summed in float64: a weight
+    of 1e-12 beside one of 1 is drawn as often as it should be, to 0.03 %; one of less than 1e-16 of
+    the sum may never be. A weight of 0 never is.
 
-    10 million draws from 10 million weights take some 1 s; without replacement some 2 s. Memory: 8
-    bytes per weight; in an epoch 8 more, and 8 per draw. Without replacement the sort takes some 30
-    per weight.
+    10 million draws from 10 million weights take some 1 s; without replacement some 2 s.
 
     Example:
         >>> sampler = WeightedRandomSampler([0.0, 1.0, 3.0], num_samples=1000)
@@ -412,9 +366,6 @@ class WeightedRandomSampler(IndexSampler):
         >>> int(counts[0]), bool(700 < counts[2] < 800)
         (0, True)
 
-    Reference:
-        Bentley, Saxe: Generating sorted lists of random numbers. ACM TOMS 6, 1980 (points that are
-        drawn in order, by exponential gaps).
     """
 
     def __init__(
@@ -444,11 +395,7 @@ class WeightedRandomSampler(IndexSampler):
         self.num_samples = int(num_samples)  # of numpy's integers there would be no JSON
         self.replacement = replacement
         _check_weights(self.weights, num_samples, replacement=replacement)
-
-    @property
-    def source_length(self) -> int:
-        """Samples of the dataset that it was made for."""
-        return len(self.weights)
+        self._source_length = len(self.weights)
 
     def __len__(self) -> int:
         """Return `num_samples`."""
@@ -469,17 +416,16 @@ class WeightedRandomSampler(IndexSampler):
         # Rejected: an alias table draws in 0.35 s, but takes 1 s and 500 MB to make, and 120 MB to
         # keep; a table that guides the search (Chen, Asai 1974) is no faster than this.
         rng = self.rng()
-        sums = _sums(self.weights)
-        points = _ascending_points(rng, self.num_samples)
-        drawn = points.view(np.int64)
-        for start in range(0, len(points), _POINTS):  # in place: another array saved
-            block = points[start : start + _POINTS] * sums[-1]
-            # side="right" steps over weights of 0.
-            drawn[start : start + _POINTS] = np.searchsorted(sums, block, side="right")
+        sums = np.cumsum(self.weights)
+        # Running sums of exponential gaps are what sorting uniform numbers would give (Bentley,
+        # Saxe: Generating sorted lists of random numbers, 1980).
+        points = np.cumsum(rng.standard_exponential(self.num_samples + 1))
+        drawn = np.searchsorted(sums, points[:-1] / points[-1] * sums[-1], side="right")
         # Rounding may put a point on the very end: that is the last index with a weight.
         np.minimum(drawn, np.searchsorted(sums, sums[-1]), out=drawn)
         rng.shuffle(drawn)
-        return drawn
+        chosen: NDArray[np.int64] = drawn.astype(np.int64, copy=False)
+        return chosen
 
     def _without_replacement(self) -> NDArray[np.int64]:
         # The first arrivals of independent exponential clocks, one clock per index, at the rate of
@@ -489,46 +435,23 @@ class WeightedRandomSampler(IndexSampler):
         with np.errstate(divide="ignore"):  # an arrival at 0 is -inf: first, as it should be
             np.log(arrivals, out=arrivals)
         arrivals -= np.log(self.weights[candidates])  # as logarithms, none can overflow
-        if self.num_samples == len(candidates):
-            return candidates[np.argsort(arrivals, kind="stable")].astype(np.int64, copy=False)
         first = np.argpartition(arrivals, self.num_samples - 1)[: self.num_samples]
         first = first[np.argsort(arrivals[first], kind="stable")]
         return candidates[first].astype(np.int64, copy=False)
 
 
 def as_weights(weights: ArrayLike) -> NDArray[np.float64]:
-    """Return a copy of some numbers, of any shape.
-
-    Raises:
-        ConfigError: they are none, or lists of different lengths, or something that is no array.
-    """
+    """Return a copy of some numbers, of any shape."""
     try:
         given = np.asarray(weights)
-        if given.dtype.kind not in "USmM":  # of those, numpy would read the numbers in strings
-            return np.array(given, np.float64)
-        reason = f"an array of {given.dtype}"
-    except (TypeError, ValueError) as error:
-        reason = str(error)
-    raise ConfigError(
-        f"weights should be an array or a list of numbers, but got {weights!r:.80} ({reason})."
-    )
-
-
-def _sums(weights: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return running sums, scaled so that the largest weight is from 1/2 to 1."""
-    # By a power of two, which changes no ratio. Products of a point and a sum near the least or the
-    # largest numbers there are would be rounded to a few values, or overflow.
-    _, exponent = np.frexp(weights.max())
-    scaled = np.ldexp(weights, -exponent)
-    return np.cumsum(scaled, out=scaled)
-
-
-def _ascending_points(rng: np.random.Generator, count: int) -> NDArray[np.float64]:
-    """Return what sorting `count` uniform random numbers of [0, 1] would give."""
-    points = rng.standard_exponential(count + 1)
-    np.cumsum(points, out=points)
-    points /= points[-1]
-    return points[:-1]
+    except ValueError as error:
+        raise ConfigError(f"weights should be one number each, but {error}") from None
+    if given.dtype.kind not in "biuf":  # of strings, numpy would read the numbers
+        raise ConfigError(
+            f"weights should be an array or a list of numbers, but got {weights!r:.80} (an array "
+            f"of {given.dtype})."
+        )
+    return given.astype(np.float64)
 
 
 def _check_weights(weights: NDArray[np.float64], num_samples: int, *, replacement: bool) -> None:
@@ -542,15 +465,13 @@ def _check_weights(weights: NDArray[np.float64], num_samples: int, *, replacemen
             f"weights should be finite and 0 or more, but weights[{wrong[0]}] is "
             f"{weights[wrong[0]]} ({wrong.size} such of {len(weights)})."
         )
+    needed, available = 1 if replacement else num_samples, int(np.count_nonzero(weights))
     with np.errstate(over="ignore"):
         total = weights.sum()
-    available = int(np.count_nonzero(weights))
-    needed = 1 if replacement else num_samples
     if available < needed or not np.isfinite(total):
         raise ConfigError(
             f"{needed} or more weights should be above 0 with a finite sum, but {available} of "
-            f"{len(weights)} are, with sum {total}. Without replacement each sample needs "
-            "one."
+            f"{len(weights)} are, with sum {total}."
         )
 
 

@@ -1,58 +1,53 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Orders for a dataset in shards: files of many samples, each read by one node in an epoch.
-
-    shards          0 1 2 3 4 5 6 7            files, each of many samples
-    assign          node 0: 0 3 4 6            node 1: 1 2 5 7
-    shuffle them    6 0 4 3                    7 2 1 5          another order in each epoch
-    open_shards=2   mix(6 0)  mix(4 3)         mix(7 2)  mix(1 5)
-    ranks of a node take turns in the node's order
-
-Nothing is exchanged, and nothing is stored but a few numbers per shard: what is at a place of the
-order is computed, by a `Permutation` of each mix.
-
-Rejected: *one shuffle of everything*, as `RandomSampler` has it, where the data are larger than a
-node's memory: each node would read almost every page of every file in every epoch. *Shards as
-streams with a buffer* (WebDataset): each worker has a buffer of its own, the order depends on how
-many there are, and an epoch cannot begin in its middle.
-"""
+"""Orders for a dataset in shards: files of many samples, each read by one node in an epoch."""
+#     shards          0 1 2 3 4 5 6 7            files, each of many samples
+#     assign          node 0: 0 3 4 6            node 1: 1 2 5 7
+#     shuffle them    6 0 4 3                    7 2 1 5          another order in each epoch
+#     open_shards=2   mix(6 0)  mix(4 3)         mix(7 2)  mix(1 5)
+#     ranks of a node take turns in the node's order
+#
+# Nothing is exchanged, and nothing is stored but a few numbers per shard: what is at a place of the
+# order is computed, by a `Permutation` of each mix.
+#
+# Rejected: *one shuffle of everything*, as `RandomSampler` has it, where the data are larger than a
+# node's memory: each node would read almost every page of every file in every epoch. *Shards as
+# streams with a buffer* (WebDataset): each worker has a buffer of its own, the order depends on how
+# many there are, and an epoch cannot begin in its middle.
 
 from __future__ import annotations
 
-import contextlib
-import heapq
+import itertools
 import operator
-import os
-from collections import Counter
 from collections.abc import Mapping, Sequence, Sized
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
 
 import numpy as np
 
 from penstock.data.dataset import Dataset
-from penstock.distributed import current_rank
+from penstock.deprecation import removed_arguments
+from penstock.distributed import Rank, current_rank, rank_in_environment
 from penstock.errors import ConfigError
 from penstock.randomness.keys import Purpose, seed_sequence
 from penstock.sampling.distributed import check_pad
-from penstock.sampling.permutation import LARGEST, Permutation, Permutations
+from penstock.sampling.permutation import LARGEST, Permutation
 from penstock.sampling.samplers import (
     LONGEST_STORED,
     ComputedOrder,
     EveryNth,
     IndexSampler,
-    check_bool,
     check_positive,
     digest,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
     from penstock.data.dataset import Allocator
     from penstock.sampling.samplers import Indices
 
-__all__ = ["AbsentShard", "ShardSampler", "assign_shards", "length_in", "lengths_in"]
+__all__ = ["AbsentShard", "ShardSampler", "assign_shards", "lengths_in"]
 
 _MOST_STATED: Final = 16  # shards whose lengths a state lists: it stays below 1 KB
 
@@ -60,18 +55,14 @@ _MOST_STATED: Final = 16  # shards whose lengths a state lists: it stays below 1
 class AbsentShard(Dataset[Any]):
     """Stands for a shard that another node has: so many samples, none of which can be read.
 
-    Every node needs the lengths of all shards, and files of its own alone. With these in the place
-    of the others, the indices of all nodes mean the same samples, and a state that one rank saved
-    is good for all of them.
+    With these in the place of other nodes' files, the indices of all nodes mean the same samples,
+    and a state that one rank saved is good for all of them.
 
     Example:
         >>> from penstock.data import ConcatDataset
         >>> data = ConcatDataset([["a", "b"], AbsentShard(3), ["c"]])
         >>> len(data), data[5]
         (6, 'c')
-        >>> data[2]
-        Traceback (most recent call last):
-        LookupError: sample 0 of a shard that this node does not have was asked for: ...
     """
 
     #: What is not read draws nothing: beside it, the shards that are there are read as they can be.
@@ -79,7 +70,7 @@ class AbsentShard(Dataset[Any]):
 
     def __init__(self, length: int) -> None:
         """Set the number of samples, 0 or more."""
-        self._length = length_in("shard 0", length)
+        self._length = _length_in("shard 0", length)
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -87,22 +78,16 @@ class AbsentShard(Dataset[Any]):
 
     def __getitem__(self, index: int) -> NoReturn:
         """Raise `LookupError`."""
-        raise self._absent(index)
-
-    def _absent(self, index: int) -> LookupError:
-        return LookupError(
+        raise LookupError(
             f"sample {index} of a shard that this node does not have was asked for: it is an "
             f"AbsentShard of {self._length} samples. Give the loader a ShardSampler that was made "
             "with this node's number, and the dataset the shards in `sampler.shards()`."
         )
 
-    def __getitems__(self, indices: Sequence[int]) -> NoReturn:
+    # Without it, the shards that are there would not be read by the batch either.
+    def get_batch(self, indices: NDArray[np.int64], alloc: Allocator) -> None:
         """Raise `LookupError`."""
-        raise self._absent(int(indices[0]))
-
-    def get_batch(self, indices: NDArray[np.int64], alloc: Allocator) -> NoReturn:
-        """Raise `LookupError`."""
-        raise self._absent(int(indices[0]))
+        self[int(indices[0])]
 
 
 class ShardSampler(IndexSampler):
@@ -113,24 +98,18 @@ class ShardSampler(IndexSampler):
     dataset is a `ConcatDataset` of the shards; indices count through all of them.
 
     Each node takes its shards in random order, `open_shards` at a time, whose samples are shuffled
-    together: so at any time these files alone are read, and if they fit into the node's page cache
-    every page of them comes from the disk once. Its ranks take turns in the node's order, and the
-    nodes take turns in the global one: place q of node n is place q * num_nodes + n. So the k-th
-    batches of all ranks together are of as many samples of each node; they are the same, and have
-    the same random numbers, for any number of ranks per node. Another number of nodes is another
-    order: a state is refused then; begin an epoch.
+    together: at any time these files alone are read. Its ranks take turns in the node's order, and
+    the nodes in the global one: place q of node n is place q * num_nodes + n. So the k-th batches
+    of all ranks together are the same, with the same random numbers, for any number of ranks per
+    node. Another number of nodes is another order: a state is refused then.
 
-    All ranks give as many indices, which training in step needs, although nodes differ by up to one
-    shard (`pad`). Have some dozens of shards per node, of similar size, and it is no more than a
-    few per cent:
+    All ranks give as many indices, in every epoch, although nodes differ by up to one shard:
 
         "repeat"  as many as the largest node has for each rank; others give their first ones twice
         "drop"    as many as the smallest node has; others leave out the end, another one each epoch
         "none"    every sample once, ranks are uneven: for validation
 
-    These numbers are the same in every epoch. With "epoch", shards of the same size change places
-    by chance, and the nodes change their sets; which sizes lie together stays. Memory is some 50
-    bytes per shard.
+    Memory is some 50 bytes per shard.
 
     Attributes:
         lengths: Samples of each shard, int64 (shards,). Do not write.
@@ -144,6 +123,7 @@ class ShardSampler(IndexSampler):
         [[4, 5, 2, 3], [1, 0, 6, 7]]
     """
 
+    @removed_arguments(shuffle="an array of the indices of sampler.shards(), in their order")
     def __init__(
         self,
         source: Any,  # noqa: ANN401 - lengths, shards, or a dataset of them
@@ -154,7 +134,6 @@ class ShardSampler(IndexSampler):
         ranks_per_node: int | None = None,
         local_rank: int | None = None,
         assignment: Literal["fixed", "epoch"] | Sequence[Sequence[int]] = "fixed",
-        shuffle: bool = True,
         open_shards: int = 8,
         pad: Literal["repeat", "drop", "none"] = "repeat",
     ) -> None:
@@ -173,7 +152,6 @@ class ShardSampler(IndexSampler):
             assignment: "fixed" is what `assign_shards` says of the lengths, in every epoch.
                 "epoch" deals the shards out anew in each. Or the shards of each node, as they lie
                 on the disks: each shard once.
-            shuffle: Whether orders are random. Otherwise a node's shards come one after the other.
             open_shards: Shards whose samples are shuffled together, at least 1. More mix better,
                 and need more of the node's memory to be read once.
             pad: What happens where nodes have different numbers of samples.
@@ -185,13 +163,12 @@ class ShardSampler(IndexSampler):
         super().__init__(seed)
         lengths = lengths_in(source, "ShardSampler", "shard")
         self.lengths = np.array(list(lengths.values()), np.int64)
+        self._source_length = sum(lengths.values())
         self.num_nodes, self.node, self.ranks_per_node, self.local_rank = _chosen_place(
             num_nodes, node, ranks_per_node, local_rank
         )
         check_positive("open_shards", open_shards)
         check_pad(pad)
-        check_bool("shuffle", shuffle)
-        self.shuffle = shuffle
         self.open_shards = operator.index(open_shards)
         self.pad = pad
         self.is_fixed: bool = assignment != "epoch"
@@ -201,7 +178,8 @@ class ShardSampler(IndexSampler):
             else _given_nodes(assignment, len(self.lengths), self.num_nodes)
         )
         # Samples of each node; with "epoch", of each set, which the nodes take by turns.
-        self._totals = _loads_of(self._node_of, self.lengths, self.num_nodes)
+        self._totals = np.zeros(self.num_nodes, np.int64)
+        np.add.at(self._totals, self._node_of, self.lengths)
         # Of the places of a global order in which nodes take turns, this rank's are those of rank
         # `local_rank * num_nodes + node`: they do not depend on the number of ranks.
         self.rank = self.local_rank * self.num_nodes + self.node
@@ -221,23 +199,13 @@ class ShardSampler(IndexSampler):
         return self.num_replicas
 
     @property
-    def source_length(self) -> int:
-        """Samples of the dataset that it was made for."""
-        return int(self.lengths.sum())
-
-    @property
     def num_samples(self) -> int:
         """Indices of this rank in an epoch; the same in all epochs, but with "none" and "epoch"."""
         ranks = self.ranks_per_node
         if self.pad == "none":
-            return max(-((self.local_rank - self._of_node()) // ranks), 0)
+            of_node = int(self.lengths[self._current() == self.node].sum())
+            return max(-((self.local_rank - of_node) // ranks), 0)
         return int(self._totals.min() // ranks if self.pad == "drop" else self._most())
-
-    def _of_node(self) -> int:
-        """Samples of this node in the current epoch."""
-        if self.is_fixed:
-            return int(self._totals[self.node])
-        return int(self.lengths[self._current() == self.node].sum())
 
     def _most(self) -> int:
         """Indices of the rank that has most samples."""
@@ -246,7 +214,9 @@ class ShardSampler(IndexSampler):
     @property
     def total_size(self) -> int:
         """Indices of all ranks in an epoch."""
-        return self.source_length if self.pad == "none" else self.num_samples * self.num_replicas
+        return (
+            int(self.lengths.sum()) if self.pad == "none" else self.num_samples * self.num_replicas
+        )
 
     def __len__(self) -> int:
         """Return `num_samples`."""
@@ -255,13 +225,7 @@ class ShardSampler(IndexSampler):
     def shards(self, node: int | None = None) -> NDArray[np.int64]:
         """Return the shards that a node reads in the current epoch, in the order it reads them.
 
-        For fetching them ahead, and to know which files a node needs.
-
-        Args:
-            node: None is this one.
-
-        Returns:
-            Their numbers, int64 (shards,); a fresh array.
+        None is this node. A fresh array, int64 (shards,).
         """
         node = self.node if node is None else node
         if not 0 <= node < self.num_nodes:
@@ -282,44 +246,33 @@ class ShardSampler(IndexSampler):
         return node_of
 
     def _turns(self, shards: NDArray[np.int64], node: int) -> NDArray[np.int64]:
-        if not self.shuffle:
-            return shards
         sequence = seed_sequence(self.seed, Purpose.ORDER, self.epoch, node)
         return np.random.Generator(np.random.Philox(sequence)).permutation(shards)
 
     def indices(self) -> Indices:
-        """Return this rank's share of the current epoch, of length `num_samples`.
-
-        A fresh int64 array, or, if it were a long one, an object that computes what is asked of it.
-        """
+        """Return this rank's share of the current epoch; an array, unless it were a long one."""
         if self.num_replicas != self.num_nodes * self.ranks_per_node:
-            return self._of_nodes(range(self.num_nodes))  # told to give all of it, to be counted
+            return self._of_nodes(range(self.num_nodes))  # a copy's, for `balance_report`
         order = self._of_nodes([self.node])
         share = EveryNth(order, self.local_rank, self.ranks_per_node, self.num_samples)
         return share if len(share) > LONGEST_STORED else share[:]
 
     def _of_nodes(self, nodes: Sequence[int]) -> _ShardOrder:
         node_of = self._current()
-        shards = [self._turns(np.flatnonzero(node_of == node), node) for node in nodes]
-        counts = [_group_sizes(len(own), self.open_shards) for own in shards]
-        keys: list[tuple[int, ...]] = [
-            (self.seed, self.epoch, node, group)
-            for node, sizes in zip(nodes, counts, strict=True)
-            for group in range(len(sizes))
-        ]
-        return _ShardOrder(
-            self.lengths,
-            np.concatenate(shards),
-            np.concatenate(counts),
-            keys if self.shuffle else None,
-        )
+        groups: list[NDArray[np.int64]] = []
+        keys = []
+        for node in nodes:
+            shards = self._turns(np.flatnonzero(node_of == node), node)
+            # Of at most `open_shards`, none much smaller than the others.
+            number = -(-len(shards) // self.open_shards)
+            bounds = np.arange(1, number) * len(shards) // max(number, 1)
+            groups += np.split(shards, bounds) if number else []
+            keys += [(self.seed, self.epoch, node, group) for group in range(number)]
+        return _ShardOrder(self.lengths, groups, keys)
 
     def _num_items(self) -> int:
         # As places of the global order: of uneven ranks, those of the longest one.
         return (self._most() if self.pad == "none" else self.num_samples) * self.num_replicas
-
-    def _varies(self) -> bool:
-        return self.shuffle or not self.is_fixed
 
     def _summary(self) -> Iterator[tuple[str, object]]:
         yield "shards", len(self.lengths)
@@ -337,85 +290,70 @@ class ShardSampler(IndexSampler):
             "num_nodes": self.num_nodes,
             "assignment": digest(self._node_of),
             "fixed": self.is_fixed,
-            "shuffle": self.shuffle,
+            "shuffle": True,
             "open_shards": self.open_shards,
             "pad": self.pad,
         }
 
 
-def _group_sizes(num_shards: int, most: int) -> NDArray[np.int64]:
-    """Deal shards out to groups of at most so many, none much smaller than the others."""
-    num_groups = -(-num_shards // most)
-    bounds = np.arange(num_groups + 1, dtype=np.int64) * num_shards // max(num_groups, 1)
-    return np.diff(bounds)
-
-
 class _ShardOrder(ComputedOrder):
-    """The samples of shards, group after group, mixed within each; not stored."""
+    """The samples of groups of shards, mixed within each as its key decides; not stored."""
 
     def __init__(
         self,
         lengths: NDArray[np.int64],
-        shards: NDArray[np.int64],
-        group_sizes: NDArray[np.int64],
-        keys: list[tuple[int, ...]] | None,
+        groups: list[NDArray[np.int64]],
+        keys: list[tuple[int, int, int, int]],
     ) -> None:
-        """Put `shards`, of all that have `lengths`, in a row.
-
-        `keys` decide the order within each group; None leaves the samples as they lie.
-        """
-        own = lengths[shards]
-        stops = np.zeros(len(shards) + 1, np.int64)
-        np.cumsum(own, out=stops[1:])
+        shards = np.concatenate(groups) if groups else np.empty(0, np.int64)
+        stops = np.append(0, np.cumsum(lengths[shards]))
         self._shard_stops = stops[1:]
         #: What a place of the order is moved by to be an index of the dataset.
         self._moves = (np.cumsum(lengths) - lengths)[shards] - stops[:-1]
-        bounds = np.zeros(len(group_sizes) + 1, np.int64)
-        np.cumsum(group_sizes, out=bounds[1:])
-        self._group_bounds = stops[bounds]
+        self._group_bounds = stops[
+            np.append(0, np.cumsum([len(group) for group in groups], dtype=np.int64))
+        ]
         super().__init__(int(stops[-1]))
         self._keys = keys
 
     def at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        places = positions if self._keys is None else self._mixed(positions, self._keys)
+        which = np.searchsorted(self._group_bounds[1:], positions, side="right")
+        places = np.empty_like(positions)
+        for group in np.unique(which).tolist():
+            here = which == group
+            first, stop = self._group_bounds[group : group + 2].tolist()
+            order = Permutation(stop - first, self._keys[group])
+            places[here] = first + order[positions[here] - first]
         shards = np.searchsorted(self._shard_stops, places, side="right")
         return np.asarray(places + self._moves[shards], np.int64)
-
-    def _mixed(self, places: NDArray[np.int64], keys: list[tuple[int, ...]]) -> NDArray[np.int64]:
-        groups, which = np.unique(
-            np.searchsorted(self._group_bounds[1:], places, side="right"), return_inverse=True
-        )
-        firsts = self._group_bounds[groups]
-        sizes = (self._group_bounds[groups + 1] - firsts).tolist()
-        first = firsts[which]
-        if len(sizes) == 1:  # nearly always: a block of indices is short beside a group
-            return np.asarray(first + Permutation(sizes[0], keys[int(groups[0])])[places - first])
-        orders = Permutations(sizes, [keys[group] for group in groups.tolist()])
-        return np.asarray(first + orders.at(which, places - first))
 
 
 def _chosen_place(
     num_nodes: int | None, node: int | None, ranks_per_node: int | None, local_rank: int | None
 ) -> tuple[int, int, int, int]:
     """Return the four, those that were not given as torchrun's variables say."""
-    for one, other, value, beside in (
-        ("num_nodes", "node", num_nodes, node),
-        ("ranks_per_node", "local_rank", ranks_per_node, local_rank),
-    ):
-        if (value is None) != (beside is None):
+    for pair in ((num_nodes, node), (ranks_per_node, local_rank)):
+        if pair.count(None) == 1:
             raise ConfigError(
-                f"give both {one} and {other}, or neither, but got {one}={value}, {other}={beside}."
+                "give both num_nodes and node, or neither, and so ranks_per_node and local_rank; "
+                f"but got {num_nodes=}, {node=}, {ranks_per_node=}, {local_rank=}."
             )
     if ranks_per_node is None or local_rank is None:
-        local_rank, ranks_per_node = _local_rank(is_needed=num_nodes is None)
+        local = rank_in_environment("LOCAL_RANK", "LOCAL_WORLD_SIZE")
+        if local is None and num_nodes is None and current_rank().world_size > 1:
+            raise ConfigError(
+                f"this is one of {current_rank().world_size} ranks, but which of them share a node "
+                "is not known: LOCAL_RANK and LOCAL_WORLD_SIZE, which torchrun sets, are not set. "
+                "Give num_nodes, node, ranks_per_node and local_rank."
+            )
+        local_rank, ranks_per_node = local or Rank(0, 1)
     check_positive("ranks_per_node", ranks_per_node)
     if num_nodes is None or node is None:
         rank, world_size = current_rank()
         if world_size % ranks_per_node:
             raise ConfigError(
                 f"{world_size} ranks are no whole number of nodes with {ranks_per_node} each: "
-                "nodes that differ in their ranks cannot share shards evenly. Start as many ranks "
-                "on each."
+                "start as many ranks on each node."
             )
         num_nodes, node = world_size // ranks_per_node, rank // ranks_per_node
     check_positive("num_nodes", num_nodes)
@@ -429,49 +367,21 @@ def _chosen_place(
     return int(num_nodes), int(node), int(ranks_per_node), int(local_rank)
 
 
-def _local_rank(*, is_needed: bool) -> tuple[int, int]:
-    """Return rank and number of ranks on this node, as torchrun says."""
-    texts = {name: os.environ.get(name) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE")}
-    if None in texts.values():
-        if is_needed and current_rank().world_size > 1:
-            raise ConfigError(
-                f"this is one of {current_rank().world_size} ranks, but which of them share a node "
-                "is not known: LOCAL_RANK and LOCAL_WORLD_SIZE, which torchrun sets, are not set. "
-                "Give num_nodes, node, ranks_per_node and local_rank."
-            )
-        return 0, 1
-    try:
-        local_rank, ranks = (int(text or "") for text in texts.values())
-    except ValueError:
-        local_rank, ranks = -1, 0
-    if not 0 <= local_rank < ranks:
-        told = ", ".join(f"{name}={text!r}" for name, text in texts.items())
-        raise ConfigError(
-            f"the environment has {told}, but LOCAL_RANK should be an integer from 0 to "
-            "LOCAL_WORLD_SIZE - 1. torchrun sets both; or give ranks_per_node and local_rank."
-        )
-    return local_rank, ranks
-
-
 def lengths_in(source: Any, who: str, what: str) -> dict[Any, int]:  # noqa: ANN401
     """Return the lengths of datasets, or the lengths that were given, by name or number.
 
-    The source is a list or dict of datasets or of lengths, or a `ConcatDataset`, ours or torch's;
-    `who` and `what` are for the message.
+    The source is a list or dict of datasets or of lengths, or a `ConcatDataset`, ours or torch's.
     """
     # A StackDataset has `datasets` too, side by side.
     parts = source.datasets if hasattr(source, "cumulative_sizes") else source
-    if isinstance(parts, Mapping):
-        pairs: Iterable[tuple[Any, Any]] = parts.items()
-    elif isinstance(parts, (list, tuple)) or getattr(parts, "ndim", 0) == 1:
-        pairs = enumerate(parts)
-    else:
-        # Anything else that can be iterated may be one dataset, and would be read through here.
+    # Anything else that can be iterated may be one dataset, and would be read through here.
+    if not isinstance(parts, (Mapping, list, tuple, np.ndarray)) or getattr(parts, "ndim", 1) != 1:
         raise ConfigError(
             f"{who} takes a list or dict of {what}s, or of their lengths, or a ConcatDataset of "
             f"them; got {type(source).__name__}."
         )
-    lengths = {name: length_in(f"{what} {name!r}", part) for name, part in pairs}
+    pairs = parts.items() if isinstance(parts, Mapping) else enumerate(parts)
+    lengths = {name: _length_in(f"{what} {name!r}", part) for name, part in pairs}
     if not 0 < sum(lengths.values()) <= LARGEST:
         raise ConfigError(
             f"{len(lengths)} {what}s have {sum(lengths.values())} samples in all: there should be "
@@ -480,12 +390,11 @@ def lengths_in(source: Any, who: str, what: str) -> dict[Any, int]:  # noqa: ANN
     return lengths
 
 
-def length_in(what: str, value: object) -> int:
-    """Return a length that was given, or that of a dataset that was given."""
-    length = -1
-    if not isinstance(value, (bool, str)):
-        with contextlib.suppress(TypeError):
-            length = len(value) if isinstance(value, Sized) else operator.index(value)  # type: ignore[arg-type]
+def _length_in(what: str, value: Any) -> int:  # noqa: ANN401
+    try:
+        length = len(value) if isinstance(value, Sized) else operator.index(value)
+    except TypeError:
+        length = -1
     if length < 0:
         raise ConfigError(
             f"{what} should be a dataset with a length, or the length, 0 or more; got "
@@ -510,8 +419,7 @@ def assign_shards(
 
     A pure function of the arguments. No node has more samples than another by more than the largest
     shard has. With another number of nodes most shards stay where they are: of S shards of one
-    size, a node more or less moves some S / nodes of them, which have to move, and a few per cent
-    for the balance. A new node takes the next number; one that is lost gives its number to another.
+    size, a node more or less moves some S / nodes of them, and a few per cent for the balance.
 
     Args:
         sizes: Samples of each shard, 0 or more; or bytes, if these are to be balanced.
@@ -521,9 +429,6 @@ def assign_shards(
         For each node the numbers of its shards, ascending. With fewer shards than nodes, some have
         none.
 
-    Raises:
-        ConfigError: one of the above does not hold.
-
     Example:
         >>> assign_shards([100, 100, 100, 100, 100, 40], num_nodes=2)
         [[1, 4, 5], [0, 2, 3]]
@@ -532,31 +437,18 @@ def assign_shards(
         Lamping, Veach: A fast, minimal memory, consistent hash algorithm. arXiv 1406.2294, 2014.
     """
     check_positive("num_nodes", num_nodes)
-    node_of = _nodes_of(_checked_sizes(sizes), int(num_nodes))
+    lengths = lengths_in(sizes, "assign_shards", "shard")
+    node_of = _nodes_of(np.array(list(lengths.values()), np.int64), int(num_nodes))
     return [np.flatnonzero(node_of == node).tolist() for node in range(num_nodes)]
-
-
-def _checked_sizes(sizes: Any) -> NDArray[np.int64]:  # noqa: ANN401
-    return np.array(list(lengths_in(sizes, "assign_shards", "shard").values()), np.int64)
 
 
 def _given_nodes(given: Any, num_shards: int, num_nodes: int) -> NDArray[np.int32]:  # noqa: ANN401
     """Return the node of each shard, given the shards of each node."""
-    try:
-        nodes = [[operator.index(shard) for shard in own] for own in given]
-    except TypeError:
+    nodes = [list(own) for own in given]
+    if len(nodes) != num_nodes or sorted(itertools.chain(*nodes)) != list(range(num_shards)):
         raise ConfigError(
-            "assignment should be 'fixed', 'epoch' or a list of each node's shards, but got "
-            f"{given!r:.80}."
-        ) from None
-    if len(nodes) != num_nodes:
-        raise ConfigError(f"assignment names {len(nodes)} nodes, but there are {num_nodes}.")
-    times = Counter(shard for own in nodes for shard in own)
-    wrong = [n for n in {*range(num_shards), *times} if times[n] != 1 or not 0 <= n < num_shards]
-    if wrong:
-        raise ConfigError(
-            f"assignment should name each of the shards 0 to {num_shards - 1} once, but shard "
-            f"{wrong[0]} is named {times[wrong[0]]} times ({len(wrong)} such)."
+            f"assignment should be 'fixed', 'epoch' or a list of the shards of each of {num_nodes} "
+            f"nodes, with each of the shards 0 to {num_shards - 1} once, but got {given!r:.80}."
         )
     node_of = np.empty(num_shards, np.int32)
     for node, own in enumerate(nodes):
@@ -568,50 +460,30 @@ def _nodes_of(sizes: NDArray[np.int64], num_nodes: int) -> NDArray[np.int32]:
     """Return the node of each shard: consistent hashing, and then what moves balance takes."""
     hashes = _mixed_bits(np.arange(len(sizes), dtype=np.uint64))
     node_of = _jump_hash(hashes, num_nodes)
-    loads = _loads_of(node_of, sizes, num_nodes).tolist()
-    largest = int(sizes.max())
-    # The smallest load on top, and the largest: entries that are out of date are passed over.
-    least = [(load, node) for node, load in enumerate(loads)]
-    most = [(-load, node) for node, load in enumerate(loads)]
-    heapq.heapify(least)
-    heapq.heapify(most)
-    order = np.lexsort((hashes, sizes, node_of))
-    bounds = np.searchsorted(node_of[order], np.arange(num_nodes + 1))
-    received: list[list[tuple[int, int]]] = [[] for _ in range(num_nodes)]
-    stops = bounds[1:].tolist()
+    loads = np.zeros(num_nodes, np.int64)
+    np.add.at(loads, node_of, sizes)
+    order = np.lexsort((hashes, sizes)).tolist()
+    own: list[list[int]] = [[] for _ in range(num_nodes)]
+    for shard in order:
+        own[node_of[shard]].append(shard)
+    received: list[list[int]] = [[] for _ in range(num_nodes)]
     while True:
-        while least[0][0] != loads[least[0][1]]:
-            heapq.heappop(least)
-        while -most[0][0] != loads[most[0][1]]:
-            heapq.heappop(most)
-        low, high = least[0][1], most[0][1]
-        if loads[high] - loads[low] <= largest:
+        low, high = int(loads.argmin()), int(loads.argmax())
+        if loads[high] - loads[low] <= sizes.max():
             return node_of
         # Its largest shard: all that it has are smaller than the difference, so that the sum of
         # the squares falls with each move, and the fewest moves are made.
-        own = int(order[stops[high] - 1]) if stops[high] > bounds[high] else -1
         got = received[high]
-        if own < 0 or (got and -got[0][0] > sizes[own]):
-            shard = heapq.heappop(got)[1]
+        largest = max(got, key=lambda shard: (sizes[shard], -shard), default=-1)
+        if own[high] and (largest < 0 or sizes[own[high][-1]] >= sizes[largest]):
+            shard = own[high].pop()
         else:
-            shard = own
-            stops[high] -= 1
-        size = int(sizes[shard])
+            got.remove(largest)
+            shard = largest
         node_of[shard] = low
-        heapq.heappush(received[low], (-size, shard))
-        for node, change in ((high, -size), (low, size)):
-            loads[node] += change
-            heapq.heappush(least, (loads[node], node))
-            heapq.heappush(most, (-loads[node], node))
-
-
-def _loads_of(
-    node_of: NDArray[np.int32], sizes: NDArray[np.int64], num_nodes: int
-) -> NDArray[np.int64]:
-    """Return the samples of each node."""
-    loads = np.zeros(num_nodes, np.int64)
-    np.add.at(loads, node_of, sizes)
-    return loads
+        received[low].append(shard)
+        loads[high] -= sizes[shard]
+        loads[low] += sizes[shard]
 
 
 def _mixed_bits(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -44,47 +44,35 @@ def stratified_parts(
         for code in codes_of[sample]:
             members.setdefault(code, []).append(sample)
     left = {code: len(members[code]) for code in sorted(members)}
-    dealer = _Dealer(left, len(labels), shares)
+    lacks = {code: [share * count for share in shares] for code, count in left.items()}
+    is_there = {code: [False] * len(shares) for code in left}
+    lacks_in_all = [share * len(labels) for share in shares]
     parts = np.full(len(labels), -1, np.int64)
+
+    def deal(sample: int, of_class: int | None) -> None:
+        """Choose the part that lacks most; to nine digits, so that equal numbers stay equal."""
+
+        def need(part: int) -> tuple[bool, float, float]:
+            in_all = round(lacks_in_all[part], 9)
+            if of_class is None:
+                return False, 0.0, in_all
+            return not is_there[of_class][part], round(lacks[of_class][part], 9), in_all
+
+        chosen = parts[sample] = max(range(len(shares)), key=need)
+        lacks_in_all[chosen] -= 1
+        for code in codes_of[sample]:
+            lacks[code][chosen] -= 1
+            is_there[code][chosen] = True
+            left[code] -= 1
+
     while left:
         rarest = min(left, key=left.__getitem__)
         for sample in members[rarest]:
             if parts[sample] < 0:
-                parts[sample] = dealer.deal(rarest, codes_of[sample])
-                for code in codes_of[sample]:
-                    left[code] -= 1
-        left = {code: count for code, count in left.items() if count}
+                deal(sample, rarest)
+        for code in [code for code, count in left.items() if not count]:
+            del left[code]
     for sample in order:
         if parts[sample] < 0:
-            parts[sample] = dealer.deal(None, ())
+            deal(sample, None)
     return parts
-
-
-class _Dealer:
-    """What each part still lacks: of each class, and in all."""
-
-    def __init__(self, counts: dict[int, int], num_samples: int, shares: Sequence[float]) -> None:
-        self._lacks = {code: [share * count for share in shares] for code, count in counts.items()}
-        self._is_there = {code: [False] * len(shares) for code in counts}
-        self._lacks_in_all = [share * num_samples for share in shares]
-        self._parts = range(len(shares))
-
-    def deal(self, of_class: int | None, codes: Any) -> int:  # noqa: ANN401 - a set, or none
-        """Return the part of a sample that has the classes `codes`, and is dealt for one of them.
-
-        Numbers are compared to nine digits, so rounding does not make equal ones different.
-        """
-
-        def need(part: int) -> tuple[bool, float, float]:
-            in_all = round(self._lacks_in_all[part], 9)
-            if of_class is None:
-                return False, 0.0, in_all
-            lacks = round(self._lacks[of_class][part], 9)
-            return not self._is_there[of_class][part], lacks, in_all
-
-        chosen = max(self._parts, key=need)
-        self._lacks_in_all[chosen] -= 1
-        for code in codes:
-            self._lacks[code][chosen] -= 1
-            self._is_there[code][chosen] = True
-        return chosen

@@ -43,7 +43,7 @@ from torch.utils.data import (
 from penstock.errors import StateError
 from penstock.indices import (
     Description,
-    NotifiedEpoch,
+    IndexSource,
     SeededIndices,
     tell_epoch,
     tell_seed,
@@ -139,7 +139,7 @@ class _Generator(NamedTuple):
     is_private: bool
 
 
-class UnseededIndices:
+class UnseededIndices(IndexSource):
     """Indices drawn at the moments at which torch's own loader draws them.
 
     Attributes:
@@ -191,10 +191,10 @@ class UnseededIndices:
         states = {g.name: _encode(g.get()) for g in self._generators() if g.is_private}
         return {"between": states} if states else None
 
-    def notified_epoch(self) -> NotifiedEpoch | None:
+    def notified_epoch(self) -> tuple[int, int | None] | None:
         """Return the epoch that an `IndexSampler` was notified of; None for other samplers."""
         order = self._ordered
-        return None if order is None else NotifiedEpoch(order.epoch, order.times_told)
+        return None if order is None else (order.epoch, order.times_notified)
 
     def _draw(self, draws: Draws) -> Iterator[object]:
         # torch's iterator asks the sampler for an iterator, draws the base seed, and asks again if
@@ -283,7 +283,7 @@ class UnseededIndices:
             sampler, seeded_sampler(loader.batch_sampler, 0), 0
         ).describe()
         # Without a seed the order is that of the epoch that the sampler was notified of.
-        return Description(settings, lambda epoch, num_batches: samples_in(None, num_batches))
+        return settings, lambda epoch, num_batches: samples_in(None, num_batches)
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from penstock.deprecation import removed_arguments
 from penstock.distributed import Rank, current_rank
 from penstock.engine.fault_log import FaultLog
 from penstock.engine.plan import Framework
+from penstock.epochs import EpochIterator, Schedule, worker_base_seed
 from penstock.errors import ConfigError
 from penstock.indices import (
     SeededIndices,
@@ -30,7 +31,6 @@ from penstock.insight.monitor import AutoWorkers, Monitor, Observed
 from penstock.options import LOADERS_REMOVED, LoaderOptions, plan_of
 from penstock.randomness.kept import warn_of_kept_generators
 from penstock.sampling import BatchSampler, IndexSampler
-from penstock.schedule import EpochIterator, Schedule, worker_base_seed
 from penstock.torch.device.accelerator import open_accelerator
 from penstock.torch.device.copier import DeviceCopier, Pinning
 from penstock.torch.device.page_lock import page_lock_for

@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The column of classes of a Hugging Face `datasets.Dataset`, read from its Arrow table.
-
-Neither `datasets` nor pyarrow is imported: the objects that are there are asked.
-"""
+"""The column of classes of a Hugging Face `datasets.Dataset`, read from its Arrow table."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -21,79 +19,57 @@ from penstock.data.labels.values import (
 from penstock.data.ragged import RaggedArray
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from penstock.data.labels.values import Labels
 
 __all__ = ["class_column", "has_columns", "labels_of_column"]
 
 _NAMES: Final = ("label", "labels", "target", "targets")
 
 
-class _Column(NamedTuple):
-    path: tuple[str, ...]  # its name; more than one for a field within the column
-    feature: Any
-
-    @property
-    def name(self) -> str:
-        return ".".join(self.path)
-
-    @property
-    def is_class(self) -> bool:
-        return type(self.feature).__name__ == "ClassLabel"
-
-
 def has_columns(dataset: object) -> bool:
     """Return whether a dataset is an Arrow table with features, as those of Hugging Face are."""
     return (
         isinstance(getattr(dataset, "features", None), Mapping)
-        and hasattr(dataset, "column_names")
+        and hasattr(dataset, "_indices")
         and hasattr(getattr(dataset, "data", None), "column")
     )
 
 
-def class_column(dataset: Any, wanted: str | None = None) -> _Column | None:  # noqa: ANN401
-    """Return the column of the classes; None if no column looks like it.
+def class_column(dataset: Any, wanted: str | None = None) -> tuple[str, Any] | None:  # noqa: ANN401
+    """Return name and feature of the column of the classes; None if no column looks like it.
 
     It is the only one whose feature is a `ClassLabel`, or a list of them; a whole column goes
     before a field within one, as `objects.category` is. Without any it is the one called "label",
     "labels", "target" or "targets".
     """
-    columns = [
-        column for name, feature in dataset.features.items() for column in _leaves((name,), feature)
-    ]
+    columns = dict(_leaves("", dataset.features))
     if wanted is not None:
-        for column in columns:
-            if column.name == wanted:
-                return column
-        names = ", ".join(column.name for column in columns)
-        raise NotLabelsError(f"there is no column {wanted!r}; there are {names}")
-    classes = [column for column in columns if column.is_class]
-    whole = [column for column in classes if len(column.path) == 1]
-    if len(whole or classes) > 1:
-        names = ", ".join(column.name for column in whole or classes)
+        if wanted not in columns:
+            raise NotLabelsError(f"there is no column {wanted!r}; there are {', '.join(columns)}")
+        return wanted, columns[wanted]
+    classes = [name for name, feature in columns.items() if type(feature).__name__ == "ClassLabel"]
+    classes = [name for name in classes if "." not in name] or classes
+    if len(classes) > 1:
         raise NotLabelsError(
-            f"several columns are classes ({names}): choose one, as by "
-            f"`penstock.labels_of(dataset, column={(whole or classes)[0].name!r})`"
+            f"several columns are classes ({', '.join(classes)}): choose one, as by "
+            f"`penstock.labels_of(dataset, column={classes[0]!r})`"
         )
-    if classes:
-        return (whole or classes)[0]
-    by_name = {column.name: column for column in columns}
-    return next((by_name[name] for name in _NAMES if name in by_name), None)
+    usual = [name for name in _NAMES if name in columns]
+    name = next(iter([*classes, *usual]), None)
+    return None if name is None else (name, columns[name])
 
 
-def _leaves(path: tuple[str, ...], feature: Any) -> Iterator[_Column]:  # noqa: ANN401
+def _leaves(name: str, feature: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401
     while not isinstance(feature, Mapping) and hasattr(feature, "feature"):  # a list of them
         feature = feature.feature
     if not isinstance(feature, Mapping):
-        yield _Column(path, feature)
+        yield name, feature
         return
-    for name, inner in feature.items():
-        yield from _leaves((*path, name), inner)
+    for inner, of_inner in feature.items():
+        yield from _leaves(f"{name}.{inner}" if name else inner, of_inner)
 
 
-def labels_of_column(
-    dataset: Any,  # noqa: ANN401
-    wanted: str | None = None,
-) -> NDArray[Any] | RaggedArray:
+def labels_of_column(dataset: Any, wanted: str | None = None) -> Labels:  # noqa: ANN401
     """Return what the column of the classes holds, in the order of the dataset's rows.
 
     That order is the dataset's own, after `select`, `shuffle`, `sort` and the like. No copy is made
@@ -101,66 +77,43 @@ def labels_of_column(
     """
     column = class_column(dataset, wanted)
     if column is None:
+        names = list(map(str, dataset.features))
         raise NotLabelsError(
-            f"none of its columns ({', '.join(map(str, dataset.column_names))}) is a ClassLabel or "
-            "called `label`: choose one, as by "
-            f"`penstock.labels_of(dataset, column={next(iter(dataset.column_names), 'label')!r})`"
+            f"none of its columns ({', '.join(names)}) is a ClassLabel or called `label`: choose "
+            f"one, as by `penstock.labels_of(dataset, column={next(iter(names), 'label')!r})`"
         )
-    if not hasattr(dataset, "_indices"):  # then what select() and shuffle() did is not known
-        raise NotLabelsError("its table does not tell the order of the rows")
+    name, *fields = column[0].split(".")
     try:
-        labels = _read(dataset.data.column(column.path[0]), column.path[1:])
+        labels = _read(dataset.data.column(name), fields)
     except NotLabelsError as error:
-        raise NotLabelsError(f"column {column.name!r} is {error}") from None
+        raise NotLabelsError(f"column {column[0]!r} is {error}") from None
     order = dataset._indices  # a table of one column, or None for the rows as they lie
     return labels if order is None else chosen_labels(labels, order.column(0).to_numpy())
 
 
-def _read(column: Any, fields: tuple[str, ...]) -> NDArray[Any] | RaggedArray:  # noqa: ANN401
-    if not fields and str(column.type).startswith(("int", "uint")) and not column.null_count:
-        integers: NDArray[Any] = column.to_numpy()
-        return integers
-    pieces = [_unnested(chunk, fields) for chunk in column.chunks]
-    if not pieces:
-        return np.empty(0, np.int64)
-    values = np.concatenate([values for values, _ in pieces])
-    if pieces[0][1] is None:
-        return to_labels(values)
-    counts = np.concatenate([counts for _, counts in pieces])
+def _read(column: Any, fields: list[str]) -> Labels:  # noqa: ANN401 - of Arrow
+    """Follow fields down through structs and one list."""
+    pc: Any = importlib.import_module("pyarrow.compute")  # the dataset is made of its tables
+    counts = None
+    while True:
+        kind = str(column.type)
+        if column.null_count:
+            raise NotLabelsError(f"without a value in {column.null_count} rows")
+        if kind.startswith("struct") and fields:
+            column, fields = pc.struct_field(column, fields[0]), fields[1:]
+        elif "list" in kind.split("<")[0] and counts is None:
+            counts = pc.list_value_length(column).to_numpy().astype(np.int64)
+            column = pc.list_flatten(column)
+        elif "<" in kind:
+            raise NotLabelsError(f"of type {kind}")
+        else:
+            break
+    values = column.to_numpy()
+    if counts is None:
+        return values if values.dtype.kind in "iu" else to_labels(values)
     if values.dtype.kind in "fb" and len(set(counts.tolist())) == 1:  # a number for every class
         return to_labels(values.reshape(len(counts), -1))
     flat = to_labels(values)
     if isinstance(flat, RaggedArray):
         raise NotLabelsError("lists of lists")
-    if len(counts) and (counts == 1).all():
-        return flat
-    return check_no_columns(to_rows(flat, counts))
-
-
-def _unnested(
-    chunk: Any,  # noqa: ANN401 - an Arrow array
-    fields: tuple[str, ...],
-) -> tuple[NDArray[Any], Any]:
-    """Follow fields down through structs and one list; return values, and counts of a row's."""
-    counts = None
-    while True:
-        if chunk.null_count:
-            raise NotLabelsError(f"without a value in {chunk.null_count} rows")
-        kind = str(chunk.type)
-        if kind.startswith("struct") and fields:
-            names = [field.name for field in chunk.type]
-            chunk, fields = chunk.flatten()[names.index(fields[0])], fields[1:]
-        elif "list" in kind.split("<")[0] and counts is None:
-            counts = _counts(chunk)
-            chunk = chunk.flatten()
-        elif "<" in kind:
-            raise NotLabelsError(f"of type {kind}")
-        else:
-            return chunk.to_numpy(zero_copy_only=False), counts
-
-
-def _counts(chunk: Any) -> NDArray[np.int64]:  # noqa: ANN401
-    if hasattr(chunk, "offsets"):
-        offsets: NDArray[Any] = chunk.offsets.to_numpy()
-        return np.diff(offsets).astype(np.int64)
-    return np.full(len(chunk), chunk.type.list_size, np.int64)
+    return flat if len(counts) and (counts == 1).all() else check_no_columns(to_rows(flat, counts))

@@ -7,7 +7,8 @@ import inspect
 import itertools
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, get_args
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, get_args
 
 import numpy as np
 
@@ -27,7 +28,7 @@ from penstock.data.names import name_samples
 from penstock.data.packed_list import PackedList
 from penstock.data.ragged import RaggedArray
 from penstock.deprecation import removed_arguments
-from penstock.errors import ConfigError, PenstockError
+from penstock.errors import ConfigError
 from penstock.faults import annotate
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.data.labels.values import Labels
+
+    Column: TypeAlias = str | int | None
 
 __all__ = [
     "class_names_of",
@@ -48,11 +51,8 @@ __all__ = [
 _ATTRIBUTES: Final = ("labels", "targets", "_labels")
 _PAIRS: Final = ("samples", "_samples", "imgs")  # of (path, class), as torchvision has them
 _PARTS: Final = ("labels", "label", "targets", "target")  # of a stack, by name
-_NAMES: Final = ("class_names", "classes")
 _NO_TEXT: Final = "(none)"  # the class of objects of which a file does not say the field
 _DEEPEST: Final = 32  # datasets made of datasets
-_MOST_REASONS: Final = 5
-_ASK: Final = "Say which by `penstock.labels_of(dataset, column=position)`"
 _FUNCTION: Final = "get_label=lambda sample: sample[1]"
 
 
@@ -115,14 +115,11 @@ def labels_of(
             f"{_kind_of(dataset)} has not both."
         )
     try:
-        if get_label is not None:
-            found: Labels | None = to_labels(_read(dataset, length, get_label))
-        else:
-            search = _Search(column)
-            found = search.find(dataset)
-            if found is None:
-                raise ConfigError(search.refusal_of(dataset, "labels_of"))
-        assert found is not None
+        found = (
+            to_labels(_read(dataset, length, get_label))
+            if get_label is not None
+            else labels_given_or_known(dataset, "labels_of", column, is_dataset=True)
+        )
         labels = labels_by_objects(found, objects)
         return labels if isinstance(labels, RaggedArray) else numbered(labels)
     except NotLabelsError as error:
@@ -140,37 +137,54 @@ def _read(dataset: Any, length: int, get_label: Callable[[Any], Any]) -> list[An
     return labels
 
 
-def known_labels(dataset: Any) -> Labels | None:  # noqa: ANN401
+def known_labels(dataset: Any, column: str | int | None = None) -> Labels | None:  # noqa: ANN401
     """Return the labels of every sample as `labels_of` finds them; None where there are none.
 
     Texts stay texts. The result may be the dataset's own array.
     """
-    return _Search().find(dataset)
+    try:
+        return _found(dataset, column, 0)
+    except NotLabelsError:
+        return None
 
 
 def labels_given_or_known(
     source: Any,  # noqa: ANN401
     who: str,
     column: str | int | None = None,
+    *,
+    is_dataset: bool = False,
 ) -> Labels:
     """Return labels that were given, in a form of `to_labels`, or those that a dataset knows.
 
-    `who` asks, and is named in the message that neither is there.
+    The error names `who`. A list may hold labels, unless it `is_dataset`.
     """
     _check_no_stream(source, who)
-    search = _Search(column)
-    is_plain = type(source) in (list, tuple, np.ndarray, range)
-    if not is_plain and (labels := search.find(source)) is not None:
-        return labels
+    is_plain = not is_dataset and type(source) in (list, tuple, np.ndarray, range)
+    reason = ""
+    if not is_plain:
+        try:
+            return _found(source, column, 0)
+        except NotLabelsError as error:
+            reason = str(error)
     try:
+        if is_dataset:
+            raise NotLabelsError("a dataset")
         given = to_labels(source)
     except NotLabelsError as error:
-        if not is_plain and not hasattr(source, "dtype"):
-            raise ConfigError(search.refusal_of(source, who)) from None
+        if is_plain or hasattr(source, "dtype"):
+            raise ConfigError(
+                f"{who} takes one label per sample (integers, bools or strings), a list of class "
+                f"numbers per sample, or a dataset; this {_kind_of(source)} is {error}. If it "
+                f"holds samples, give {who} `penstock.labels_of(dataset, {_FUNCTION})`."
+            ) from None
+        if column is not None:
+            raise ConfigError(f"{who} finds no labels in {_kind_of(source)}: {reason}.") from None
         raise ConfigError(
-            f"{who} takes one label per sample (integers, bools or strings), a list of class "
-            f"numbers per sample, or a dataset; this {_kind_of(source)} is {error}. If it holds "
-            f"samples, give {who} `penstock.labels_of(dataset, {_FUNCTION})`."
+            f"{who} cannot see the labels of the samples of {_kind_of(source)}: {reason}. Give the "
+            f"dataset an attribute `labels` (one label per sample), name what holds them by "
+            "`column=`, give the samplers a list of the labels, or read every sample by a "
+            f"function: `penstock.labels_of(dataset, {_FUNCTION})`."
         ) from None
     if column is not None:
         raise ConfigError(
@@ -194,198 +208,173 @@ def _check_no_stream(source: Any, who: str) -> None:  # noqa: ANN401
         )
 
 
-class _Search:
-    """One look for the labels of a dataset; it remembers why they were not found.
+# The search. What raises `NotLabelsError` says what was found instead; no sample is read.
 
-    Attributes:
-        reasons: What was found that is no answer, as parts of a sentence.
-    """
 
-    def __init__(self, column: str | int | None = None) -> None:
-        self._column = column
-        self._path: set[int] = set()
-        self._refusal = ""  # of a dataset that knows its columns, and has not the one asked for
-        self.reasons: list[str] = []
+def _found(dataset: object, column: Column, depth: int) -> Labels:
+    """Return the labels of a dataset, one per sample."""
+    length = _length_of(dataset)
+    if length is None or is_iterable(dataset) or depth > _DEEPEST:
+        raise NotLabelsError(f"{_kind_of(dataset)} has no length and index")
+    labels, reason = _own_labels(dataset, length, column)
+    try:
+        if labels is None and has_columns(dataset):
+            labels = labels_of_column(dataset, None if column is None else str(column))
+        elif labels is None:
+            labels = _labels_of_parts(dataset, length, column, depth + 1)
+        if labels is not None and len(labels) != length:
+            raise NotLabelsError(f"{len(labels)} labels, for {length} samples")
+    except NotLabelsError as error:
+        raise NotLabelsError(f"{reason}; {error}" if reason else str(error)) from None
+    if labels is None:
+        names = ", ".join(f"`{name}`" for name in (*_ATTRIBUTES, *_PAIRS))
+        looked = f"none of the attributes {names} holds them, nor a method `get_labels()`"
+        if column is not None:
+            looked = f"nothing called {column!r} holds them"
+        raise NotLabelsError(looked + (f" (in {_kind_of(dataset)}: {reason})" if reason else ""))
+    return labels
 
-    def find(self, dataset: Any) -> Labels | None:  # noqa: ANN401
-        """Return the labels, one per sample, or None; no sample is read.
 
-        Raises:
-            ConfigError: datasets are concatenated that number the texts of the column differently.
-        """
-        length = _length_of(dataset)
-        if length is None or is_iterable(dataset) or id(dataset) in self._path:
-            return None
-        if len(self._path) >= _DEEPEST:
-            return None
-        self._path.add(id(dataset))
+def _own_labels(dataset: object, length: int, column: Column) -> tuple[Labels | None, str]:
+    """Return what the dataset itself says; or None, and why something is no answer."""
+    reason = ""
+    for name, value in _places(dataset, column):
         try:
-            labels = self._own(dataset, length)
-            if labels is None and has_columns(dataset):
-                wanted = None if self._column is None else str(self._column)
-                labels = labels_of_column(dataset, wanted)
-            elif labels is None:
-                labels = self._of_parts(dataset, length)
-            if labels is not None and len(labels) != length:
-                raise NotLabelsError(f"{len(labels)} labels, for {length} samples")
+            kept = value() if callable(value) else value
+            labels = _checked(kept)
         except NotLabelsError as error:
-            self._note(dataset, str(error))
-            return None
-        finally:
-            self._path.discard(id(dataset))
-        return labels
-
-    def refusal_of(self, dataset: Any, who: str) -> str:  # noqa: ANN401
-        """Return what was looked for, what was found instead, and what to do."""
-        if self._refusal:
-            return f"{who} finds no labels in {_kind_of(dataset)}: {self._refusal}"
-        if self._column is not None:
-            looked, column = f"nothing called {self._column!r} holds them", f"{self._column}"
+            reason = reason or f"`{name}` is {error}"
+        except Exception as error:
+            reason = reason or f"`{name}` failed with {type(error).__name__}: {error}"
         else:
-            names = ", ".join(f"`{name}`" for name in (*_ATTRIBUTES, *_PAIRS))
-            looked = f"none of the attributes {names} holds them, nor a method `get_labels()`"
-            column = "labels"
-        found = f" ({'; '.join(self.reasons[:_MOST_REASONS])})" if self.reasons else ""
-        return (
-            f"{who} cannot see the labels of the samples of {_kind_of(dataset)}: "
-            f"{looked}{found}. Give the dataset an attribute `{column}` (one label per sample), "
-            "name what holds them by `column=`, give the samplers a list of the labels, or read "
-            f"every sample by a function: `penstock.labels_of(dataset, {_FUNCTION})`."
-        )
-
-    def _note(self, dataset: object, reason: str) -> None:
-        self.reasons.append(f"in {type(dataset).__qualname__}: {reason}")
-
-    # What the dataset says itself.
-
-    def _own(self, dataset: Any, length: int) -> Labels | None:  # noqa: ANN401
-        for name, read, arguments in self._kept(dataset):
-            try:
-                value = read(*arguments)
-                labels = _labels_in(value)
-            except NotLabelsError as error:
-                self._note(dataset, f"{name} is {error}")
-            except PenstockError as error:
-                self._note(dataset, str(error).rstrip("."))
-                self._refusal = self._refusal or str(error)
-            except Exception as error:
-                self._note(dataset, f"{name} failed with {type(error).__name__}: {error}")
-            else:
-                if len(labels) == length:
-                    return labels
-                self._note(dataset, f"{name} has {len(labels)} entries, for {length} samples")
-                if not _are_texts(value):  # the names of the classes say nothing of the others
-                    raise NotLabelsError("what it keeps does not fit its length")
-        return None
-
-    def _kept(self, dataset: Any) -> Iterator[tuple[str, Callable[..., Any], tuple[Any, ...]]]:  # noqa: ANN401
-        """Yield the name of each place for labels, and the call that returns them."""
-        column = self._column
-        for name in _ATTRIBUTES if column is None else (str(column),):
-            value = _own(dataset, name)
-            if value is not None and not callable(value):
-                yield f"`{name}`", _itself, (value,)
-        for name in _PAIRS if column is None else ():
-            pairs = _own(dataset, name)
-            if isinstance(pairs, (list, tuple, PackedList)) and _is_pair(pairs):
-                yield f"`{name}`", _second_of_each, (pairs,)
-        name = "get_labels" if column is None else "column"
-        if callable(method := _own(dataset, name)):
-            yield f"`{name}()`", method, () if column is None else (column,)
-
-    # What the datasets say that it is made of.
-
-    def _of_parts(self, dataset: Any, length: int) -> Labels | None:  # noqa: ANN401
-        parts = _get(dataset, "datasets")
-        if isinstance(parts, (list, tuple)) and _is_concatenation(dataset, parts):
-            return self._joined(dataset, parts)
-        if parts is not None and _is_a(dataset, "StackDataset"):
-            return self._stacked(parts, length)
-        for kind, name in (("TensorDataset", "tensors"), ("ArrayDataset", "arrays")):
-            if _is_a(dataset, kind):
-                return self._of_arrays(getattr(dataset, name))
-        inner, indices = _get(dataset, "dataset"), _get(dataset, "indices")
-        if inner is None:
-            return None
-        if indices is None:  # a wrapper: of the same length, and in no order of its own
-            is_same = _length_of(inner) == length and hasattr(dataset, "__getitem__")
-            return self.find(inner) if is_same and not _reorders(dataset, length) else None
-        labels = self.find(inner)
-        return None if labels is None else chosen_labels(labels, indices)
-
-    def _joined(self, dataset: object, parts: Sequence[Any]) -> Labels:
-        if len(set().union(*(_texts_of(part, self._column) for part in parts))) > 1:
-            raise ConfigError(
-                f"The datasets of a {type(dataset).__qualname__} number the texts of "
-                f"{self._column!r} differently: give all the same attribute_names."
-            )
-        found = []
-        for position, part in enumerate(parts):
-            labels = self.find(part)
-            if labels is None:
-                raise NotLabelsError(f"dataset {position} ({type(part).__qualname__}) has none")
-            if len(labels):
-                found.append(labels)
-        return joined_labels(found)
-
-    def _stacked(self, parts: Any, length: int) -> Labels | None:  # noqa: ANN401
-        is_named = isinstance(parts, dict) or self._column is not None
-        if isinstance(parts, dict):
-            names = _PARTS if self._column is None else (self._column,)
-            chosen = [parts[name] for name in names if name in parts]
-        else:
-            chosen = list(parts) if self._column is None else _one(parts, self._column)
-        parts_labels = (self._part(part, is_named=is_named) for part in chosen)
-        found = [labels for labels in parts_labels if labels is not None and len(labels) == length]
-        return (found[0] if found else None) if is_named else _only(found)
-
-    def _part(self, part: Any, *, is_named: bool) -> Labels | None:  # noqa: ANN401
-        """Return the labels of a stacked dataset, or that dataset if it is nothing but labels."""
-        search = _Search()  # what was meant by `column` is this part
-        search._path = self._path
-        labels = search.find(part) if type(part) not in (list, tuple, np.ndarray) else None
-        if labels is not None or isinstance(part, range):  # a range counts samples
-            return labels
-        try:
-            labels = _labels_in(part)
-        except NotLabelsError:
-            return None
-        # Rows of integers may be anything, unless their name says what they are.
-        return None if isinstance(labels, RaggedArray) and not is_named else labels
-
-    def _of_arrays(self, arrays: Sequence[Any]) -> Labels | None:
-        if self._column is not None:
-            chosen = _one(arrays, self._column)
-            return to_labels(chosen[0]) if chosen else None
-        found, end, reason = {}, len(arrays) - 1, ""
-        for position, array in enumerate(arrays):
-            if len(getattr(array, "shape", ())) <= 2:
-                try:
-                    labels = to_labels(array)
-                except NotLabelsError as error:
-                    reason = str(error) if position == end else ""
-                    continue
-                # Rows of zeros and ones are classes only in the last place, after others.
-                if isinstance(labels, np.ndarray) or position == end > 0:
-                    found[position] = labels
-        if found and reason:
-            raise NotLabelsError(f"the last of its arrays is {reason}. {_ASK}")
-        return _only(list(found.values()))
+            if len(labels) == length:
+                return labels, ""
+            reason = reason or f"`{name}` has {len(labels)} entries, for {length} samples"
+            # Names of the classes say nothing of the other places.
+            if not (isinstance(kept, (list, tuple)) and kept and isinstance(kept[0], str)):
+                raise NotLabelsError(reason)
+    return None, reason
 
 
-def _itself(value: Any) -> Any:  # noqa: ANN401
-    return value
+def _places(dataset: Any, column: str | int | None) -> Iterator[tuple[str, Any]]:  # noqa: ANN401
+    """Yield the name of each place for labels, and what it holds, or the call that returns it."""
+    for name in _ATTRIBUTES if column is None else (str(column),):
+        value = _own(dataset, name)
+        if value is not None and not callable(value):
+            yield name, value
+    for name in _PAIRS if column is None else ():
+        pairs = _own(dataset, name)
+        if isinstance(pairs, (list, tuple, PackedList)) and _is_pair(pairs):
+            yield name, [pair[1] for pair in pairs]
+    name = "get_labels" if column is None else "column"
+    if callable(method := _own(dataset, name)):
+        yield f"{name}()", method if column is None else partial(method, column)
 
 
-def _second_of_each(pairs: Sequence[Any]) -> list[Any]:
-    return [pair[1] for pair in pairs]
-
-
-def _labels_in(value: Any) -> Labels:  # noqa: ANN401
+def _checked(value: Any) -> Labels:  # noqa: ANN401
     labels = None if are_paths(value) else to_labels(value)
     if labels is None or are_paths(labels):
         raise NotLabelsError("a list of file names")
     return labels
+
+
+def _labels_of_parts(dataset: object, length: int, column: Column, depth: int) -> Labels | None:
+    """Return what the datasets say that it is made of."""
+    parts = _get(dataset, "datasets")
+    if isinstance(parts, (list, tuple)) and _is_concatenation(dataset, parts):
+        return _joined(parts, column, depth)
+    if parts is not None and _is_a(dataset, "StackDataset"):
+        if not isinstance(parts, dict):
+            return _only(parts, column, partial(_labels_of_part, depth=depth))
+        names = _PARTS if column is None else (column,)
+        name = next((name for name in names if name in parts), None)
+        return None if name is None else _labels_of_part(parts[name], depth)
+    for kind, name in (("TensorDataset", "tensors"), ("ArrayDataset", "arrays")):
+        if _is_a(dataset, kind):
+            return _only(getattr(dataset, name), column, to_labels, needs_last=True)
+    inner, indices = _get(dataset, "dataset"), _get(dataset, "indices")
+    if inner is None:
+        return None
+    if indices is not None:
+        return chosen_labels(_found(inner, column, depth), indices)
+    # A wrapper, of the same length; unless it keeps as many integers: an order, it may be.
+    kept = filter(_are_integers, getattr(dataset, "__dict__", {}).values())
+    is_same = _length_of(inner) == length and hasattr(dataset, "__getitem__")
+    if not is_same or length in map(_length_of, kept):
+        return None
+    return _found(inner, column, depth)
+
+
+def _are_integers(value: Any) -> bool:  # noqa: ANN401
+    first = value[0] if isinstance(value, (list, tuple)) and value else None
+    return isinstance(first, int) or "int" in str(getattr(value, "dtype", ""))
+
+
+def _joined(parts: Sequence[Any], column: Column, depth: int) -> Labels:
+    if len(set().union(*(_texts_of(part, column, depth) for part in parts))) > 1:
+        raise NotLabelsError(
+            f"its datasets number the texts of {column!r} differently: give all the same "
+            "attribute_names"
+        )
+    found = []
+    for position, part in enumerate(parts):
+        try:
+            found.append(_found(part, column, depth))
+        except NotLabelsError as error:
+            kind = type(part).__qualname__
+            raise NotLabelsError(f"dataset {position} ({kind}) has none: {error}") from None
+    return joined_labels([labels for labels in found if len(labels)])
+
+
+def _texts_of(dataset: object, column: Column, depth: int) -> set[tuple[str, ...]]:
+    """The texts that the numbers of a column stand for, in each of the datasets within that say."""
+    if dataset is None or depth > _DEEPEST:
+        return set()
+    names = _get(dataset, "attribute_names")
+    if isinstance(names, Mapping) and column in names:
+        return {tuple(names[column])}
+    parts = _get(dataset, "datasets")
+    within = parts if isinstance(parts, (list, tuple)) else [_get(dataset, "dataset")]
+    return set().union(*(_texts_of(part, column, depth + 1) for part in within))
+
+
+def _only(
+    parts: Sequence[Any],
+    column: str | int | None,
+    read: Callable[[Any], Labels],
+    *,
+    needs_last: bool = False,
+) -> Labels:
+    """Return the labels at a position; or those of the only part that may be labels."""
+    if column is not None:
+        if isinstance(column, int) and -len(parts) <= column < len(parts):
+            return read(parts[column])
+        raise NotLabelsError(f"there is no part {column!r}, but 0 to {len(parts) - 1}")
+    found, last, reason = [], len(parts) - 1, ""
+    for position, part in enumerate(parts):
+        try:
+            labels = read(part)
+        except NotLabelsError as error:
+            reason = f"the last of its parts is {error}" if needs_last and position == last else ""
+            continue
+        # Rows of zeros and ones are classes only in the last place, after others.
+        if not needs_last or isinstance(labels, np.ndarray) or position == last > 0:
+            found.append(labels)
+    if len(found) != 1 or reason:
+        raise NotLabelsError(
+            f"{reason or f'{len(found)} parts that may be the classes'}. Say which by "
+            "`penstock.labels_of(dataset, column=position)`"
+        )
+    return found[0]
+
+
+def _labels_of_part(part: Any, depth: int) -> Labels:  # noqa: ANN401
+    """Return the labels of a stacked dataset, or that dataset if it is nothing but labels."""
+    if isinstance(part, range):
+        raise NotLabelsError("numbers of samples")
+    if type(part) not in (list, tuple, np.ndarray) and not hasattr(part, "dtype"):
+        return _found(part, None, depth)
+    return _checked(part)
 
 
 def is_iterable(dataset: object) -> bool:
@@ -408,22 +397,6 @@ def _length_of(dataset: Any) -> int | None:  # noqa: ANN401
         return len(dataset)
     except Exception:
         return None
-
-
-def _texts_of(
-    dataset: Any,  # noqa: ANN401
-    column: str | int | None,
-    depth: int = 0,
-) -> set[tuple[str, ...]]:
-    """The texts that the numbers of a column stand for, in each of the datasets within that say."""
-    if dataset is None or depth > _DEEPEST:
-        return set()
-    names = _get(dataset, "attribute_names")
-    if isinstance(names, Mapping) and column in names:
-        return {tuple(names[column])}
-    parts = _get(dataset, "datasets")
-    within = parts if isinstance(parts, (list, tuple)) else [_get(dataset, "dataset")]
-    return set().union(*(_texts_of(part, column, depth + 1) for part in within))
 
 
 def _is_a(dataset: object, name: str) -> bool:
@@ -459,24 +432,6 @@ def _is_pair(pairs: Sequence[Any]) -> bool:
     return is_path and isinstance(number, (int, np.integer))
 
 
-def _are_texts(value: Any) -> bool:  # noqa: ANN401
-    return isinstance(value, (list, tuple)) and len(value) > 0 and isinstance(value[0], str)
-
-
-def _only(found: Sequence[Labels]) -> Labels | None:
-    """Return the only labels; numbers of samples, 0, 1, 2 and so on, are not counted as such."""
-    if len(found) > 1:
-        found = [labels for labels in found if not _is_count(labels)]
-    if len(found) > 1:
-        raise NotLabelsError(f"{len(found)} parts that may be the classes. {_ASK}")
-    return found[0] if found else None
-
-
-def _is_count(labels: Labels) -> bool:
-    is_array = isinstance(labels, np.ndarray) and labels.dtype.kind in "iu"
-    return is_array and np.array_equal(labels, np.arange(len(labels)))
-
-
 def _is_concatenation(dataset: Any, parts: Sequence[Any]) -> bool:  # noqa: ANN401
     """Whether it says where each part ends, as torch's ConcatDataset does.
 
@@ -488,40 +443,15 @@ def _is_concatenation(dataset: Any, parts: Sequence[Any]) -> bool:  # noqa: ANN4
     return list(itertools.accumulate(lengths)) == list(ends)
 
 
-def _reorders(dataset: Any, length: int) -> bool:  # noqa: ANN401
-    """Whether a wrapper keeps as many integers as it has samples: an order, it may be."""
-    for value in getattr(dataset, "__dict__", {}).values():
-        if isinstance(value, (list, tuple)) and value and isinstance(value[0], str):
-            continue  # paths of millions of samples need not become an array
-        if _length_of(value) == length and length and not isinstance(value, (str, Mapping)):
-            try:
-                labels = to_labels(value)
-            except NotLabelsError:
-                continue
-            if isinstance(labels, np.ndarray) and labels.dtype.kind in "iu":
-                return True
-    return False
-
-
-def _one(parts: Sequence[Any], column: str | int) -> list[Any]:
-    """The part at a position, as a list; empty if there is none."""
-    if isinstance(column, int) and -len(parts) <= column < len(parts):
-        return [parts[column]]
-    return []
-
-
-def class_names_of(
-    dataset: Any,  # noqa: ANN401
-    column: str | int | None = None,
-) -> tuple[str, ...] | None:
+def class_names_of(dataset: object, column: Column = None) -> tuple[str, ...] | None:
     """Return the name of every class, by its number; None where the dataset does not say.
 
-    Asked are `class_names`, `classes`, `class_to_idx`, and the `ClassLabel` of a Hugging Face
-    dataset's column, also those of the datasets within; where the labels are texts, these. Names
-    that leave a class of the labels out are no answer. Those of a `column` are its texts in
-    `attribute_names`; "(none)" is the class of objects that lack it.
+    Asked are `class_names`, `classes`, and the `ClassLabel` of a Hugging Face dataset's column, and
+    those of the datasets within; where the labels are texts, these. Names that leave a class of the
+    labels out are no answer. Those of a `column` are its texts in `attribute_names`; "(none)" is
+    the class of objects that lack it.
     """
-    labels = _Search(column).find(dataset)
+    labels = known_labels(dataset, column)
     if isinstance(labels, TextRows):
         return tuple(labels.names.tolist())
     values = labels.values if isinstance(labels, RaggedArray) else labels
@@ -533,7 +463,7 @@ def class_names_of(
     return names
 
 
-def _names(dataset: Any, column: str | int | None, depth: int) -> tuple[str, ...] | None:  # noqa: ANN401
+def _names(dataset: Any, column: Column, depth: int) -> tuple[str, ...] | None:  # noqa: ANN401
     if dataset is None or depth > _DEEPEST:
         return None
     if (own := _own_names(dataset, column)) is not None:
@@ -545,24 +475,19 @@ def _names(dataset: Any, column: str | int | None, depth: int) -> tuple[str, ...
     return _names(getattr(dataset, "dataset", None), column, depth + 1)
 
 
-def _own_names(dataset: Any, column: str | int | None) -> tuple[str, ...] | None:  # noqa: ANN401
+def _own_names(dataset: Any, column: Column) -> tuple[str, ...] | None:  # noqa: ANN401
     if has_columns(dataset):
         try:
             found = class_column(dataset, None if column is None else str(column))
         except NotLabelsError:
             return None
-        names = getattr(found.feature, "names", None) if found is not None else None
+        names = None if found is None else getattr(found[1], "names", None)
         return None if names is None else tuple(names)
     texts = getattr(dataset, "attribute_names", None)
     if isinstance(texts, Mapping) and column in texts:
         return tuple(text or _NO_TEXT for text in texts[column])
-    if column not in (None, "labels", "name"):
-        return None
-    for name in _NAMES:
+    for name in ("class_names", "classes") if column in (None, "labels", "name") else ():
         names = getattr(dataset, name, None)
         if isinstance(names, (list, tuple)) and names and all(isinstance(n, str) for n in names):
             return tuple(names)
-    numbers = getattr(dataset, "class_to_idx", None)
-    if isinstance(numbers, Mapping) and sorted(numbers.values()) == list(range(len(numbers))):
-        return tuple(sorted(numbers, key=numbers.__getitem__))
     return None

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import array
-import itertools
 import re
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
@@ -14,8 +12,6 @@ from penstock.data.packed_list import PackedList
 from penstock.data.ragged import RaggedArray
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import ArrayLike, NDArray
 
     Labels: TypeAlias = NDArray[Any] | RaggedArray
@@ -37,9 +33,7 @@ __all__ = [
 Objects = Literal["all", "first", "rarest"]
 
 _FILE_NAME: Final = re.compile(r".+\.[A-Za-z]\w{1,4}")
-_ROWS: Final = (list, tuple, set, frozenset, np.ndarray)
 _LONGEST: Final = 500  # characters; numpy keeps every text as long as the longest
-_TWO_KINDS: Final = "texts in some of its datasets and numbers in others"
 
 
 class NotLabelsError(Exception):
@@ -59,8 +53,8 @@ def to_labels(value: Any) -> Labels:  # noqa: ANN401
     """Return labels that were given in any of the usual forms.
 
     One label per sample: a list, array or tensor of integers, bools or strings, on any device. A
-    column of shape (n, 1) counts as one. Several per sample: a `RaggedArray`; a list of lists, sets
-    or arrays of class numbers or texts; or a two-dimensional array of zeros and ones (or rows of
+    column of shape (n, 1) counts as one. Several per sample: a `RaggedArray`; a list of lists or
+    arrays of class numbers or texts; or a two-dimensional array of zeros and ones (or rows of
     bools), where column c stands for class c. Texts in rows are numbered in their sorted order.
     Rows of one entry each are one label per sample.
 
@@ -71,19 +65,17 @@ def to_labels(value: Any) -> Labels:  # noqa: ANN401
         return value
     if isinstance(value, (list, tuple, PackedList)):
         return _of_list(list(value))
+    if not isinstance(value, range) and not hasattr(type(value), "__array__"):
+        raise NotLabelsError(f"a {type(value).__qualname__}, not an array or a list")
     if getattr(value, "ndim", 1) > 2:  # before reading what may be a file's
         raise NotLabelsError(f"of shape {tuple(value.shape)}")
     return _of_array(_as_array(value))
 
 
 def _as_array(value: Any) -> NDArray[Any]:  # noqa: ANN401
-    if isinstance(value, np.ndarray):
-        return value
-    if not isinstance(value, (range, array.array)) and not hasattr(type(value), "__array__"):
-        raise NotLabelsError(f"a {type(value).__qualname__}, not an array or a list")
     try:
         return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
-    except Exception as error:
+    except Exception as error:  # of a tensor of a type that numpy has not, say
         raise NotLabelsError(f"a {type(value).__qualname__} that is no array: {error}") from error
 
 
@@ -93,7 +85,7 @@ def _of_array(values: NDArray[Any]) -> Labels:
     if values.ndim != 1:
         raise NotLabelsError(f"of shape {values.shape}")
     if values.dtype.kind in "OT":  # texts of pandas, or of numpy's type for texts of any length
-        return to_labels(values.tolist())
+        return _of_list(values.tolist())
     if values.dtype.kind == "f":
         raise NotLabelsError(f"of type {values.dtype}: floats are no classes")
     if values.dtype.kind not in "biuUS":
@@ -102,76 +94,55 @@ def _of_array(values: NDArray[Any]) -> Labels:
 
 
 def _of_one_hot(values: NDArray[Any]) -> RaggedArray:
-    is_set = values.astype(np.bool_, copy=False) if values.dtype.kind in "biuf" else None
-    if is_set is None or not np.array_equal(is_set, values):
+    if values.dtype.kind not in "biuf" or not np.isin(values, (0, 1)).all():
         raise NotLabelsError(
             f"of shape {values.shape} with other values than 0 and 1, so not one column per class"
         )
-    return RaggedArray(np.nonzero(is_set)[1], _offsets(is_set.sum(axis=1)))
+    return RaggedArray.from_counts([np.nonzero(values)[1]], np.count_nonzero(values, axis=1))
 
 
 def _of_list(items: list[Any]) -> Labels:
-    if not items:
-        return np.empty(0, np.int64)
     kinds = set(map(type, items))
     if all(issubclass(kind, (int, np.integer, np.bool_)) for kind in kinds):
-        return _of_integers(items)
+        integers = np.asarray(items) if items else np.empty(0, np.int64)
+        if integers.dtype.kind not in "biu":  # numpy keeps what is too large as objects or floats
+            raise NotLabelsError("a list of integers beyond 64 bits")
+        return integers
     if all(issubclass(kind, str) for kind in kinds):
         if (longest := max(map(len, items))) > _LONGEST:
             raise NotLabelsError(f"a list of texts of up to {longest} characters, not of names")
         return np.array(items, np.str_)
-    if any(hasattr(kind, "detach") for kind in kinds):
-        return _of_list([_as_array(item) if hasattr(item, "detach") else item for item in items])
-    if not all(issubclass(kind, _ROWS) for kind in kinds):
-        names = sorted(kind.__qualname__ for kind in kinds)
-        raise NotLabelsError(f"a list of {' and '.join(names[:4])}")
-    dimensions = {item.ndim if isinstance(item, np.ndarray) else 1 for item in items}
+    names = " and ".join(sorted(kind.__qualname__ for kind in kinds)[:4])
+    rows = (list, tuple, np.ndarray)
+    if not all(issubclass(kind, rows) or hasattr(kind, "detach") for kind in kinds):
+        raise NotLabelsError(f"a list of {names}")
+    arrays = [_as_array(item) for item in items]
+    dimensions = {array.ndim for array in arrays}
     if dimensions == {0}:
-        return _of_array(np.array([item.item() for item in items]))
-    if dimensions != {1}:
-        raise NotLabelsError(f"a list of arrays of {sorted(dimensions)} dimensions")
-    return _of_rows(items)
+        return _of_array(np.array([array.item() for array in arrays]))
+    if dimensions != {1} or any(array.dtype.kind == "O" for array in arrays):
+        raise NotLabelsError(f"a list of {names}, not of rows of classes")
+    return _of_rows(arrays)
 
 
-def _of_integers(items: list[Any]) -> NDArray[Any]:
-    try:
-        integers = np.asarray(items)
-    except OverflowError:
-        integers = np.empty(0, object)
-    if integers.dtype.kind not in "biu":  # numpy keeps what is too large as objects, or as floats
-        raise NotLabelsError("a list of integers beyond 64 bits")
-    return integers
-
-
-def _of_rows(rows: list[Any]) -> Labels:
-    counts = np.fromiter(map(len, rows), np.int64, len(rows))
-    filled = [row for row in rows if len(row)]  # an empty array is often of floats
-    if filled and all(isinstance(row, np.ndarray) for row in filled):
-        flat = _of_array(np.concatenate(filled))
-    else:
-        plain = (sorted(row) if isinstance(row, (set, frozenset)) else row for row in filled)
-        items = list(itertools.chain.from_iterable(plain))
-        if any(isinstance(item, _ROWS) for item in items):
-            raise NotLabelsError("a list of lists of lists")
-        flat = _of_list(items)
-    if isinstance(flat, RaggedArray):
-        raise NotLabelsError("a list of rows of rows")
-    if flat.dtype.kind == "b" and len(flat):
+def _of_rows(rows: list[NDArray[Any]]) -> Labels:
+    counts = np.array(list(map(len, rows)))
+    filled = [row for row in rows if len(row)]  # an empty one is of floats
+    flat = _of_array(np.concatenate(filled)) if filled else np.empty(0, np.int64)
+    assert isinstance(flat, np.ndarray)
+    if flat.dtype.kind == "b":
         if len(set(counts.tolist())) > 1:
             raise NotLabelsError("rows of bools of different lengths")
         return _of_one_hot(flat.reshape(len(rows), -1))
-    if (counts == 1).all():
-        return flat
-    labels = to_rows(flat, counts)
-    return labels if isinstance(rows[0], (set, frozenset)) else check_no_columns(labels)
+    return flat if (counts == 1).all() else check_no_columns(to_rows(flat, counts))
 
 
 def to_rows(flat: NDArray[Any], counts: NDArray[np.int64]) -> RaggedArray:
     """Return rows of `counts` class numbers each; `TextRows` where the classes are texts."""
-    if flat.dtype.kind not in "US":
-        return RaggedArray(numbered(flat), _offsets(counts))
-    names, codes = np.unique(flat, return_inverse=True)
-    return TextRows(codes, _offsets(counts), names)
+    rows = RaggedArray.from_counts([numbered(flat)], counts)
+    if flat.dtype.kind in "US":
+        return TextRows(rows.values, rows.offsets, np.unique(flat))
+    return rows
 
 
 def check_no_columns(labels: RaggedArray) -> RaggedArray:
@@ -180,16 +151,14 @@ def check_no_columns(labels: RaggedArray) -> RaggedArray:
     Whether these are two classes or one column per class cannot be seen, and a wrong guess would
     go unseen.
     """
-    if isinstance(labels, TextRows) or len(labels) < 2:
-        return labels
-    width = int(labels.offsets[1])
-    is_even = width > 1 and not (np.diff(labels.offsets) != width).any()
-    if not is_even or not np.isin(labels.values, (0, 1)).all():
+    widths = set(np.diff(labels.offsets).tolist())
+    is_even = len(labels) > 1 and len(widths) == 1 and max(widths) > 1
+    if isinstance(labels, TextRows) or not is_even or not np.isin(labels.values, (0, 1)).all():
         return labels
     raise NotLabelsError(
-        f"rows of {width} zeros and ones each, which might be columns or classes. If there is a "
-        "column for each class, make them an array of two dimensions, `np.asarray(rows)`; if they "
-        "are numbers of classes, `penstock.data.RaggedArray.of(rows)`"
+        f"rows of {max(widths)} zeros and ones each, which might be columns or classes. If there "
+        "is a column for each class, make them an array of two dimensions, `np.asarray(rows)`; if "
+        "they are numbers of classes, `penstock.data.RaggedArray.of(rows)`"
     )
 
 
@@ -216,12 +185,6 @@ def are_paths(labels: Any) -> bool:  # noqa: ANN401
     )
 
 
-def _offsets(counts: Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:
-    offsets = np.zeros(len(counts) + 1, np.int64)
-    np.cumsum(counts, out=offsets[1:])
-    return offsets
-
-
 # Labels of a dataset that is a part of another, or is made of several.
 
 
@@ -231,57 +194,52 @@ def chosen_labels(labels: Labels, indices: Any) -> Labels:  # noqa: ANN401
     Rows of texts are numbered anew, by the texts that are chosen.
     """
     if isinstance(labels, TextRows):
-        rows = chosen_labels(RaggedArray(labels.values, labels.offsets), indices)
-        assert isinstance(rows, RaggedArray)
+        rows = RaggedArray(labels.values, labels.offsets)[_positions(indices)]
         return to_rows(labels.names[rows.values], np.diff(rows.offsets))
-    if isinstance(indices, range) and indices.step > 0 and 0 <= indices.start <= indices.stop:
-        if indices and indices[-1] >= len(labels):
-            raise NotLabelsError(f"index {indices[-1]} is out of range for {len(labels)} samples")
-        chosen: Labels = labels[indices.start : indices.stop : indices.step]
-        return chosen
-    positions = to_labels(indices)
-    if isinstance(positions, RaggedArray) or positions.dtype.kind not in "iu":
-        raise NotLabelsError("its indices are no integers")
-    positions = positions.astype(np.int64, copy=False)
     try:
+        if isinstance(indices, range) and 0 <= indices.start <= indices.stop <= len(labels):
+            chosen: Labels = labels[indices.start : indices.stop : indices.step]
+            return chosen
         # numpy's take() is up to twice as fast as an index for what does not fit into caches.
-        return labels[positions] if isinstance(labels, RaggedArray) else labels.take(positions)
+        places = _positions(indices)
+        return labels[places] if isinstance(labels, RaggedArray) else labels.take(places)
     except IndexError as error:
         raise NotLabelsError(f"its indices do not fit: {error}") from error
 
 
+def _positions(indices: Any) -> NDArray[np.int64]:  # noqa: ANN401
+    positions = to_labels(indices)
+    if isinstance(positions, RaggedArray) or positions.dtype.kind not in "iu":
+        raise NotLabelsError("its indices are no integers")
+    return positions.astype(np.int64, copy=False)
+
+
 def joined_labels(found: list[Labels]) -> Labels:
     """Return labels one after the other: a copy, unless there is but one."""
+    of_texts = {
+        isinstance(part, TextRows) or (isinstance(part, np.ndarray) and part.dtype.kind in "US")
+        for part in found
+        if not isinstance(part, RaggedArray) or len(part.values)
+    }
+    if len(of_texts) > 1:
+        raise NotLabelsError("texts in some of its datasets and numbers in others")
     arrays = [labels for labels in found if isinstance(labels, np.ndarray)]
-    if len(arrays) < len(found):
-        return _joined_rows(
-            [
-                labels
-                if isinstance(labels, RaggedArray)
-                else to_rows(labels, np.ones(len(labels), np.int64))
-                for labels in found
-            ]
-        )
-    if len({array.dtype.kind in "US" for array in arrays}) > 1:
-        raise NotLabelsError(_TWO_KINDS)
-    if not arrays:
-        return np.empty(0, np.int64)
-    if np.result_type(*arrays).kind == "f":  # numpy's answer to int64 beside uint64
-        arrays = list(map(numbered, arrays))
-    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
-
-
-def _joined_rows(parts: list[RaggedArray]) -> RaggedArray:
-    """Join rows; texts are numbered by all parts together."""
+    if len(arrays) == len(found):
+        if not arrays:
+            return np.empty(0, np.int64)
+        if np.result_type(*arrays).kind == "f":  # numpy's answer to int64 beside uint64
+            arrays = list(map(numbered, arrays))
+        return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+    parts = [
+        part if isinstance(part, RaggedArray) else to_rows(part, np.ones(len(part), np.int64))
+        for part in found
+    ]
     joined = RaggedArray.joined(parts)
-    of_texts = [part for part in parts if isinstance(part, TextRows)]
-    if not of_texts:
+    names = [part.names for part in parts if isinstance(part, TextRows)]
+    if not names:
         return joined
-    if any(len(part.values) and not isinstance(part, TextRows) for part in parts):
-        raise NotLabelsError(_TWO_KINDS)
-    names = np.unique(np.concatenate([part.names for part in of_texts]))
-    codes = [np.searchsorted(names, part.names)[part.values] for part in of_texts]
-    return TextRows(np.concatenate(codes), joined.offsets, names)
+    texts = [part.names[part.values] for part in parts if isinstance(part, TextRows)]
+    return to_rows(np.concatenate(texts), np.diff(joined.offsets))
 
 
 def labels_by_objects(labels: Labels, objects: Objects) -> Labels:
@@ -301,4 +259,4 @@ def labels_by_objects(labels: Labels, objects: Objects) -> Labels:
         values = values[np.lexsort((codes, num_samples[codes], rows))]
     has_one = counts > 0
     chosen = values[labels.offsets[:-1][has_one]]
-    return chosen if has_one.all() else RaggedArray(chosen, _offsets(has_one))
+    return chosen if has_one.all() else RaggedArray.from_counts([chosen], has_one)

@@ -11,6 +11,7 @@ import copy
 import warnings
 import weakref
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, cast
 
 import numpy as np
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
     from penstock.engine.backends import Backend
     from penstock.engine.stream import BatchStream
-    from penstock.indices import Description, IndexSource, NotifiedEpoch
+    from penstock.indices import Description, IndexSource
 
 __all__ = ["EpochIterator", "Schedule", "worker_base_seed"]
 
@@ -47,12 +48,9 @@ def worker_base_seed(seed: int) -> int:
     return int(words[0] >> np.uint64(1))
 
 
-def _following(source: SeededIndices, number: int) -> Callable[[], Epoch | None]:
-    def following() -> Epoch | None:
-        indices = source.foresee(number)
-        return None if indices is None else Epoch(number, indices, is_announced=True)
-
-    return following
+def _foreseen(source: SeededIndices, number: int) -> Epoch | None:
+    indices = source.foresee(number)
+    return None if indices is None else Epoch(number, indices, is_announced=True)
 
 
 def _check_stream(dataset: object, progress: Progress) -> None:
@@ -129,11 +127,7 @@ class EpochIterator:
             self._batches.close()  # it holds the iterator of a dataset without workers
 
     def __getstate__(self) -> NoReturn:
-        """Refuse to be pickled, or copied.
-
-        Raises:
-            NotImplementedError: always, as of torch's iterators.
-        """
+        """Refuse to be pickled, or copied."""
         raise NotImplementedError(
             "an iterator over a loader cannot be pickled or copied: its workers are this "
             "process's. Pickle the loader; its state_dict() says where this iterator is"
@@ -148,19 +142,12 @@ class Schedule:
     """
 
     def __init__(self, seed: int | None) -> None:
-        """Begin before epoch 0.
-
-        Args:
-            seed: Of the loader; None if it has none.
-
-        Raises:
-            ConfigError: a negative seed.
-            TypeError: a seed that is no integer.
-        """
+        """Begin before epoch 0, with the seed of the loader, if it has one."""
         self._seed = None if seed is None else checked_count("seed", seed)
         self._next_epoch = 0
         self._is_chosen = False  # whether the user has said so
-        self._notified: NotifiedEpoch | None = None  # when an epoch began, the sampler's
+        # The sampler's when an epoch began: another, or one more notification, is the user's.
+        self._notified: tuple[int, int | None] | None = None
         self._resumed: Progress | None = None  # how much of `_next_epoch` was given already
         self._current: tuple[int, Progress] | None = None  # the epoch begun last
         self._description: Description | None = None  # of it; made when it is asked for
@@ -173,13 +160,12 @@ class Schedule:
     def next(self, source: IndexSource, *, is_followed: bool = False) -> Epoch:
         """Return the next epoch, or the rest of the one whose state was loaded.
 
-        Args:
-            source: Gives its indices.
-            is_followed: Whether the dataset is notified of the number in any case.
+        `is_followed` is whether the dataset is notified of the number in any case.
         """
         notified = source.notified_epoch()
-        if notified is not None and not self._is_chosen and self._is_users(notified):
-            self.set_epoch(notified.epoch)  # as loops written for torch do: sampler.set_epoch(e)
+        first = (0, notified[1] and 0) if notified is not None else None
+        if notified is not None and not self._is_chosen and notified != (self._notified or first):
+            self.set_epoch(notified[0])  # as loops written for torch do: sampler.set_epoch(e)
         progress = self._resumed or Progress()
         number = self._next_epoch
         indices = source.begin(number, progress)
@@ -187,14 +173,8 @@ class Schedule:
         # Of other sources nothing can be foreseen; and those of torch's orders hold their loader.
         following = None
         if isinstance(source, SeededIndices):
-            following = _following(source, number + 1)
+            following = partial(_foreseen, source, number + 1)
         return Epoch(number, indices, progress, is_announced, following)
-
-    def _is_users(self, notified: NotifiedEpoch) -> bool:
-        """Whether the user has notified it since an epoch began, perhaps the same number again."""
-        if self._notified is None:
-            return bool(notified.epoch or notified.times)
-        return notified != self._notified
 
     def begin(self, epoch: Epoch, iterator: object, source: IndexSource | None = None) -> None:
         """Note that workers have begun an epoch, and by which iterator the user gets it."""
@@ -208,7 +188,7 @@ class Schedule:
             self._resumed = self._description = None
 
     def forget(self, iterator: object) -> None:
-        """Take `iterator` for ended: nobody can ask it for more."""
+        """Take `iterator` for ended: it yields no more."""
         self._running = [(ref, given) for ref, given in self._running if ref() is not iterator]
 
     @property
@@ -245,13 +225,7 @@ class Schedule:
         return self._next_epoch, self._resumed or Progress()
 
     def state_dict(self, source: Callable[[], IndexSource], dataset: object) -> dict[str, Any]:
-        """Return where the user is, as JSON has it.
-
-        Args:
-            source: Gives the source of the indices; what it says is kept until another epoch
-                begins.
-            dataset: Of the loader.
-        """
+        """Return where the user is, as JSON has it; what `source` describes is kept meanwhile."""
         epoch, progress = self._resume_point()
         given = progress.given
         if self._description is None:
@@ -308,7 +282,15 @@ class Schedule:
             )
         _check_counts(samples, number, progress.given, settings, samples_in)
         _check_stream(dataset, progress)
-        _compare_contents(state.get("contents"), fingerprint_of(dataset))
+        contents, here = state.get("contents"), fingerprint_of(dataset)
+        if None not in (contents, here) and contents != here:
+            warnings.warn(
+                f"this state was saved with other data: the dataset's fingerprint was {contents}, "
+                f"now it is {here}. The order of the indices goes on exactly; what they give may "
+                "be other samples. (The same images in another kind of store, such as a folder "
+                "that has been packed since, have another fingerprint as well.)",
+                stacklevel=users_level(),
+            )
         self._next_epoch = number
         self._is_chosen = False
         # what was said before the state was loaded is no news
@@ -327,9 +309,6 @@ def _check_counts(
     """Compare the counts of a state with each other, and with the batches that the epoch has.
 
     Another number of ranks may have had another last batch, or one more; the others are the same.
-
-    Raises:
-        StateError: no loader can have counted so.
     """
 
     def size_of_first(count: int) -> int:
@@ -347,9 +326,11 @@ def _check_counts(
             is_right = size_of_first(batches - 1) < (samples or 0)
         if not is_right or not (steps[-1] == batches or is_there(steps[-1] - 2)):
             found = f"{steps[-1]} batches of epoch {epoch}, with {samples} samples in {batches}"
-    elif (length := _known_end(settings.get("sampler", {}))) is not None:
-        most = -(-length // settings.get("global_batch_size", 1))
-        if steps[-1] > most:
+    elif (inner := settings.get("sampler", {})).get("length") is not None:
+        most = -(-inner["length"] // settings.get("global_batch_size", 1))
+        while "of" in inner:
+            inner = inner["of"]
+        if inner["kind"] in _FINITE and steps[-1] > most:  # others may give more, as endless ones
             found = f"{steps[-1]} batches of an epoch that has {most}"
     if steps != sorted(set(steps)):
         found = f"batches {list(given.ahead)} beyond the first {batches}"
@@ -361,28 +342,6 @@ def _check_counts(
             f"this state contradicts itself: it counts {found}. It was changed since it was saved. "
             "Load another, or begin the epoch anew by set_epoch()"
         )
-
-
-def _known_end(sampler: dict[str, Any]) -> int | None:
-    """Return the length of a described sampler; None where it may give more, as endless ones do."""
-    inner = sampler
-    while "of" in inner:
-        inner = inner["of"]
-    return sampler["length"] if inner.get("kind") in _FINITE else None
-
-
-def _compare_contents(saved: object, here: str | None) -> None:
-    """Warn if a store holds other data than when the state was saved; the order is the same."""
-    if saved is None or here is None or saved == here:
-        return
-    warnings.warn(
-        f"this state was saved with other data: the dataset's fingerprint was {saved}, now it is "
-        f"{here}. The order of the indices goes on exactly; what they give may be other samples. "
-        "(The same images in another kind of store, such as a folder that has been packed since, "
-        "have another fingerprint as well.)",
-        UserWarning,
-        stacklevel=users_level(),
-    )
 
 
 def _parsed(state: Any) -> tuple[int, Progress, int | None, int | None, dict[str, Any]]:  # noqa: ANN401

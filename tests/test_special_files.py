@@ -124,8 +124,6 @@ def test_convert_refuses_it(special, photos, form):
         "report data:numbers --workers 0 -o {}",
         "report data:numbers --workers 0 -o a.html --trace {}",
         "view data:images -o {}",
-        "stats photos --png {}",
-        "stats photos --sampler natural --png {}",
         "tune data:numbers --json {}",
     ],
 )

@@ -85,7 +85,7 @@ def test_what_was_packed_as_objects_can_be_made_mosaics_of(here):
 def test_yolo_is_packed_by_its_folder_or_its_yaml(yolo, capsys, source):
     assert main(["pack", source, "cells.lmdb"]) == 0
     told = capsys.readouterr().out.splitlines()
-    assert told[0] == f"YOLO {source}, split train; not packed: rest (--split)"
+    assert told[0] == f"YOLO {source}, split train: name another part of it with --split"
     (sample,) = samples_of("cells.lmdb")
     assert sample["boxes"][0].tolist() == [10, 5, 30, 25]
     assert main(["pack", source, "rest.lmdb", "--split", "rest"]) == 0
@@ -132,7 +132,7 @@ def test_a_voc_folder_of_any_names_is_taken_for_one(here, capsys):
     assert [row["name"] for row in found["classes"]] == ["cell"]
     assert main(["view", "voc", "-o", "sheet.png", "--tile", "64"]) == 0
     assert main(["pack", "voc", "cells.lmdb"]) == 1
-    assert "VOC in other folders than VOC's own: give --objects" in capsys.readouterr().err
+    assert "is a VOC folder: its objects are packed with --objects" in capsys.readouterr().err
     assert main(["pack", "voc", "cells.lmdb", "--objects"]) == 0
     assert samples_of("cells.lmdb")[0]["image_id"] == "a"
     assert main(["convert", "voc", "again", "--to", "yolo"]) == 0
@@ -253,10 +253,13 @@ def test_columns_of_what_is_no_list_are_refused(here, capsys, arguments, message
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["voc", "--bad-boxes", "keep"], "packed with them by --objects: give that as well"),
-        (["voc", "--origin", "0"], "packed with them by --objects: give that as well"),
+        (["voc", "--bad-boxes", "keep"], "its objects are packed with --objects"),
+        (["voc", "--origin", "0"], "its objects are packed with --objects"),
         (["voc/JPEGImages", "--objects"], "--objects is for objects marked in images; voc/JPEG"),
-        (["voc", "--objects", "--trust-pickle"], "--trust-pickle is for stores, and voc is none"),
+        (
+            ["voc", "--objects", "--trust-pickle"],
+            "--trust-pickle and names of fields are for stores",
+        ),
     ],
     ids=["policy", "origin", "images", "pickle"],
 )

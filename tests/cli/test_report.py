@@ -157,13 +157,15 @@ def test_samples_may_be_tensors(dataset, tmp_path, capsys):
     assert "penstock-report.html" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("folder", ["clothing/train", "bccd"])
-@pytest.mark.parametrize("command", ["report", "tune"])
+@pytest.mark.parametrize(
+    ("folder", "command", "options"),
+    [("clothing/train", "report", ()), ("bccd", "tune", ("--size", "64", "--rounds", "1"))],
+)
 def test_images_of_a_folder_are_brought_to_one_size(
-    folder, command, data_dir, tmp_path, monkeypatch, capsys
+    folder, command, options, data_dir, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
-    options = ["--workers", "0", "--batch-size", "4", "--batches", "2", "--size", "64"]
+    options = ["--workers", "0", "--batch-size", "4", "--batches", "2", *options]
     assert main([command, str(data_dir / folder), *options]) == 0
     expected = "penstock-report.html" if command == "report" else "num_workers=0"
     assert expected in capsys.readouterr().out

@@ -73,15 +73,9 @@ def test_all_are_listed_and_other_words_are_searched_for(page, words, found, cap
     assert last == "penstock explain NAME says what to do."
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("WorkerDead", "nothing is called 'WorkerDead' here. Did you mean workerdied?"),
-        ("xyz", "nothing is called 'xyz' here. `penstock explain` lists all."),
-    ],
-)
-def test_a_wrong_name_gets_the_nearest(page, name, said, capsys):
-    assert main(["explain", name]) == 1
+def test_a_wrong_name_gets_the_way_to_the_list(page, capsys):
+    assert main(["explain", "xyz"]) == 1
+    said = "nothing is called 'xyz' here. `penstock explain` lists all."
     assert capsys.readouterr().err == f"penstock: {said}\n"
 
 

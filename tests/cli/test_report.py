@@ -104,13 +104,6 @@ def test_what_cannot_be_done_is_said_at_once(dataset, capsys, arguments, said):
     assert said in capsys.readouterr().err
 
 
-def test_a_dataset_of_which_much_is_bad_has_a_page(dataset, tmp_path, capsys):
-    (tmp_path / "squares_data.py").write_text(DATASET.replace("index == 13", "index % 2"))
-    assert main(["report", dataset, *QUICK]) == 0
-    assert "bad samples: " in capsys.readouterr().out
-    assert (tmp_path / "penstock-report.html").exists()
-
-
 def test_a_dataset_that_gives_nothing_has_a_page(dataset, tmp_path, capsys):
     (tmp_path / "squares_data.py").write_text(DATASET.replace("index == 13", "True"))
     assert main(["report", dataset, *QUICK]) == 0

@@ -174,12 +174,6 @@ def test_lists_may_go_elsewhere_than_the_data(tmp_path, capsys, make):
     )
 
 
-def test_lists_of_voc_stand_where_its_reader_looks(tmp_path, capsys):
-    path, _, _ = voc_of(tmp_path / "faces")
-    assert main(["split", str(path), INTO, "--to", str(tmp_path)]) == 1
-    assert "--to is for lists of paths; VOC's stand in its ImageS" in capsys.readouterr().err
-
-
 def test_a_file_name_that_is_no_utf8_is_named_and_nothing_is_written(tmp_path, capsys):
     photo(tmp_path / "cat" / "1.jpg")
     os.rename(tmp_path / "cat" / "1.jpg", os.fsencode(tmp_path) + b"/cat/caf\xe9.jpg")

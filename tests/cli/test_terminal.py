@@ -15,7 +15,6 @@ import pytest
 
 import penstock
 from penstock.cli import main
-from penstock.insight.progress import ProgressBar
 
 cv2 = pytest.importorskip("cv2")
 pytest.importorskip("rich")
@@ -141,8 +140,8 @@ def test_a_name_stays_in_its_line_and_commands_no_terminal(arguments, here, caps
         for suffix in ("png", "doc"):
             os.unlink(f"lists/b/{FILE}.{suffix}")  # lists are UTF-8
     main(arguments)
-    told = capsys.readouterr()
-    assert_harmless(told.out + told.err)
+    shown = capsys.readouterr()
+    assert_harmless(shown.out + shown.err)
 
 
 def assert_harmless(text):
@@ -152,11 +151,6 @@ def assert_harmless(text):
         assert not re.search("^penstock: all is well", text, re.MULTILINE)
     assert "é" in text
     assert "日本" in text
-
-
-def test_a_bar_and_its_line_show_a_loaders_name_escaped():
-    bar = ProgressBar(HOSTILE, tqdm=None)
-    assert bar._name.isprintable()
 
 
 # stdout

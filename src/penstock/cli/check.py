@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
-from penstock.cli.options import FIELD_OPTIONS, LIST_OPTIONS, option_of, takes
+from penstock.cli import options
 from penstock.cli.reasons import reason_of
 from penstock.cli.terminal import Bar, silence_libraries
 from penstock.data import PackedList
@@ -51,7 +51,7 @@ _MAX_RESPAWNS: Final = 1000
 _LONGEST_TASK_S: Final = 300  # a decoder that takes longer over one task hangs, and is ended
 
 
-@takes(list_columns=LIST_OPTIONS, fields=FIELD_OPTIONS)
+@options.takes(list_columns=options.LIST_OPTIONS, fields=options.FIELD_OPTIONS)
 def check(
     what: Annotated[
         str,
@@ -80,7 +80,7 @@ def check(
     anything is broken, otherwise 0.
     """
     if list_columns and not what.lower().endswith(".txt"):
-        raise ConfigError(f"{option_of(next(iter(list_columns)))} is for text lists.")
+        raise ConfigError(f"{options.option_of(next(iter(list_columns)))} is for text lists.")
     import penstock.images.decode  # noqa: F401 - where Pillow is missing, this says it once
 
     start_s = time.monotonic()
@@ -227,14 +227,14 @@ class Files:
         paths: Sequence[str],
         annotations: Annotations | None = None,
         passed_over: Sequence[str] = (),
-        folder: Path | None = None,
+        text_below: str = "",
         decode: Callable[[str], object] = check_file,
     ) -> None:
         """Take paths of images."""
         self._paths = paths
         self._num_annotations = annotations.num_files if annotations else 0
         self._passed_over = passed_over
-        self._folder = folder
+        self._text_below = text_below
         self._decode = decode
         self.broken = annotations.broken if annotations else []
 
@@ -269,11 +269,9 @@ class Files:
 
     def summary(self, findings: Findings) -> tuple[str, str]:
         """Return what the summary says besides, and a line below it."""
-        from penstock.cli.files import passed_over_text
-
         count = self._num_annotations
         also = f" and {counted(count, 'annotation')}" if count else ""
-        return also, passed_over_text(self._passed_over, self._folder) if self._folder else ""
+        return also, self._text_below
 
 
 def _files_in(place: Path, columns: dict[str, Any]) -> Files:
@@ -304,14 +302,14 @@ def _files_in(place: Path, columns: dict[str, Any]) -> Files:
             xml.append(path)
         elif is_passed_over(path):
             passed_over.append(path)
-    packed = PackedList(sorted(images))
+    packed, text = PackedList(sorted(images)), passed_over_text(passed_over, place)
     found = check_annotations(place, packed, xml)
     if not images and not found.num_files:
+        suffixes = ", ".join(IMAGE_SUFFIXES)
         raise ConfigError(
-            f"no image in {place} or below it. Looked for files ending in "
-            f"{', '.join(IMAGE_SUFFIXES)}. {passed_over_text(passed_over, place)}".rstrip()
+            f"no image in {place} or below it. Looked for files ending in {suffixes}. {text}"
         )
-    return Files(packed, found, passed_over, place)
+    return Files(packed, found, passed_over, text)
 
 
 def _opened(what: str, fields: dict[str, str]) -> Store:

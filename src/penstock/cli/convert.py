@@ -9,15 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.options import (
-    LIST_OPTIONS,
-    BadBoxes,
-    BadBoxesOption,
-    FollowLinks,
-    bad_boxes_text,
-    option_of,
-    takes,
-)
+from penstock.cli import options
 from penstock.errors import ConfigError
 from penstock.lines import say
 from penstock.plural import counted
@@ -34,7 +26,7 @@ Placing = StrEnum("Placing", ["reference", "link", "copy"])
 Polygons = StrEnum("Polygons", ["error", "box"])
 
 
-@takes(list_columns=LIST_OPTIONS)
+@options.takes(list_columns=options.LIST_OPTIONS)
 def convert(
     src: Annotated[
         list[str],
@@ -66,8 +58,8 @@ def convert(
     default_class: Annotated[
         str, typer.Option(metavar="NAME", help="Class of objects without one, in VOC and YOLO.")
     ] = "object",
-    bad_boxes: BadBoxesOption = BadBoxes.keep,
-    follow_links: FollowLinks = False,
+    bad_boxes: options.BadBoxesOption = options.BadBoxes.keep,
+    follow_links: options.FollowLinks = False,
     *,
     list_columns: dict[str, Any],
 ) -> None:
@@ -87,17 +79,17 @@ def convert(
         form, colon, path = text.partition(":")
         is_named = colon and path and form in FORMATS
         sources.append(Source(path, form) if is_named else Source(text))
-    options = {**list_columns, "split": split, "polygons": polygons and polygons.value}
-    options = {name: value for name, value in options.items() if value is not None}
+    given = {**list_columns, "split": split, "polygons": polygons and polygons.value}
+    given = {name: value for name, value in given.items() if value is not None}
     columns = None
     if to is Form.landmarks and not any(source.takes("layout") for source in sources):
-        names = [name for name in options if name in LandmarkColumns.__dataclass_fields__]
-        columns = LandmarkColumns(**{n: options.pop(n) for n in names}) if names else None
-    for name in options:
+        names = [name for name in given if name in LandmarkColumns.__dataclass_fields__]
+        columns = LandmarkColumns(**{n: given.pop(n) for n in names}) if names else None
+    for name in given:
         if not any(source.takes(name) for source in sources):
-            raise ConfigError(f"{option_of(name)} is of no use to any of these sources.")
+            raise ConfigError(f"{options.option_of(name)} is of no use to any of these sources.")
     placing: Any = images and images.value
-    policy: Any = (bad_boxes or BadBoxes.keep).value
+    policy: Any = (bad_boxes or options.BadBoxes.keep).value
     try:
         report = convert_to(
             sources,
@@ -109,12 +101,12 @@ def convert(
             default_class=default_class,
             bad_boxes=policy,
             follow_links=follow_links,
-            **options,
+            **given,
         )
     except KeyboardInterrupt:
         say("penstock: stopped; what was half written has been removed.", err=True)
         raise
-    boxes = bad_boxes_text(report.box_counts)
+    boxes = options.bad_boxes_text(report.box_counts)
     if boxes:
         say(boxes)
     for what, count in report.losses.items():

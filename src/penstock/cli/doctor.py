@@ -82,9 +82,7 @@ names, error = [], ""
 try:
     if torch.accelerator.is_available():
         kind = torch.accelerator.current_accelerator()
-        names = [kind.type]
-        if kind.type == "cuda":
-            names = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
+        names = [torch.cuda.get_device_name() if kind.type == "cuda" else kind.type]
         torch.ones(8, device=kind).sum().item()
     elif build != "the CPU":
         torch.cuda.init()
@@ -168,8 +166,8 @@ def doctor(
 def _write(findings: Iterable[Finding]) -> None:
     mark_width, name_width = _COLUMNS
     indent = 2 + mark_width + name_width
-    is_wrapped = sys.stdout is not None and sys.stdout.isatty()
-    width = max(shutil.get_terminal_size().columns, indent + 40) if is_wrapped else sys.maxsize
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    width = max(shutil.get_terminal_size().columns, indent + 40) if is_terminal else sys.maxsize
     for topic, group in groupby(findings, key=lambda finding: finding.topic):
         say(topic)
         for finding in group:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import re
 from pathlib import Path
 from typing import Annotated, Final, NamedTuple
@@ -12,7 +11,6 @@ from typing import Annotated, Final, NamedTuple
 import penstock
 from penstock.errors import ConfigError, PenstockError
 from penstock.lines import say
-from penstock.redact import without_password
 
 with contextlib.suppress(ModuleNotFoundError):  # the command explains what to install
     import typer
@@ -96,9 +94,7 @@ def explain(
             return
     found = [each for each in sections if wanted in f"{each.title} {each.text}".casefold()]
     if not found:
-        near = difflib.get_close_matches(wanted, [each.anchor for each in sections], 1)
-        advice = f"Did you mean {near[0]}?" if near else "`penstock explain` lists all."
-        raise ConfigError(f"nothing is called {without_password(str(name))!r} here. {advice}")
+        raise ConfigError(f"nothing is called {name!r} here. `penstock explain` lists all.")
     for section in found:
         say(f"{section.group}: {section.anchor}")
         say(f"    {section.summary}")

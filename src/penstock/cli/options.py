@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from penstock.vision.datasets.rules import BoxCounts
 
 __all__ = [
-    "ANNOTATED_HELP", "FIELD_OPTIONS", "LIST_OPTIONS", "SOURCE_HELP", "BadBoxes",
+    "ANY_SOURCE", "FIELD_OPTIONS", "LIST_OPTIONS", "SOURCE_HELP", "BadBoxes",
     "BadBoxesOption", "ClassOf", "ClassOfOption", "Collate", "Column", "FollowLinks", "ImageSize",
     "Split", "TrainerMs", "bad_boxes_text", "option_of", "takes", "warn_of_bad_boxes", "workers_of",
 ]  # fmt: skip
@@ -30,8 +30,9 @@ SOURCE_HELP: Final = (
     "A folder, a store's address, or module:name of a dataset, or of a function or class that "
     "makes one; it is run."
 )
-ANNOTATED_HELP: Final = (
-    " Also YOLO's folder or yaml file, imglab's XML, a list of landmarks or of images."
+ANY_SOURCE: Final = (
+    f"{SOURCE_HELP} Also YOLO's folder or yaml file, imglab's XML, a list of landmarks or of "
+    "images."
 )
 
 BadBoxes = StrEnum("BadBoxes", {"keep": "keep", "drop": "drop", "fix": "fix", "error": "raise"})

@@ -11,18 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from penstock.cli.options import (
-    ANNOTATED_HELP,
-    FIELD_OPTIONS,
-    LIST_OPTIONS,
-    SOURCE_HELP,
-    BadBoxesOption,
-    FollowLinks,
-    Split,
-    bad_boxes_text,
-    option_of,
-    takes,
-)
+from penstock.cli import options
 from penstock.cli.reasons import reason_of
 from penstock.cli.terminal import Bar, was_terminated
 from penstock.errors import ConfigError, PenstockError, StoreError, WorkerDied
@@ -45,9 +34,9 @@ _OF_SAMPLES: Final = ("while encoding", "while reading sample")  # notes of an e
 _USER: Final = re.compile(r"//[^/@]*@")
 
 
-@takes(list_columns=LIST_OPTIONS, fields=FIELD_OPTIONS)
+@options.takes(list_columns=options.LIST_OPTIONS, fields=options.FIELD_OPTIONS)
 def pack(
-    src: Annotated[str, typer.Argument(metavar="SRC", help=SOURCE_HELP + ANNOTATED_HELP)],
+    src: Annotated[str, typer.Argument(metavar="SRC", help=options.ANY_SOURCE)],
     dst: Annotated[
         str,
         typer.Argument(
@@ -84,8 +73,8 @@ def pack(
             "find them.",
         ),
     ] = False,
-    follow_links: FollowLinks = False,
-    split: Split = None,
+    follow_links: options.FollowLinks = False,
+    split: options.Split = None,
     objects: Annotated[
         bool,
         typer.Option(
@@ -103,7 +92,7 @@ def pack(
             show_default=False,
         ),
     ] = "",
-    bad_boxes: BadBoxesOption = None,
+    bad_boxes: options.BadBoxesOption = None,
     trust_pickle: Annotated[
         bool,
         typer.Option("--trust-pickle", help="SRC is an LMDB file of pickles, which may run code."),
@@ -127,7 +116,7 @@ def pack(
     from penstock.stores.packing import pack as pack_into
 
     _check_places(src, dst, shards)
-    options = {"split": split, "trust_pickle": trust_pickle, "fields": fields}
+    given = {"split": split, "trust_pickle": trust_pickle, "fields": fields}
     of_objects = {
         "objects": objects,
         "bad_boxes": bad_boxes and bad_boxes.value,
@@ -139,7 +128,7 @@ def pack(
 
     with (
         _stopping(dst),
-        _source(src, of_objects, list_columns, options) as samples,
+        _source(src, of_objects, list_columns, given) as samples,
         Bar() as bar,
         _errors_of_samples(src),
     ):
@@ -160,7 +149,7 @@ def pack(
         )
         address = getattr(getattr(samples, "store", None), "address", "")
         counts = getattr(samples, "box_counts", None)
-    if counts is not None and (boxes := bad_boxes_text(counts)):
+    if counts is not None and (boxes := options.bad_boxes_text(counts)):
         say(boxes)
     if split is None and address.startswith("YOLO "):
         say(f"{address}: name another part of it with --split")
@@ -170,38 +159,33 @@ def pack(
 
 @contextlib.contextmanager
 def _source(
-    src: str, of_objects: dict[str, Any], columns: dict[str, Any], options: dict[str, Any]
+    src: str, of_objects: dict[str, Any], columns: dict[str, Any], given: dict[str, Any]
 ) -> Iterator[Any]:
     """Return what is packed: a dataset of annotated images, a store, or a user's dataset."""
-    from penstock.cli.sources import described_dataset, described_form, source_named
+    from penstock.cli.sources import described_form, source_named
     from penstock.stores.folder.annotated_folder import looks_like_voc
 
-    is_voc = described_form(src, columns) == "voc"
-    used = [option_of(name) for name, value in of_objects.items() if value]
-    used += map(option_of, columns)
-    if is_voc and not of_objects["objects"] and (used or not looks_like_voc(Path(src))):
+    form = described_form(src, columns)
+    is_with_objects = of_objects.pop("objects")
+    attributes = of_objects["attributes"]
+    used = [options.option_of(name) for name, value in of_objects.items() if value]
+    used += map(options.option_of, columns) if form == "voc" else ()
+    if form == "voc" and not is_with_objects and (used or not looks_like_voc(Path(src))):
         raise ConfigError(f"{src} is a VOC folder: its objects are packed with --objects.")
-    found = None
-    if of_objects["objects"] or not is_voc:
-        found = described_dataset(
-            src,
-            options["split"],
-            columns,
-            bad_boxes=of_objects["bad_boxes"] or "fix",
-            attributes=of_objects["attributes"],
-        )
-    if found is None and used:
-        raise ConfigError(f"{used[0]} is for objects marked in images; {src} has none.")
-    if found is None:
-        with source_named(src, **options) as samples:
-            yield samples
-        return
-    if options["trust_pickle"] or options["fields"]:
-        raise ConfigError(f"--trust-pickle and names of fields are for stores, and {src} is none.")
-    absent = set(of_objects["attributes"]) - set(getattr(found, "attribute_names", ()))
-    if absent:
-        raise ConfigError(f"--attributes is for VOC and imglab; {src} has no {min(absent)!r}.")
-    yield found
+    if form is None and not attributes and (used or is_with_objects):
+        raise ConfigError(f"{(used or ['--objects'])[0]} is for objects; {src} has none.")
+    with source_named(
+        src,
+        columns=columns,
+        is_described=is_with_objects or form != "voc",
+        bad_boxes=of_objects["bad_boxes"] or "fix",
+        attributes=attributes,
+        **given,
+    ) as found:
+        absent = set(attributes) - set(getattr(found, "attribute_names", ()))
+        if absent:
+            raise ConfigError(f"--attributes is for VOC and imglab; {src} has no {min(absent)!r}.")
+        yield found
 
 
 def _check_places(src: str, dst: str, num_shards: int) -> None:
@@ -209,33 +193,31 @@ def _check_places(src: str, dst: str, num_shards: int) -> None:
     from penstock.cli.sources import names_code, parse
 
     target = parse(dst)
-    kinds = [target.kind]
     if not names_code(src):
         source = parse(src)
-        kinds.append(source.kind)
         one, other = (_USER.sub("//", each.place).partition("?")[0] for each in (source, target))
-        if "mongodb" not in kinds:
+        if "mongodb" not in (source.kind, target.kind):
             one, other = (os.path.realpath(each.place) for each in (source, target))
+            if Path(other) in Path(one).parents and Path(other).is_dir():
+                raise ConfigError(f"DST ({other}) would replace the folder that SRC lies in.")
+            if Path(one) in Path(other).parents:
+                raise ConfigError(f"DST ({other}) would be in the folder SRC, a part of it.")
         if one == other:
             raise ConfigError(f"SRC and DST are the same place, {other}. Pack into another one.")
-        if "mongodb" not in kinds and Path(one).is_relative_to(other) and Path(other).is_dir():
-            raise ConfigError(f"DST ({target.place}) would replace the folder that SRC lies in.")
-        if "mongodb" not in kinds and Path(other).is_relative_to(one):
-            raise ConfigError(f"DST ({target.place}) would be in the folder SRC, a part of it.")
     path = Path(target.place)
     if target.kind != "lmdb" or not path.exists():
         return
+    from penstock.stores.lmdb.store import is_shard
+
     if path.is_dir() != (num_shards > 1):
         what = "a folder" if path.is_dir() else "a file"
         raise ConfigError(f"{path} is {what}; --shards makes a folder. Name another DST.")
-    if num_shards > 1:
-        from penstock.stores.lmdb.store import is_shard
-
-        if others := sorted(e.name for e in path.iterdir() if not is_shard(e.name)):
-            raise ConfigError(
-                f"{path} is a folder with other things in it ({others[0]}), which the new store "
-                "would replace. Name another DST."
-            )
+    others = sorted(e.name for e in path.iterdir() if not is_shard(e.name)) if path.is_dir() else []
+    if others:
+        raise ConfigError(
+            f"{path} is a folder with other things in it ({others[0]}), which the new store "
+            "would replace. Name another DST."
+        )
 
 
 @contextlib.contextmanager
@@ -250,14 +232,14 @@ def _stopping(dst: str) -> Iterator[None]:
         if isinstance(error, WorkerDied) and not was_terminated():
             raise
         kind, place = parse(dst)
-        kept = "beside the collection" if kind == "mongodb" else f"in {place}.partial"
-        text = (
-            f"stopped. What was packed so far is kept {kept}: the same command with --resume "
-            "goes on."
-        )
-        if kind != "mongodb" and not Path(f"{place}.partial").exists():
-            text = "stopped before anything was packed."
-        say(f"penstock: {without_password(text)}", err=True)
+        text = "stopped before anything was packed."
+        if kind == "mongodb" or Path(f"{place}.partial").exists():
+            kept = "beside the collection" if kind == "mongodb" else f"in {place}.partial"
+            text = (
+                f"stopped. What was packed so far is kept {kept}: the same command with --resume "
+            )
+            text += "goes on."
+        say(f"penstock: {text}", err=True)
         raise KeyboardInterrupt from None
 
 

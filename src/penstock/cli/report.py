@@ -19,17 +19,16 @@ from penstock.cli.terminal import INTERRUPTED, Bar, check_output, writing
 from penstock.errors import ConfigError, PenstockError
 from penstock.insight.units import duration, percent
 from penstock.lines import amount, say
-from penstock.program.saved import SavedLoader, SavedRun, is_saved_run
+from penstock.program.saved import SavedRun, is_saved_run
 from penstock.redact import without_password
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from penstock.insight.plain import JSON
     from penstock.insight.stats import Stats
 
-    # Title, value, and what makes a text of the value.
-    Figures = list[tuple[str, Any, Callable[[Any], str]]]
+    Figures = dict[tuple[str, str], tuple[Any, Callable[[Any], str]]]
 
 __all__ = ["report"]
 
@@ -92,6 +91,7 @@ def report(
     check_output("--output", output)
     check_output("--trace", trace)
     from penstock.cli.sources import loadable_named
+    from penstock.cli.tune import endless
 
     with loadable_named(src[0], None, collate) as (dataset, collate_fn):
         loader = _loader(src[0], dataset, workers, batch_size, collate_fn)
@@ -100,8 +100,6 @@ def report(
             # The page lists them.
             warnings.filterwarnings("ignore", r"epoch \d+: .* bad sample", UserWarning)
             try:
-                from penstock.cli.tune import endless
-
                 with contextlib.closing(endless(loader)) as endless_batches:
                     for done, _ in enumerate(itertools.islice(endless_batches, batches), 1):
                         time.sleep(trainer_ms / 1000)
@@ -200,64 +198,60 @@ def _say(stats: Stats, output: Path) -> None:
 
 def _say_side_by_side(names: Sequence[str], runs: Sequence[SavedRun]) -> None:
     """Print the figures of runs side by side, those after the first with their ratio to it."""
-    rows = [["", *names], *_rows([_of_run(run) for run in runs])]
-    by_line: list[dict[tuple[str, int], SavedLoader]] = []
-    for run in runs:  # by the line that made a loader, and which of that line's it is
-        counts: Counter[str] = Counter()
-        by_line.append({})
-        for loader in run.loaders:
-            by_line[-1][loader.made_at, counts[loader.made_at]] = loader
-            counts[loader.made_at] += 1
-    for key in dict.fromkeys(itertools.chain.from_iterable(by_line)):
-        rows += [[], *_rows([_of_loader(loaders.get(key)) for loaders in by_line])]
-    widths = [max(len(row[at]) for row in rows if len(row) > at) for at in range(len(names) + 1)]
+    columns = [_figures(run) for run in runs]
+    rows, sections = [["", *names]], [""]
+    for section, title in dict.fromkeys(itertools.chain.from_iterable(columns)):
+        if section != sections[-1]:
+            rows.append([])
+            sections.append(section)
+        found = [figures.get((section, title)) for figures in columns]
+        cells = ["-" if each is None or each[0] is None else each[1](each[0]) for each in found]
+        first = found[0][0] if found[0] else None
+        for at, each in enumerate(found[1:], 1):
+            if first and each and each[0] is not None and each[1] in (duration, amount):
+                cells[at] += f" ({each[0] / first:.2f} x)"
+        rows.append([title, *cells])
+    widths = [max(len(row[at]) for row in rows if row) for at in range(len(names) + 1)]
     for row in rows:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=False))
-        say("  ".join(cells).rstrip())
+        line = (cell.ljust(width) for cell, width in zip(row, widths, strict=False))
+        say("  ".join(line).rstrip())
     if len(runs) > 1:
         say(f"(x: the ratio to {names[0]})")
 
 
-def _of_run(run: SavedRun) -> Figures:
+def _figures(run: SavedRun) -> Figures:
+    """Return each figure and what makes a text of it, by section and title."""
     program = " ".join(run.program)
     wait_s = sum(loader.wait_s for loader in run.loaders)
     seconds = sum(loader.seconds for loader in run.loaders)
     first_batch_s = run.loaders[0].first_batch_s if run.loaders else None
-    return [
-        ("program", program if len(program) <= _WIDEST else program[: _WIDEST - 1] + "…", str),
-        ("engine", run.engine, str),
-        ("wall time", run.wall_s, duration),
-        ("waiting for data", wait_s, duration),
-        ("waiting, share", wait_s / seconds if seconds else None, percent),
-        ("first batch", first_batch_s, duration),
-        ("CPU of all processes", run.cpu_s, duration),
-        ("peak memory", run.peak_memory_bytes, amount),
-    ]
-
-
-def _of_loader(loader: SavedLoader | None) -> Figures:
-    if loader is None:
-        return []
-    counts = {name: getattr(loader, name) for name in ("loaders", "num_workers", "epochs")}
-    counts |= {"batches": loader.batches, "samples": loader.samples, "bad samples": loader.failed}
-    share = loader.wait_s / loader.seconds if loader.seconds else None
-    return [
-        (loader.made_at, loader.dataset, str),
-        *((f"  {n.removeprefix('num_')}", count, "{:,}".format) for n, count in counts.items()),
-        ("  time of the loops", loader.seconds, duration),
-        ("  waiting for data", loader.wait_s, duration),
-        ("  waiting, share", share, percent),
-        ("  first batch", loader.first_batch_s, duration),
-    ]
-
-
-def _rows(columns: Sequence[Figures]) -> Iterator[list[str]]:
-    """Yield a row for each figure; those of time and memory have a ratio to the first column."""
-    longest: Figures = max(columns, key=len)
-    for number, (title, _, text) in enumerate(longest):
-        values = [figures[number][1] if figures else None for figures in columns]
-        cells = ["-" if value is None else text(value) for value in values]
-        if values[0] and text in (duration, amount):
-            for at, value in enumerate(values[1:], 1):
-                cells[at] += "" if value is None else f" ({value / values[0]:.2f} x)"
-        yield [title, *cells]
+    figures: Figures = {
+        ("", "program"): (program[:_WIDEST] + "…" * (len(program) > _WIDEST), str),
+        ("", "engine"): (run.engine, str),
+        ("", "wall time"): (run.wall_s, duration),
+        ("", "waiting for data"): (wait_s, duration),
+        ("", "waiting, share"): (wait_s / seconds if seconds else None, percent),
+        ("", "first batch"): (first_batch_s, duration),
+        ("", "CPU of all processes"): (run.cpu_s, duration),
+        ("", "peak memory"): (run.peak_memory_bytes, amount),
+    }
+    made_at: Counter[str] = Counter()
+    for loader in run.loaders:
+        made_at[loader.made_at] += 1
+        section = f"{loader.made_at}, {made_at[loader.made_at]}"  # of loaders of one line
+        share = loader.wait_s / loader.seconds if loader.seconds else None
+        number = "{:,}".format
+        figures |= {
+            (section, loader.made_at): (loader.dataset, str),
+            (section, "  loaders"): (loader.loaders, number),
+            (section, "  workers"): (loader.num_workers, number),
+            (section, "  epochs"): (loader.epochs, number),
+            (section, "  batches"): (loader.batches, number),
+            (section, "  samples"): (loader.samples, number),
+            (section, "  bad samples"): (loader.failed, number),
+            (section, "  time of the loops"): (loader.seconds, duration),
+            (section, "  waiting for data"): (loader.wait_s, duration),
+            (section, "  waiting, share"): (share, percent),
+            (section, "  first batch"): (loader.first_batch_s, duration),
+        }
+    return figures

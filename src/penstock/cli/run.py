@@ -80,24 +80,23 @@ def run(
             path = path.expanduser().absolute()  # the program may change its folder
             check_output(f"--{name}", path)
             files[name] = str(path)
-    options = Options(
-        engine=engine.value,
-        workers=None if workers is None else workers_of(workers),
-        backend=backend and backend.value,
-        seed=seed,
-        on_error=on_error and on_error.value,
-        progress=progress,
-        quiet=quiet,
-        **files,
-    )
-    if engine is Engine.torch and options.settings:
-        names = ", --".join(options.settings).replace("num_workers", "workers").replace("_", "-")
+    given = {
+        "num_workers": None if workers is None else workers_of(workers),
+        "backend": backend and backend.value,
+        "seed": seed,
+        "on_error": on_error and on_error.value,
+        "progress": progress or None,
+    }
+    settings: dict[str, Any] = {n: value for n, value in given.items() if value is not None}
+    options = Options(engine=engine.value, settings=settings, quiet=quiet, **files)
+    if engine is Engine.torch and settings:
+        names = ", --".join(settings).replace("num_workers", "workers").replace("_", "-")
         raise ConfigError(
             "--engine torch runs torch's own loader with the program's own arguments: leave out "
             f"--{names}."
         )
-    if options.settings:
+    if settings:
         from penstock.loader import Loader
 
-        Loader([0], **options.settings)  # raises what the program's loaders would
+        Loader([0], **settings)  # raises what the program's loaders would
     options.start(["-m", *program] if is_module else program)

@@ -133,17 +133,45 @@ def open_named(
 
 
 @contextlib.contextmanager
-def source_named(text: str, **options: Any) -> Iterator[Any]:  # noqa: ANN401
-    """Return a store, or the dataset that `module:name` is or makes; options of `open_named`."""
-    if not names_code(text):
-        with open_named(text, **options) as store:
+def source_named(
+    text: str,
+    split: str | None = None,
+    columns: Mapping[str, Any] | None = None,
+    *,
+    is_described: bool = True,
+    bad_boxes: Any = "fix",  # noqa: ANN401 - as `AnnotationRules` takes it
+    attributes: Sequence[str] = (),
+    fields: Mapping[str, str] | None = None,
+    trust_pickle: bool = False,
+) -> Iterator[Any]:
+    """Return a dataset of annotated images, a store, or the dataset that `module:name` makes.
+
+    Args:
+        text: As it was typed.
+        split: Which part of it.
+        columns: See `described_dataset`.
+        is_described: Whether it may be a dataset of annotated images.
+        bad_boxes: See `described_dataset`.
+        attributes: See `described_dataset`.
+        fields: See `open_named`.
+        trust_pickle: See `open_named`.
+
+    Raises:
+        ConfigError: an option does not fit.
+        StoreError: it cannot be read.
+    """
+    found = None
+    if is_described:
+        found = described_dataset(text, split, columns, bad_boxes=bad_boxes, attributes=attributes)
+    of_stores = [*(fields or ()), *["trust_pickle"] * trust_pickle]
+    if found is None and not names_code(text):
+        with open_named(text, split=split, trust_pickle=trust_pickle, fields=fields) as store:
             yield store
         return
-    given = [option_of(name) for name, value in options.items() if value and name != "fields"]
-    given += map(option_of, options.get("fields") or ())
-    if given:
-        raise ConfigError(f"{given[0]} is not for {text}, which makes its dataset itself.")
-    yield _dataset_of(object_named(text), text)
+    unfit = [*of_stores, *["split"] * (found is None and split is not None)]
+    if unfit:
+        raise ConfigError(f"{option_of(unfit[0])} is for stores, and {text} is none.")
+    yield _made(object_named(text), text, "__getitem__", "__len__") if found is None else found
 
 
 def object_named(text: str) -> Any:  # noqa: ANN401
@@ -176,14 +204,14 @@ def object_named(text: str) -> Any:  # noqa: ANN401
     return found
 
 
-def _dataset_of(found: Any, text: str) -> Any:  # noqa: ANN401
-    is_dataset = hasattr(found, "__getitem__") and hasattr(found, "__len__")
-    if is_dataset and not isinstance(found, type):
+def _made(found: Any, text: str, *methods: str) -> Any:  # noqa: ANN401
+    """Return what has these methods, or what a function or class makes."""
+    if all(hasattr(found, name) for name in methods) and not isinstance(found, type):
         return found
     if not callable(found):
         raise ConfigError(
-            f"{text} is of type {type(found).__qualname__} and cannot be called. Name a dataset, "
-            "or a function or a class that returns one."
+            f"{text} is of type {type(found).__qualname__} and cannot be called. Name a dataset or "
+            "loader, or a function or a class that returns one."
         )
     return found()
 
@@ -196,17 +224,13 @@ def dataset_named(
     *,
     bad_boxes: Any = "fix",  # noqa: ANN401 - as `AnnotationRules` takes it
 ) -> Iterator[Any]:
-    """Return a dataset whose samples hold decoded images; see `described_dataset`."""
-    found = described_dataset(text, split, columns, bad_boxes=bad_boxes)
-    if found is not None:
-        yield found
-        return
+    """Return a dataset whose samples hold decoded images; see `source_named`."""
     from penstock.stores.dataset import StoreDataset
     from penstock.stores.store import Store
 
     if is_plain_path(text) and not Path(text).exists():
         raise StoreError(f"{text} does not exist.")
-    with source_named(text, split=split) as source:
+    with source_named(text, split, columns, bad_boxes=bad_boxes) as source:
         yield StoreDataset(source) if isinstance(source, Store) else source
 
 
@@ -325,11 +349,10 @@ def loadable_named(
         with errors_in_code(src, is_code=is_code):
             if is_code and split is None:
                 found = object_named(src)
-                dataset = found if is_loader(found) else _dataset_of(found, src)
+                methods = () if is_loader(found) else ("__getitem__", "__len__")
+                dataset = _made(found, src, *methods)
             else:
                 dataset = stack.enter_context(dataset_named(src, split))
-        if not (hasattr(dataset, "__getitem__") or hasattr(dataset, "__iter__")):
-            raise ConfigError(f"{src} gave {dataset!r}, which is no dataset.")
         collate_fn = None if is_code else _made_loadable(dataset, size)
         if collate is not None:
             with errors_in_code(collate):
@@ -347,15 +370,7 @@ def is_loader(thing: object) -> bool:
 def loader_named(text: str) -> Any:  # noqa: ANN401
     """Return the loader that `module:name` is, or what a function or class of that name makes."""
     with errors_in_code(text):
-        found = object_named(text)
-        if isinstance(found, type) or (callable(found) and not hasattr(found, "__iter__")):
-            found = found()
-    if not hasattr(found, "__iter__"):
-        raise ConfigError(
-            f"{text} is of type {type(found).__qualname__}, which gives no batches. Name a loader, "
-            "or a function or a class that makes one."
-        )
-    return found
+        return _made(object_named(text), text, "__iter__")
 
 
 def loader_class() -> Any:  # noqa: ANN401 - one of two classes

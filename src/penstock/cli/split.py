@@ -11,14 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 import numpy as np
 import typer
 
-from penstock.cli.options import (
-    LIST_OPTIONS,
-    ClassOf,
-    ClassOfOption,
-    Column,
-    takes,
-    warn_of_bad_boxes,
-)
+from penstock.cli import options
 from penstock.cli.terminal import writing
 from penstock.data.ragged import RaggedArray
 from penstock.errors import ConfigError, StoreError
@@ -40,7 +33,7 @@ _PART: Final = re.compile(r"([\w][\w.-]*)=(\d*\.?\d+)")
 _MOST_ROWS: Final = 25  # classes in the table, the rarest
 
 
-@takes(list_columns=LIST_OPTIONS)
+@options.takes(list_columns=options.LIST_OPTIONS)
 def split(
     src: Annotated[
         Path,
@@ -59,8 +52,8 @@ def split(
     stratify: Annotated[
         bool, typer.Option("--stratify", help="Give each part its share of every class.")
     ] = False,
-    column: Column = None,
-    class_of: ClassOfOption = ClassOf.all,
+    column: options.Column = None,
+    class_of: options.ClassOfOption = options.ClassOf.all,
     seed: Annotated[int, typer.Option(min=0, metavar="N", help="Decides what goes where.")] = 0,
     to: Annotated[
         Path | None,
@@ -85,7 +78,7 @@ def split(
     All lines of an image go into one part. The same seed gives the same parts. Lists of other
     parts that are there stay: those with images of the new ones are named.
     """
-    if not stratify and (column is not None or class_of is not ClassOf.all):
+    if not stratify and (column is not None or class_of is not options.ClassOf.all):
         raise ConfigError("--column and --class-of say what --stratify goes by: add --stratify.")
     shares = _shares(into)
     units = _units(src, column, class_of, list_columns)
@@ -176,7 +169,9 @@ def _of_other_splits(units: _Units, paths: Sequence[Path], src: Path) -> Iterato
             )
 
 
-def _units(src: Path, column: str | None, class_of: ClassOf, columns: dict[str, Any]) -> _Units:
+def _units(
+    src: Path, column: str | None, class_of: options.ClassOf, columns: dict[str, Any]
+) -> _Units:
     from penstock.cli.sources import attributes_for, described_dataset, described_form, labels_by
     from penstock.vision import ImageFolder
 
@@ -188,7 +183,7 @@ def _units(src: Path, column: str | None, class_of: ClassOf, columns: dict[str, 
     if form == "voc":
         attributes = attributes_for(column)
         dataset = described_dataset(str(src), columns=columns, attributes=attributes)
-        warn_of_bad_boxes(dataset)
+        options.warn_of_bad_boxes(dataset)
         folder, root = src / "ImageSets" / "Main", None
         lines = [[key] for key in dataset.store.keys]
     elif form is None and src.is_dir():
@@ -214,7 +209,7 @@ def _units(src: Path, column: str | None, class_of: ClassOf, columns: dict[str, 
 
 
 def _of_list(
-    src: Path, form: str, column: str | None, class_of: ClassOf, columns: dict[str, Any]
+    src: Path, form: str, column: str | None, class_of: options.ClassOf, columns: dict[str, Any]
 ) -> _Units:
     """Return the images of a list, in the order of their first lines."""
     from penstock.data.labels.values import labels_by_objects

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import math
 import textwrap
@@ -15,18 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import numpy as np
 import typer
 
-from penstock.cli.options import (
-    ANNOTATED_HELP,
-    FIELD_OPTIONS,
-    LIST_OPTIONS,
-    SOURCE_HELP,
-    ClassOf,
-    ClassOfOption,
-    Column,
-    Split,
-    takes,
-    warn_of_bad_boxes,
-)
+from penstock.cli import options
 from penstock.cli.reasons import errors_in_code
 from penstock.cli.terminal import Bar
 from penstock.data.labels.known import known_labels
@@ -38,7 +26,7 @@ from penstock.redact import without_password
 from penstock.sampling.balance_text import aligned
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -53,9 +41,9 @@ _FIRST_ROWS, _LAST_ROWS = 30, 10  # of more classes than these, the middle is le
 _WIDTH: Final = 88  # columns, of what is wrapped
 
 
-@takes(list_columns=LIST_OPTIONS, fields=FIELD_OPTIONS)
+@options.takes(list_columns=options.LIST_OPTIONS, fields=options.FIELD_OPTIONS)
 def stats(
-    src: Annotated[str, typer.Argument(metavar="SRC", help=SOURCE_HELP + ANNOTATED_HELP)],
+    src: Annotated[str, typer.Argument(metavar="SRC", help=options.ANY_SOURCE)],
     as_json: Annotated[
         bool, typer.Option("--json", help="Give one JSON object instead of tables.")
     ] = False,
@@ -63,9 +51,9 @@ def stats(
         int,
         typer.Option(min=0, metavar="N", help="Records to read for the sizes; 0 is all of them."),
     ] = _SAMPLED,
-    split: Split = None,
-    column: Column = None,
-    class_of: ClassOfOption = ClassOf.all,
+    split: options.Split = None,
+    column: options.Column = None,
+    class_of: options.ClassOfOption = options.ClassOf.all,
     *,
     list_columns: dict[str, Any],
     fields: dict[str, str],
@@ -77,22 +65,25 @@ def stats(
     labels is read as a whole.
     """
     from penstock.cli.files import say_passed_over
-    from penstock.cli.sources import attributes_for, labels_by, names_code
+    from penstock.cli.sources import attributes_for, labels_by, names_code, source_named
     from penstock.stores.dataset import StoreDataset
     from penstock.stores.store import Store
 
-    by_field = column is not None or class_of is not ClassOf.all
-    # What is balanced or split by is what training sees; objects alone are counted as they are.
-    options: dict[str, Any] = {
-        "bad_boxes": "fix" if by_field else "keep",
-        "attributes": attributes_for(column),
-    }
-    with _opened(src, split, list_columns, fields, options) as found:
+    by_field = column is not None or class_of is not options.ClassOf.all
+    with (
+        errors_in_code(src, is_code=names_code(src)),
+        source_named(
+            src, split, list_columns, fields=fields, attributes=attributes_for(column),
+            # What is balanced or split by is what training sees; else objects are counted as they
+            # are.
+            bad_boxes="fix" if by_field else "keep",
+        ) as found,
+    ):  # fmt: skip
         num_records, read, labels, names = _records_of(found)
         address = src if names_code(src) else getattr(found, "store", found).address
         say_passed_over(src)
         if by_field:
-            warn_of_bad_boxes(found)
+            options.warn_of_bad_boxes(found)
             dataset = StoreDataset(found) if isinstance(found, Store) else found
             labels, names = labels_by(dataset, column, class_of)
         with Bar() as bar:
@@ -112,28 +103,6 @@ def stats(
         return
     for line in _tables(record):
         say(line)
-
-
-@contextlib.contextmanager
-def _opened(
-    src: str,
-    split: str | None,
-    columns: dict[str, Any],
-    fields: dict[str, str],
-    options: dict[str, Any],
-) -> Iterator[Any]:
-    """Return the dataset or store that SRC names."""
-    from penstock.cli.sources import described_dataset, names_code, source_named
-
-    found = described_dataset(src, split, columns, **options)
-    if found is not None:
-        yield found
-        return
-    with (
-        errors_in_code(src, is_code=names_code(src)),
-        source_named(src, split=split, fields=fields) as samples,
-    ):
-        yield samples
 
 
 def _records_of(dataset: Any) -> tuple[int, Callable[[int], Any], Any, Any]:  # noqa: ANN401

@@ -175,10 +175,7 @@ def tune(
 def _numbers(option: str, text: str | None, *, least: int) -> list[int]:
     words = [word.strip() for word in text.split(",")] if text is not None else []
     if not all(word.isdecimal() and int(word) >= least for word in words):
-        raise ConfigError(
-            f"{option} must be whole numbers of at least {least}, with commas between them, got "
-            f"{text!r}."
-        )
+        raise ConfigError(f"{option} must be numbers of at least {least}, as 2,4, got {text!r}.")
     return list(map(int, words))
 
 
@@ -222,31 +219,24 @@ def best_of(results: Results, loader: str = "penstock") -> Setting:
         results: At least one turn of each setting.
         loader: Whose settings; of all if there are none of it.
     """
-    rates = {
-        setting: float(_figures(turns)["samples_per_s"])
-        for setting, turns in results.items()
-        if setting.loader == loader
-    }
-    if not rates:
-        return best_of(results, next(iter(results)).loader)
+    rates = {setting: float(_figures(turns)["samples_per_s"]) for setting, turns in results.items()}
+    rates = {setting: rate for setting, rate in rates.items() if setting.loader == loader} or rates
     near = [setting for setting, rate in rates.items() if rate >= _NEAR * max(rates.values())]
     return min(near, key=lambda s: (s.num_workers, s.prefetch_factor or 0))
 
 
 def _bad_samples(work: TrialWork) -> Iterator[str]:
     """Yield a line for each sample that could not be read, up to some, and one for all."""
-    named = sorted(work.bad_samples.items())
-    for name, reason in named[:_MAX_NAMED]:
+    for name, reason in sorted(work.bad_samples.items())[:_MAX_NAMED]:
         yield without_password(f"left out {name}: {reason}")
-    if named:
+    if work.bad_samples:
         yield (
-            f"{len(named):,} of the samples that were asked for cannot be read; others took their "
-            "place. `penstock check` lists all that are broken."
+            f"{len(work.bad_samples):,} samples cannot be read; others took their place. "
+            "`penstock check` lists all that are broken."
         )
 
 
 def _table(results: Results, best: Setting, work: TrialWork, src: str) -> list[str]:
-    step = f", steps of {1000 * work.step_s:g} ms" if work.step_s else ""
     rows = [["loader", "workers", "prefetch", "samples/s", "waiting", "CPU s/1k", "memory", ""]]
     for setting, turns in results.items():
         rate, waiting, cpu_s, memory = _figures(turns).values()
@@ -266,13 +256,11 @@ def _table(results: Results, best: Setting, work: TrialWork, src: str) -> list[s
     )
     if len(work.kinds) == 1:
         rows = [row[1:] for row in rows]
-    elif any(setting.loader == "torch" for setting in results):
+    else:
         of_both = (results[best], results[best_of(results, "torch")])
         ours, theirs = (_figures(turns)["samples_per_s"] for turns in of_both)
-        caption += (
-            f" The best of Penstock gives {ours / theirs:.2f} x the samples of the best of torch."
-        )
-    title = f"{without_password(src)}, batches of {work.batch_size}{step}"
+        caption += f" Penstock's best gives {ours / theirs:.2f} x the rate of torch's best."
+    title = f"{without_password(src)}, batches of {work.batch_size}"
     return [title, "", *aligned(rows), "", *textwrap.wrap(caption, 88)]
 
 
@@ -406,8 +394,7 @@ def _of_loader(loader: Any, batch_size: int | None) -> tuple[Any, dict[str, Any]
     kind = next((k for k in type(loader).__mro__ if _is_known(k)), None)
     if kind is None:
         raise ConfigError(
-            f"a loader of type {type(loader).__qualname__} cannot be made anew: its arguments "
-            "are not known. Name its dataset."
+            f"the arguments of a {type(loader).__qualname__} are not known. Name its dataset."
         )
     arguments = _batching(loader)
     if batch_size is not None:

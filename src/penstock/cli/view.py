@@ -10,15 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import numpy as np
 import typer
 
-from penstock.cli.options import (
-    ANNOTATED_HELP,
-    LIST_OPTIONS,
-    SOURCE_HELP,
-    BadBoxesOption,
-    Split,
-    option_of,
-    takes,
-)
+from penstock.cli import options
 from penstock.cli.reasons import errors_in_code, reason_in_code, reason_of
 from penstock.cli.terminal import check_output, write_output
 from penstock.data.names import describe_sample
@@ -35,14 +27,12 @@ __all__ = ["view"]
 _MOST_IMAGES: Final = 400  # more make a sheet that no viewer opens
 
 
-@takes(list_columns=LIST_OPTIONS)
+@options.takes(list_columns=options.LIST_OPTIONS)
 def view(
     output: Annotated[
         Path, typer.Option("-o", "--output", metavar="FILE", help="The PNG file to write.")
     ],
-    src: Annotated[
-        str | None, typer.Argument(metavar="SRC", help=SOURCE_HELP + ANNOTATED_HELP)
-    ] = None,
+    src: Annotated[str | None, typer.Argument(metavar="SRC", help=options.ANY_SOURCE)] = None,
     loader: Annotated[
         str | None,
         typer.Option(
@@ -51,7 +41,7 @@ def view(
             "drawn as the model gets them.",
         ),
     ] = None,
-    split: Split = None,
+    split: options.Split = None,
     num_images: Annotated[
         int, typer.Option("-n", "--num-images", min=1, max=_MOST_IMAGES, help="Images to show.")
     ] = 16,
@@ -71,7 +61,7 @@ def view(
             "RandomPerspective(PIXELS) as in training, unless --transform is given.",
         ),
     ] = None,
-    bad_boxes: BadBoxesOption = None,
+    bad_boxes: options.BadBoxesOption = None,
     columns: Annotated[int | None, typer.Option(min=1, help="Images in a row.")] = None,
     tile: Annotated[int, typer.Option(min=32, max=4096, help="Width of an image in pixels.")] = 360,
     *,
@@ -99,8 +89,8 @@ def view(
         )
     if src is not None:
         policy = bad_boxes.value if bad_boxes else "fix"
-        options = {"split": split, "columns": list_columns, "bad_boxes": policy}
-        shown, names, failed = _samples_of(src, options, transform, mosaic, num_images, seed or 0)
+        given = {"split": split, "columns": list_columns, "bad_boxes": policy}
+        shown, names, failed = _samples_of(src, given, transform, mosaic, num_images, seed or 0)
     else:
         of_dataset = {
             "split": split, "seed": seed, "transform": transform, "mosaic": mosaic,
@@ -108,9 +98,8 @@ def view(
         }  # fmt: skip
         for option, value in of_dataset.items():
             if value is not None:
-                raise ConfigError(
-                    f"{option_of(option)} is not for --loader, which makes its batches itself."
-                )
+                option = options.option_of(option)
+                raise ConfigError(f"{option} is not for --loader, which makes its batches itself.")
         (shown, names), failed = _samples_of_loader(str(loader), num_images), []
     if not shown:
         raise ConfigError(f"no image can be shown: {': '.join(failed[0])}")
@@ -129,7 +118,7 @@ def view(
 
 def _samples_of(
     src: str,
-    options: dict[str, Any],
+    given: dict[str, Any],
     transform: str | None,
     mosaic_px: int | None,
     num_images: int,
@@ -141,7 +130,7 @@ def _samples_of(
     from penstock.loader import Loader
 
     change = None if transform is None else _transform_named(transform)
-    with errors_in_code(src, is_code=names_code(src)), dataset_named(src, **options) as dataset:
+    with errors_in_code(src, is_code=names_code(src)), dataset_named(src, **given) as dataset:
         names = getattr(dataset, "class_names", None) or getattr(dataset, "classes", None) or ()
         if not len(dataset):
             raise ConfigError(f"{without_password(src)} has no samples.")

@@ -61,14 +61,6 @@ def test_bad_boxes_are_told_and_may_be_left_out(photos, capsys):
     assert "1 bad box(es)" in capsys.readouterr().err
 
 
-def test_objects_that_are_not_joined_are_told(photos, capsys):
-    Path("other.txt").write_text("voc/JPEGImages/1.jpg 1 2 3 4 5 5 20 20\n")
-    options = ["--to", "voc", "--box", "--layout", "xyxy"]
-    assert run("voc", "landmarks:other.txt", "one", *options) == 0
-    said = "not joined: 1 object of 1 image that two sources have; their boxes, "
-    assert capsys.readouterr().out.startswith(said)
-
-
 def test_strict_writes_nothing_where_something_would_be_lost(photos, capsys):
     assert run("voc", "yolo", "--to", "yolo", "--strict") == 1
     shown = capsys.readouterr()

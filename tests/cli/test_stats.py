@@ -235,16 +235,6 @@ def test_an_error_of_ones_own_code_is_no_damage_of_the_data(write_module, capsys
     assert "my_broken.py, line 7: ValueError: forgotten" in capsys.readouterr().err
 
 
-def test_a_folder_of_classes_is_counted_as_it_lies_there(tmp_path, capsys):
-    for name, number in (("cat", 3), ("dog", 1)):
-        (tmp_path / "photos" / name).mkdir(parents=True)
-        for position in range(number):
-            (tmp_path / "photos" / name / f"{position}.png").write_bytes(png(5, 6))
-    found = stats_of(capsys, tmp_path / "photos")
-    assert [(c["name"], c["count"]) for c in found["classes"]] == [("cat", 3), ("dog", 1)]
-    assert found["sizes"]["width_px"]["max"] == 6
-
-
 def test_what_is_not_there_is_refused(tmp_path, capsys):
     assert main(["stats", str(tmp_path / "nowhere.lmdb")]) == 1
     assert "cannot open" in capsys.readouterr().err
@@ -279,8 +269,3 @@ def test_objects_are_small_below_32_pixels_squared_and_large_from_96_on(tmp_path
     boxes = [[(1, 1, right, bottom) for right, bottom in ends]]
     objects = stats_of(capsys, voc_folder(tmp_path / "voc", boxes, (100, 100)))["objects"]
     assert objects["boxes_by_size"] == {"small": 1, "medium": 2, "large": 1}
-
-
-def test_imglab_files_are_sources(data_dir, capsys):
-    found = stats_of(capsys, data_dir / "faces" / "training.xml")
-    assert found["objects"]["num_boxes"] == sum(c["count"] for c in found["classes"]) > 0

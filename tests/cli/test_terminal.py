@@ -197,9 +197,6 @@ def test_a_closed_stderr_changes_nothing(here):
 
 # Modules in the current folder
 
-# Each would be asked for by an interpreter that has just started.
-SHADOWS = ["multiprocessing", "random", "socket", "select", "json", "cv2", "torch"]
-
 
 def run_script(folder, *arguments):
     """Run a command as a user does, in a folder: by a script that lies elsewhere."""
@@ -211,21 +208,6 @@ def run_script(folder, *arguments):
     script.write_text(code)
     command = [sys.executable, str(script), *arguments]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
-
-
-@pytest.mark.slow
-def test_no_process_of_tune_takes_modules_from_the_current_folder(tmp_path):
-    pytest.importorskip("torch")
-    for number in range(4):
-        image(tmp_path / f"photos/cat/{number}.png")
-    for name in SHADOWS:
-        (tmp_path / f"{name}.py").write_text(
-            f"open({str(tmp_path / 'imported')!r}, 'a').write('{name} ')\nraise ImportError\n"
-        )
-    options = ["--workers", "1", "--batch-size", "2", "--size", "16", "--rounds", "1"]
-    done = run_script(tmp_path, "tune", "photos", *options, "--compare", "torch")
-    assert not (tmp_path / "imported").exists(), (tmp_path / "imported").read_text()
-    assert done.returncode == 0, done.stderr
 
 
 THEIRS = """

@@ -119,7 +119,6 @@ def test_the_lines_to_paste_make_the_loader_that_was_measured(capsys):
 
 
 LOADERS = """
-import functools
 import numpy as np
 import torch.utils.data
 from penstock import Auto, Loader
@@ -128,7 +127,6 @@ from penstock.torch import DataLoader
 from numbers_to_tune import Numbers, pairs
 
 numbers = Numbers()
-of_partial = torch.utils.data.DataLoader(numbers, 8, collate_fn=functools.partial(pairs))
 torchs = torch.utils.data.DataLoader(
     numbers, 8, shuffle=True, drop_last=True, num_workers=3, collate_fn=pairs
 )
@@ -175,11 +173,6 @@ OF_WORKERS = "num_workers=1, prefetch_factor=2, persistent_workers=True"
             "from penstock.torch import DataLoader",
             "DataLoader(dataset, batch_size=4, sampler=sampler, timeout=60, seed=3, "
             f'on_error="skip", progress="train", device="cpu", {OF_WORKERS})',
-        ),
-        (
-            "of_partial",
-            "from torch.utils.data import DataLoader",
-            f"DataLoader(dataset, batch_size=8, collate_fn=collate_fn, {OF_WORKERS})",
         ),
         (
             "of_batches",

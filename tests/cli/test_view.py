@@ -234,16 +234,6 @@ def test_an_image_folder_with_a_transform_of_images(here):
     assert (dark[8 + 10, 8 + 10] == 10).all()
 
 
-def test_a_voc_folder_its_split_a_mosaic_and_imglab(data_dir, here):
-    source = data_dir / "bccd"
-    sheet = viewed(here, source, "--split", "val", "-n", 2, "--tile", 200)
-    assert has_colour(sheet, 1)
-    cut = viewed(here, source, "--mosaic", 320, "-n", 1, "--tile", 300)
-    assert has_colour(cut, 1)
-    faces = data_dir / "faces" / "training_with_face_landmarks.xml"
-    assert has_colour(viewed(here, faces, "-n", 1, "--tile", 400), 0)
-
-
 def test_a_mosaic_is_cut_as_training_cuts_it(here):
     from penstock import Loader
     from penstock.vision import Mosaic, RandomPerspective, YOLODetection

@@ -9,7 +9,7 @@ import os
 import re
 
 import pytest
-from tests.program.running import RUN, environment, in_terminal, ran, split, with_first, written
+from tests.program.running import RUN, environment, ran, split, with_first, written
 
 LOADERS = """
 import gc, importlib.util, weakref
@@ -191,20 +191,6 @@ def test_quiet_says_nothing_and_writes_what_was_asked_for(tmp_path):
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-
-
-def test_progress_is_shown_in_a_terminal(tmp_path):
-    program = written(
-        tmp_path / "train.py",
-        "from torch.utils.data import *\nlist(DataLoader(range(3)))\nprint('over')",
-    )
-    variables = {"TERM": "xterm-256color", "CI": "", "COLUMNS": "120"}
-    shown, status = in_terminal([*RUN, "--progress", program], **variables)
-    assert status == 0
-    bar, _, said = shown.partition(b"over")
-    assert b"epoch 0" in bar
-    assert b"3/3" in bar
-    assert b"progress=True applied in" in said
 
 
 def test_a_file_that_is_not_written_is_named(tmp_path):

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = [
     "attributes_for", "dataset_named", "described_dataset", "described_form", "is_iterable",
     "is_loader", "is_plain_path", "is_store", "labels_by", "loadable_named", "loader_class",
-    "loader_named", "names_code", "object_named", "open_named", "parse", "source_named",
+    "names_code", "object_made", "object_named", "open_named", "parse", "source_named",
 ]  # fmt: skip
 
 _PARTIAL: Final = ".partial"
@@ -355,10 +355,7 @@ def loadable_named(
                 dataset = stack.enter_context(dataset_named(src, split))
         collate_fn = None if is_code else _made_loadable(dataset, size)
         if collate is not None:
-            with errors_in_code(collate):
-                collate_fn = object_named(collate)
-            if not callable(collate_fn):
-                raise ConfigError(f"--collate {collate} is {collate_fn!r}, and cannot be called.")
+            collate_fn = object_made(collate, "__call__")
         yield dataset, collate_fn
 
 
@@ -367,10 +364,10 @@ def is_loader(thing: object) -> bool:
     return all(hasattr(thing, name) for name in ("dataset", "num_workers", "__iter__"))
 
 
-def loader_named(text: str) -> Any:  # noqa: ANN401
-    """Return the loader that `module:name` is, or what a function or class of that name makes."""
+def object_made(text: str, method: str) -> Any:  # noqa: ANN401
+    """Return what `module:name` is if it has a method, or what a function or class makes."""
     with errors_in_code(text):
-        return _made(object_named(text), text, "__iter__")
+        return _made(object_named(text), text, method)
 
 
 def loader_class() -> Any:  # noqa: ANN401 - one of two classes

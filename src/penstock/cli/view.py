@@ -180,15 +180,9 @@ class _Transformed:
 
 
 def _transform_named(text: str) -> Callable[[Any], Any]:
-    from penstock.cli.sources import object_named
+    from penstock.cli.sources import object_made
 
-    with errors_in_code(text):
-        found = object_named(text)
-        found = found() if isinstance(found, type) else found
-    if not callable(found):
-        raise ConfigError(
-            f"--transform {text} is of type {type(found).__qualname__} and cannot be called."
-        )
+    found = object_made(text, "__call__")
 
     def transform(sample: Any) -> Any:  # noqa: ANN401
         with errors_in_code(text):
@@ -203,11 +197,11 @@ def _samples_of_loader(text: str, num_images: int) -> tuple[list[Any], Sequence[
     Raises:
         ConfigError: it is no loader, gives no batches, or gives batches without images.
     """
-    from penstock.cli.sources import loader_named
+    from penstock.cli.sources import object_made
     from penstock.data.labels.known import class_names_of
     from penstock.vision.drawing import samples_of_batch
 
-    loader = loader_named(text)
+    loader = object_made(text, "__iter__")
     samples: list[Any] = []
     with errors_in_code(text):
         known = tuple(_normalizations(loader))

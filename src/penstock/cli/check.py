@@ -16,7 +16,7 @@ import time
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NamedTuple
 
 import typer
 
@@ -35,7 +35,7 @@ from penstock.system_limits import signal_name
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from penstock.cli.files import Annotations, Broken
+    from penstock.cli.files import Broken
     from penstock.stores.records import Record
     from penstock.stores.store import Store
 
@@ -217,41 +217,32 @@ def check_file(path: str) -> None:
     check_image(read_file(path))
 
 
+@dataclass
 class Files:
     """Image files, to be decoded, and what was found about annotations."""
 
-    noun: Final = "file"
-
-    def __init__(
-        self,
-        paths: Sequence[str],
-        annotations: Annotations | None = None,
-        passed_over: Sequence[str] = (),
-        text_below: str = "",
-        decode: Callable[[str], object] = check_file,
-    ) -> None:
-        """Take paths of images."""
-        self._paths = paths
-        self._num_annotations = annotations.num_files if annotations else 0
-        self._passed_over = passed_over
-        self._text_below = text_below
-        self._decode = decode
-        self.broken = annotations.broken if annotations else []
+    paths: Sequence[str]
+    num_annotations: int = 0
+    broken: list[Broken] = field(default_factory=list)
+    passed_over: Sequence[str] = ()
+    text_below: str = ""
+    decode: Callable[[str], object] = check_file
+    noun: ClassVar = "file"
 
     def __len__(self) -> int:
-        return len(self._paths)
+        return len(self.paths)
 
     def __getitem__(self, index: int) -> _Result:
         """Return what is wrong with a file."""
         try:
-            self._decode(self._paths[index])
+            self.decode(self.paths[index])
         except Exception as error:  # over damaged data Pillow raises nearly anything
             return _Result(index, reason_of(error))
         return _Result(index, num_images=1)
 
     def describe(self, index: int) -> str:
         """Return the file's path, without a "./" before it."""
-        return str(Path(self._paths[index]))
+        return str(Path(self.paths[index]))
 
     def sort_key(self, one: Broken) -> Any:  # noqa: ANN401
         """Broken files are said in the order of their paths."""
@@ -261,17 +252,17 @@ class Files:
         """Return what JSON has."""
         return {
             "num_files": findings.num_items,
-            "num_annotations": self._num_annotations,
+            "num_annotations": self.num_annotations,
             "num_checked": findings.num_checked,
             "broken": [{"path": file.name, "reason": file.reason} for file in findings.broken],
-            "not_looked_at": sorted(self._passed_over),
+            "not_looked_at": sorted(self.passed_over),
         }
 
     def summary(self, findings: Findings) -> tuple[str, str]:
         """Return what the summary says besides, and a line below it."""
-        count = self._num_annotations
+        count = self.num_annotations
         also = f" and {counted(count, 'annotation')}" if count else ""
-        return also, self._text_below
+        return also, self.text_below
 
 
 def _files_in(place: Path, columns: dict[str, Any]) -> Files:
@@ -293,7 +284,7 @@ def _files_in(place: Path, columns: dict[str, Any]) -> Files:
         if place.suffix.lower() not in _ANNOTATIONS:
             return Files([str(place)])
         found = check_annotated_file(place, columns)
-        return Files(sorted(found.images), found)
+        return Files(sorted(found.images), found.num_files, found.broken)
     images, xml, passed_over = [], [], []
     for path in iter_files(place):
         if path.lower().endswith(IMAGE_SUFFIXES):
@@ -309,7 +300,7 @@ def _files_in(place: Path, columns: dict[str, Any]) -> Files:
         raise ConfigError(
             f"no image in {place} or below it. Looked for files ending in {suffixes}. {text}"
         )
-    return Files(packed, found, passed_over, text)
+    return Files(packed, found.num_files, found.broken, passed_over, text)
 
 
 def _opened(what: str, fields: dict[str, str]) -> Store:

@@ -124,11 +124,13 @@ class Annotations:
         num_files: Annotation files that were read.
         broken: Those that are damaged, and the images of others that are not there.
         images: Images that they name and that are there.
+        by_stem: Of each folder of VOC's, its images by their paths without suffix.
     """
 
     num_files: int = 0
     broken: list[Broken] = field(default_factory=list)
     images: set[str] = field(default_factory=set)
+    by_stem: dict[Path, dict[str, str]] = field(default_factory=dict)
 
     def add(self, path: Path, error: Exception | str) -> None:
         """Add a file that is broken."""
@@ -238,12 +240,12 @@ def _check_xml(file: Path, stem: str, images: Path, findings: Annotations) -> No
         named = (voc_root(data).findtext("filename") or "").strip().replace("\\", "/")
     except (OSError, ValueError) as error:
         findings.add(file, error)
-    named = os.path.basename(named) or f"{os.path.basename(stem)}.jpg"
-    suffixes = [suffix for each in IMAGE_SUFFIXES for suffix in (each, each.upper())]
-    places = [images / f"{stem}{suffix}" for suffix in suffixes]
-    by_name = (images / stem).with_name(named)
-    found = next((str(place) for place in [*places, by_name] if os.path.lexists(place)), None)
-    findings.add_images([found or str((images / stem).with_name(named))], file)
+    if images not in findings.by_stem:
+        below = (file for file in iter_files(images) if file.lower().endswith(IMAGE_SUFFIXES))
+        findings.by_stem[images] = {os.path.splitext(file)[0]: file for file in below}
+    by_name = images / os.path.dirname(stem) / (os.path.basename(named) or f"{file.stem}.jpg")
+    image = findings.by_stem[images].get(os.path.join(images, stem), str(by_name))
+    findings.add_images([image], file)
 
 
 def _check_yolo(place: Path, findings: Annotations) -> None:

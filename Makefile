@@ -3,12 +3,12 @@
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
-EXTRAS := torch,vision,cli,lmdb,mongo,arrow,charts,progress,tensorboard,prometheus,opentelemetry,ray,dev,docs
+EXTRAS := torch,vision,cli,lmdb,mongo,arrow,progress,tensorboard,prometheus,opentelemetry,ray,dev,docs
 BIN := $(VENV)/bin
 JOBS ?= 3
 STAMP := $(VENV)/.installed
 CLIENTS_VENV ?= .venv-clients
-CLIENTS_EXTRAS := torch,vision,cli,lmdb,arrow,charts,progress,tensorboard,ray,dev,clients
+CLIENTS_EXTRAS := torch,vision,cli,lmdb,arrow,progress,tensorboard,ray,dev,clients
 CLIENTS_STAMP := $(CLIENTS_VENV)/.installed
 TESTS_THAT_FORK := $(addprefix tests/,contract engine hostile process threads torch transport)
 OTHER_TESTS := $(filter-out $(TESTS_THAT_FORK) $(addprefix tests/,__pycache__ clients examples release suites support), \

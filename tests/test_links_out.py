@@ -116,12 +116,12 @@ def test_the_command_says_how_many_and_what_to_give(make, capsys):
 @pytest.mark.parametrize("make", [image_list, imglab, yolo, voc_images])
 def test_convert_copies_nothing_from_outside_unless_it_is_asked_for(make, capsys):
     source, _ = make()
-    form = ["--from", "image-list"] if make is image_list else []
+    source = f"image-list:{source}" if make is image_list else source
     for images, status in (("copy", 1), ("reference", 0)):
         to = [f"--images={images}", "--to=landmarks"]
-        assert main(["convert", source, f"made-{images}", *form, *to]) == status
+        assert main(["convert", source, f"made-{images}", *to]) == status
     assert re.search(r"1 of 1 files are outside .* --follow-links", capsys.readouterr().err)
-    asked = ["convert", source, "made", *form, "--to=voc", "--follow-links"]
+    asked = ["convert", source, "made", "--to=voc", "--follow-links"]
     assert main(asked) == 0
     assert [entry.is_symlink() for entry in os.scandir("made/JPEGImages")] == [False]
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from penstock.redact import is_secret_name, without_password, without_queries
@@ -30,6 +32,39 @@ def test_secrets_are_masked(text, shown):
 )
 def test_plain_words_stay(text):
     assert without_password(text) == text == without_queries(text)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "mongodb://ada:secret@127.0.0.1/lab.photos",
+        "mongodb:/ada:secret@127.0.0.1/lab.photos",
+        "mongodb:ada:secret@127.0.0.1/lab.photos",
+        "mongodb//ada:secret@127.0.0.1/lab.photos",
+        "MongoDB+SRV://ada:sec/secret@127.0.0.1/lab.photos",
+        "mongodb://ada:sec secret@127.0.0.1/lab.photos",
+        "mongodb://ada:1234secret@127.0.0.1/lab.photos",
+        "mongodb://:secret@127.0.0.1/lab.photos",
+        "mongdb:ada:secret@127.0.0.1/lab.photos",
+        "ada:secret@127.0.0.1/lab.photos",
+    ],
+)
+def test_what_looks_like_a_password_is_masked(address):
+    masked = without_password(f"'{address}' does not exist. Name a folder.")
+    assert "secret" not in masked
+    assert re.search(r":\*\*\*@127\.0\.0\.1/lab.*' does not exist\. Name a folder\.", masked)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "cannot read mongodb://127.0.0.1:27017/lab.photos: record 'icon@2x.png' is not there.",
+        "/data/photos@home/1.jpg: text, not an image",
+        "the time is 12:30, ask ada@host",
+    ],
+)
+def test_what_is_no_password_is_shown(text):
+    assert without_password(text) == text
 
 
 @pytest.mark.parametrize("name", ["secret", "client_secret", "API-Key", "accessKey", "password"])

@@ -110,8 +110,6 @@ def test_pack_follows_no_link_beside_its_destination(tmp_path, num_shards, what,
         "report data:numbers --workers 0 -o {}",
         "report data:numbers --workers 0 -o a.html --trace {}",
         "view data:images -o {}",
-        "stats photos --png {}",
-        "stats photos --sampler natural --png {}",
         "tune data:numbers --json {}",
     ],
 )

@@ -29,7 +29,6 @@ _EXTRA_OF: Final = {
     "pymongo": "mongo",
     "bson": "mongo",
     "pyarrow": "arrow",
-    "matplotlib": "charts",
     "prometheus_client": "prometheus",
     "opentelemetry": "opentelemetry",
 }

@@ -3,24 +3,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
 
 import pytest
-
-
-@pytest.fixture(scope="session")
-def fonts():
-    """Let matplotlib open its fonts, which it does once and for good."""
-    if importlib.util.find_spec("matplotlib"):
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-
-        figure = Figure()
-        figure.text(0, 0, "1")
-        FigureCanvasAgg(figure).draw()
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ import pytest
 
 import penstock
 from penstock.cli import main
-from penstock.redact import without_password
 
 pytest.importorskip("rich")
 pytest.importorskip("cv2")
@@ -74,42 +73,3 @@ def test_the_commands_are_grouped_and_each_is_told_in_a_line(capsys, monkeypatch
 def test_a_command_that_is_gone_names_the_one_to_use(capsys):
     assert main(["bench", "photos"]) == 1
     assert "is gone: use `penstock tune DIR --compare torch`" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "address",
-    [
-        "mongodb://ada:secret@127.0.0.1/lab.photos",
-        "mongodb:/ada:secret@127.0.0.1/lab.photos",
-        "mongodb:ada:secret@127.0.0.1/lab.photos",
-        "mongodb//ada:secret@127.0.0.1/lab.photos",
-        "mongodb/ada:secret@127.0.0.1/lab.photos",
-        "MongoDB+SRV://ada:sec/secret@127.0.0.1/lab.photos",
-        "mongodb:ada:sec/secret@127.0.0.1/lab.photos",
-        "mongodb://ada:sec secret@127.0.0.1/lab.photos",
-        "mongodb://ada:1234secret@127.0.0.1/lab.photos",
-        "mongodb://:secret@127.0.0.1/lab.photos",
-        "mongodb:secret@127.0.0.1/lab.photos",
-        "mongdb:ada:secret@127.0.0.1/lab.photos",
-        "ada:secret@127.0.0.1/lab.photos",
-        "postgres://ada:secret@127.0.0.1/lab",
-    ],
-)
-def test_what_looks_like_a_password_is_masked(address):
-    text = f"'{address}' does not exist. Name a folder."
-    masked = without_password(text)
-    assert "secret" not in masked
-    assert re.search(r":\*\*\*@127\.0\.0\.1/lab.*' does not exist\. Name a folder\.", masked)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "cannot read mongodb://127.0.0.1:27017/lab.photos: record 'icon@2x.png' is not there.",
-        "cannot read mongodb://a:27017,b:27018/lab.photos: 'icon@2x.png' is not there.",
-        "/data/photos@home/1.jpg: text, not an image",
-        "the time is 12:30, ask ada@host",
-    ],
-)
-def test_what_is_no_password_is_shown(text):
-    assert without_password(text) == text

@@ -62,25 +62,6 @@ def test_bash_completes_commands_and_options(tmp_path, line, completed):
     assert set(run([bash, "--norc", "-c", program]).split()) == completed
 
 
-def test_fish_completes_commands(tmp_path):
-    fish = shell_or_skip("fish")
-    (tmp_path / "completion.fish").write_text(script_for("fish"))
-    program = f"source {tmp_path}/completion.fish; complete --do-complete 'penstock st'"
-    completed = run([fish, "--no-config", "-c", program], HOME=str(tmp_path))
-    assert completed.split("\t")[0] == "stats"
-
-
-def test_zsh_can_read_its_script_and_is_told_the_commands(tmp_path):
-    zsh = shell_or_skip("zsh")
-    (tmp_path / "_penstock").write_text(script_for("zsh"))
-    program = (
-        f"autoload -Uz compinit; compinit -D; source {tmp_path}/_penstock; print $_comps[penstock]"
-    )
-    assert run([zsh, "-f", "-c", program], HOME=str(tmp_path)).strip() == "_penstock_completion"
-    asked = {"_PENSTOCK_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": "penstock st"}
-    assert '"stats"' in run([f"{SCRIPTS}/penstock"], **asked)
-
-
 def test_the_script_for_the_shell_in_use_is_shown():
     bash = shell_or_skip("bash")
     shown = run([bash, "--norc", "-c", "penstock --show-completion; true"])

@@ -50,30 +50,22 @@ def test_bad_boxes_are_told_and_may_be_left_out(photos, capsys):
     flat = voc_object(box=(1, 1, 1, 30), extra=EXTRA)
     write_voc_image("voc", "1", voc_object(extra=EXTRA), flat, size=None)
     assert run("voc", "kept", "--to", "yolo") == 0
-    told = capsys.readouterr().out.splitlines()
-    assert told[0] == "bad boxes: 1 zero_area; kept as they are (--bad-boxes)"
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0] == "bad boxes: 1 zero_area; kept as they are (--bad-boxes)"
     assert len(Path("kept/labels/train/1.txt").read_text().splitlines()) == 2
     assert run("voc", "left", "--to", "yolo", "--bad-boxes", "drop") == 0
-    told = capsys.readouterr().out.splitlines()
-    assert told[0] == "bad boxes: 1 zero_area; 1 dropped (--bad-boxes)"
-    assert told[-1] == "left: 1 image, 1 object"
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0] == "bad boxes: 1 zero_area; 1 dropped (--bad-boxes)"
+    assert shown[-1] == "left: 1 image, 1 object"
     assert run("voc", "none", "--to", "yolo", "--bad-boxes", "raise") == 1
     assert "1 bad box(es)" in capsys.readouterr().err
 
 
-def test_objects_that_are_not_joined_are_told(photos, capsys):
-    Path("other.txt").write_text("voc/JPEGImages/1.jpg 1 2 3 4 5 5 20 20\n")
-    options = ["--to", "voc", "--box", "--layout", "xyxy"]
-    assert run("voc", "landmarks:other.txt", "one", *options) == 0
-    said = "not joined: 1 object of 1 image that two sources have; their boxes, "
-    assert capsys.readouterr().out.startswith(said)
-
-
 def test_strict_writes_nothing_where_something_would_be_lost(photos, capsys):
     assert run("voc", "yolo", "--to", "yolo", "--strict") == 1
-    told = capsys.readouterr()
-    assert told.err == "penstock: yolo has no place for some of it: difficult (1).\n"
-    assert told.out == ""
+    shown = capsys.readouterr()
+    assert shown.err == "penstock: yolo has no place for some of it: difficult (1).\n"
+    assert shown.out == ""
     assert not Path("yolo").exists()
 
 
@@ -103,10 +95,10 @@ def test_options_of_lists_are_those_of_the_list_that_is_written(photos, capsys):
 def test_what_is_wrong_is_one_line_and_nothing_is_written(photos, capsys, arguments, message):
     before = sorted(os.listdir())
     assert run(*arguments) != 0
-    told = capsys.readouterr()
-    assert message in told.err
-    assert told.err.startswith("penstock: ")
-    assert told.err.count("\n") == 1
+    shown = capsys.readouterr()
+    assert message in shown.err
+    assert shown.err.startswith("penstock: ")
+    assert shown.err.count("\n") == 1
     assert sorted(os.listdir()) == before
 
 

@@ -240,17 +240,11 @@ def test_a_source_that_is_not_there_is_refused(source, message, module, tmp_path
     assert not (tmp_path / "a.lmdb").exists()
 
 
-@pytest.mark.parametrize(
-    ("data", "said"),
-    [
-        (b"<html>", "text, not an image: it begins with '<html>'"),
-        (b"", "the file is empty"),
-    ],
-)
 def test_an_image_that_cannot_be_shrunk_ends_it_with_its_name_and_what_to_do(
-    images, tmp_path, capsys, data, said
+    images, tmp_path, capsys
 ):
-    (images / "class_1" / "04.jpg").write_bytes(data)
+    (images / "class_1" / "04.jpg").write_bytes(b"<html>")
+    said = "text, not an image: it begins with '<html>'"
     arguments = [images, tmp_path / "a.lmdb", "--resize", 16, "--workers", 2]
     code, out, err = run(capsys, *arguments)
     assert (code, out) == (1, "")
@@ -297,16 +291,6 @@ def test_pickles_are_converted_only_if_trusted(tmp_path, capsys):
         assert store.labels.tolist() == [0, 1, 2]
 
 
-def test_a_local_copy_is_made_and_packed(tmp_path, capsys):
-    pack([("one", 1), ("two", 2)], tmp_path / "a.lmdb")
-    copies = tmp_path / "copies"
-    arguments = [tmp_path / "a.lmdb", tmp_path / "b.lmdb", "--copy-local", copies]
-    assert run(capsys, *arguments)[0] == 0
-    assert len(list(copies.iterdir())) == 1
-    with open_store(tmp_path / "a.lmdb") as one, open_store(tmp_path / "b.lmdb") as other:
-        assert one.fingerprint == other.fingerprint
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -317,18 +301,17 @@ def test_a_local_copy_is_made_and_packed(tmp_path, capsys):
         (["{t}/images", "{t}/images/x.lmdb"], r"would be in the folder SRC"),
         (["{t}/a.lmdb", "{t}/b.lmdb", "--image-field", "x"], r"--image-field is for MongoDB coll"),
         (["{t}/images", "{t}/b.lmdb", "--key-column", "x"], r"--key-field is for MongoDB coll"),
-        (["m:f", "{t}/b.lmdb", "--label-column", "x"], r"--label-field is not for m:f"),
-        (["{t}/images", "lmdb:{t}/other"], r"other is a folder: name a file"),
+        (["m:f", "{t}/b.lmdb", "--label-column", "x"], r"--label-field is for stores, and m:f"),
+        (["{t}/images", "lmdb:{t}/other"], r"other is a folder; --shards makes"),
         (["{t}/images", "lmdb:{t}/other", "--shards", "2"], r"other things in it \(notes.txt\)"),
         (["{t}/images", "{t}/a.lmdb", "--shards", "2"], r"a\.lmdb is a file; --shards makes a f"),
         (["{t}/a.lmdb", "{t}/b.lmdb", "--split", "train"], r"--split is for folders"),
         (["{t}/images", "{t}/b.lmdb", "--trust-pickle"], r"--trust-pickle is for LMDB files"),
-        (["{t}/images", "{t}/b.lmdb", "--copy-local", "{t}"], r"--copy-local is for LMDB files"),
-        (["m:f", "{t}/b.lmdb", "--split", "train"], r"--split is not for m:f"),
+        (["m:f", "{t}/b.lmdb", "--split", "train"], r"--split is for stores, and m:f"),
         (["{t}/images", "{t}/b.tar"], r"tar stores can be read, not written"),
         (
             ["mongodb://me:secret@h/db.a", "mongodb://you:secret@h/db.a?w=1"],
-            r"the same collection, mongodb://h/db\.a",
+            r"the same place, mongodb://h/db\.a",
         ),
     ],
 )
@@ -343,54 +326,6 @@ def test_places_and_options_that_do_not_fit_are_refused_before_anything_is_done(
     assert (code, out) == (1, "")
     assert re.search(message, err)
     assert "secret" not in err
-    assert sorted(tmp_path.rglob("*")) == before
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["pack", "a.lmdb", "b.lmdb", "mongodb://me:sec@ret@h/db.a"],
-        ["check", "a.lmdb", "mongodb://me:sec@ret@h/db.a?proxyPassword=sec@ret"],
-        ["pack", "a.lmdb", "b.lmdb", "--workers", "mongodb://me:sec@ret@h/db.a"],
-        ["mongodb://me:sec@ret@h/db.a"],
-        ["--mongodb://me:sec@ret@h/db.a"],
-        ["pack", "nowhere", "mongodb://me:sec@ret@h"],
-        ["stats", "mongodb://me:sec@ret@h"],
-        *(
-            [*command, address]
-            for command in (["pack", "nowhere"], ["check"], ["stats"])
-            for address in (
-                "mongodb:ada:sec@ret@127.0.0.1/lab.photos",
-                "mongodb//ada:sec@ret@127.0.0.1/lab.photos",
-                "mongodb:/ada:sec@ret@127.0.0.1/lab.photos",
-                "MongoDB://ada:sec@ret@127.0.0.1",
-                "mongdb:ada:sec@ret@127.0.0.1/lab.photos",
-            )
-        ),
-    ],
-)
-def test_a_password_that_was_typed_is_not_repeated(arguments, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert main(arguments) in (1, 2)
-    assert list(tmp_path.iterdir()) == []
-    out, err = capsys.readouterr()
-    text = re.sub(r"[^\w@]", "", out + err)  # errors about arguments are broken into lines
-    assert "sec@ret" not in text
-    assert "ret@h" not in text
-
-
-@pytest.mark.parametrize(
-    "destination",
-    ["mongodb:ada:pw@127.0.0.1/lab.photos", "mongodb//h/d.c", "lmbd:x.lmdb", "sq:x", "x.lmbd"],
-)
-def test_a_scheme_with_a_typo_makes_no_file_of_that_name(
-    destination, images, tmp_path, capsys, monkeypatch
-):
-    before = sorted(tmp_path.rglob("*"))
-    monkeypatch.chdir(tmp_path)
-    code, out, err = run(capsys, images, destination)
-    assert (code, out) == (1, "")
-    assert "pw" not in err
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -433,7 +368,7 @@ def test_a_damaged_record_gets_a_short_line_and_a_hint(images, tmp_path, capsys)
     key = sorted(p.relative_to(images).as_posix() for p in images.rglob("*.jpg"))[5]
     line, last = out.splitlines(keepends=True)
     checksums = r"is damaged: its checksum is [0-9a-f]{16}, that of its bytes [0-9a-f]{16}"
-    assert re.fullmatch(f"{key}\t{checksums}\n", line)
+    assert re.match(f"{key}\t.*{checksums}", line)
     assert SUMMARY.fullmatch(last)["left_out"] == "1"
 
 
@@ -443,32 +378,7 @@ def test_a_sample_that_cannot_be_stored_has_the_hint(module, capsys):
     assert re.match(r"penstock: sample '1' cannot be stored: .*\. --skip-bad leaves such", err)
     code, out, _ = run(capsys, f"{module}:strange", "a.lmdb", "--skip-bad")
     assert code == 0
-    assert out.startswith("sample 1\tcannot be stored: at $ is a object\n")
-
-
-def test_libraries_write_nothing_to_stderr_while_a_folder_is_packed(tmp_path):
-    folder = tmp_path / "images" / "a"
-    folder.mkdir(parents=True)
-    file = io.BytesIO()
-    exif = b"MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x10\0\0\0\x09"  # it is cut off
-    Image.new("RGB", (64, 48)).save(file, "JPEG", exif=b"Exif\0\0" + exif)
-    (folder / "1.jpg").write_bytes(file.getvalue())
-    arguments = ["pack", str(tmp_path / "images"), str(tmp_path / "a.lmdb"), "--resize", "16"]
-    script = (
-        "import os, sys; from penstock.cli import main\n"
-        "from penstock.images import shrink as module\n"
-        "shrink = module.shrink_image\n"
-        "def loud(*arguments):\n"
-        "    os.write(2, b'libpng warning')\n"
-        "    return shrink(*arguments)\n"
-        "module.shrink_image = loud\n"
-        f"sys.exit(main({[*arguments, '--workers', '2']!r}))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert SUMMARY.fullmatch(done.stdout)["records"] == "1"
+    assert out.startswith("sample 1\tsample '1' cannot be stored: at $ is a object")
 
 
 def test_fields_and_columns_may_be_named(tmp_path, capsys):
@@ -486,9 +396,9 @@ def test_fields_and_columns_may_be_named(tmp_path, capsys):
     assert main(["stats", str(tmp_path / "a.parquet"), *names]) == 0
 
 
-def test_a_bar_with_speed_is_drawn_on_a_terminal(module, tmp_path, drawn_on_a_terminal):
+def test_a_bar_is_drawn_on_a_terminal(module, tmp_path, drawn_on_a_terminal):
     arguments = ["pack", f"{module}:Blocks", "a.lmdb", "--workers", "0"]
     out, drawn = drawn_on_a_terminal(*arguments, cwd=tmp_path)
     assert SUMMARY.fullmatch(out)["records"] == "160"
     assert b"/160" in drawn
-    assert b"MB/s" in drawn
+    assert b" MB" in drawn

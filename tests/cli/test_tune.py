@@ -7,20 +7,12 @@ import json
 import re
 import signal
 import sys
-import time
 
 import numpy as np
 import pytest
 
 from penstock.cli import main
-from penstock.cli.tuning_grid import (
-    Setting,
-    SettingResult,
-    TrialWork,
-    Turn,
-    best_of,
-    imitate_step,
-)
+from penstock.cli.tune import Setting, TrialWork, Turn, _kinds, _of_loader, best_of
 
 SHORT = ["--batch-size", "4", "--batches", "2", "--workers", "0,1", "--prefetch", "2"]
 
@@ -55,10 +47,6 @@ def _module(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def result_of(rate, workers, factor=2, backend="process"):
-    return SettingResult(Setting(workers, factor, backend), [Turn(rate, 1.0, 0.5, 0.1, None)])
-
-
 @pytest.fixture
 def tune(tmp_path, capsys):
     """Tune, and return what was printed and what was written."""
@@ -72,44 +60,25 @@ def tune(tmp_path, capsys):
 
 
 def test_every_setting_takes_its_turn_in_every_round(tune):
-    out, figures = tune("numbers_to_tune:Numbers", "--prefetch", "1,2")
+    out, figures = tune("numbers_to_tune:Numbers", "--prefetch", "1,2", "--trainer-ms", "2")
     tried = [(s["num_workers"], s["prefetch_factor"]) for s in figures["settings"]]
     assert tried == [(0, None), (1, 1), (1, 2)]
     for setting in figures["settings"]:
         assert [turn["samples"] for turn in setting["rounds"]] == [8, 8]
+        assert all(turn["seconds"] > turn["wait_s"] for turn in setting["rounds"])
         assert setting["samples_per_s"] > 0
         assert 0 <= setting["wait_share"] <= 1
     assert figures["best"]["line"] in out
     assert "loader" not in out.splitlines()[2]
 
 
-def test_threads_are_tried_if_they_are_asked_for(tune):
-    out, figures = tune("numbers_to_tune:Numbers", "--workers", "1", "--backend", "thread")
-    assert figures["settings"][0]["backend"] == "thread"
-    assert 'persistent_workers=True, backend="thread")' in out
-
-
-def test_a_main_process_of_some_length_takes_the_batches(tune):
-    _, figures = tune("numbers_to_tune:Numbers", "--trainer-ms", "2", "--trainer-cpu")
-    assert figures["trainer_takes_cpu"] is True
-    for setting in figures["settings"]:
-        assert all(turn["seconds"] > turn["wait_s"] for turn in setting["rounds"])
-
-
 def test_torchs_loader_is_measured_beside_penstocks(tune):
     pytest.importorskip("torch")
-    options = ["--compare", "torch", "--workers", "0,1", "--backend", "process,thread"]
-    out, figures = tune("numbers_to_tune:Numbers", *options)
-    tried = [(s["loader"], s["num_workers"], s["backend"]) for s in figures["settings"]]
-    assert tried == [
-        ("penstock", 0, "process"),
-        ("torch", 0, "process"),
-        ("penstock", 1, "process"),
-        ("penstock", 1, "thread"),
-        ("torch", 1, "process"),
-    ]
+    out, figures = tune("numbers_to_tune:Numbers", "--compare", "torch", "--workers", "0,1")
+    tried = [(s["loader"], s["num_workers"]) for s in figures["settings"]]
+    assert tried == [("penstock", 0), ("penstock", 1), ("torch", 0), ("torch", 1)]
     assert figures["best"]["loader"] == "penstock"
-    assert re.search(r"gives \d+\.\d\d x the samples of the best of torch", " ".join(out.split()))
+    assert re.search(r"gives \d+\.\d\d x the rate of torch's best", " ".join(out.split()))
     assert out.splitlines()[-2] == "from penstock.torch import DataLoader"
 
 
@@ -117,30 +86,16 @@ def test_a_loader_is_compared_with_its_arguments(loaders, tmp_path, monkeypatch)
     monkeypatch.syspath_prepend(tmp_path)
     module = __import__("loaders_to_tune")
     for loader in (module.torchs, module.ours, module.of_batches()):
-        work = TrialWork.of_loader(loader, None, compare=True, num_batches=1)
-        ours, theirs = (
-            work._loader(Setting(1, 2, "process", kind)) for kind in ("penstock", "torch")
-        )
+        kind, arguments = _of_loader(loader, None)
+        work = TrialWork(
+            dataset=loader.dataset, kinds=_kinds(kind, compare=True), arguments=arguments,
+            batch_size=4, num_batches=1,
+        )  # fmt: skip
+        ours, theirs = (work._loader(Setting(1, 2, kind)) for kind in ("penstock", "torch"))
         assert type(ours).__module__.startswith("penstock.")
         assert type(theirs).__module__ == "torch.utils.data.dataloader"
         for name in ("dataset", "batch_size", "drop_last", "timeout", "num_workers"):
             assert getattr(ours, name) == getattr(theirs, name)
-
-
-@pytest.mark.parametrize(("cut", "status"), [(0, 0), (1, 1)])
-def test_images_of_a_folder_are_compared(tmp_path, cut, status, capsys):
-    pytest.importorskip("torch")
-    write_photos(tmp_path / "photos" / "cat", 12, cut)
-    assert main(["tune", "photos", *SHORT, "--compare", "torch", "--size", "16"]) == status
-    said = capsys.readouterr()
-    assert ("loader    workers" in said.out) == (status == 0)
-    assert ("cat/0.jpg" in said.err) == bool(cut)  # which ends torch's loader
-
-
-def test_a_main_process_that_takes_cpu_does_not_sleep():
-    before_s = time.thread_time()
-    imitate_step(0.03, takes_cpu=True)
-    assert time.thread_time() - before_s > 0.01  # CPU time: a sleep takes 0.1 ms of it
 
 
 def test_a_collate_fn_may_be_named(capsys):
@@ -164,7 +119,6 @@ def test_the_lines_to_paste_make_the_loader_that_was_measured(capsys):
 
 
 LOADERS = """
-import functools
 import numpy as np
 import torch.utils.data
 from penstock import Auto, Loader
@@ -173,7 +127,6 @@ from penstock.torch import DataLoader
 from numbers_to_tune import Numbers, pairs
 
 numbers = Numbers()
-of_partial = torch.utils.data.DataLoader(numbers, 8, collate_fn=functools.partial(pairs))
 torchs = torch.utils.data.DataLoader(
     numbers, 8, shuffle=True, drop_last=True, num_workers=3, collate_fn=pairs
 )
@@ -222,11 +175,6 @@ OF_WORKERS = "num_workers=1, prefetch_factor=2, persistent_workers=True"
             f'on_error="skip", progress="train", device="cpu", {OF_WORKERS})',
         ),
         (
-            "of_partial",
-            "from torch.utils.data import DataLoader",
-            f"DataLoader(dataset, batch_size=8, collate_fn=collate_fn, {OF_WORKERS})",
-        ),
-        (
             "of_batches",
             "from penstock import Loader",
             f"Loader(dataset, batch_sampler=batch_sampler, {OF_WORKERS})",
@@ -249,7 +197,6 @@ def test_a_loader_is_tuned_as_it_is_and_gets_its_own_line_back(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["tune", "loaders_to_tune:torchs", "--backend", "thread"], "SRC is torch's own"),
         (
             ["tune", "loaders_to_tune:torchs", "--collate", "loaders_to_tune:pairs"],
             "with a collate_fn",
@@ -264,9 +211,12 @@ def test_what_a_loader_cannot_take_is_told(loaders, arguments, message, capsys):
 
 
 def test_the_best_has_the_fewest_workers_within_3_percent():
-    results = [result_of(100, 1), result_of(195, 2, 4), result_of(196, 2), result_of(200, 4)]
-    assert best_of(results).setting == Setting(2, 2, "process")
-    assert best_of([result_of(190, 2), result_of(200, 4)]).setting.num_workers == 4
+    def results(*rates):
+        return {Setting(*pair): [Turn(rate, 1.0, 0.5, 0.1, None)] for rate, *pair in rates}
+
+    rates = results((100, 1, 2), (195, 2, 4), (196, 2, 2), (200, 4, 2))
+    assert best_of(rates) == Setting(2, 2)
+    assert best_of(results((190, 2, 2), (200, 4, 2))).num_workers == 4
 
 
 def test_ctrl_c_shows_what_is_known(monkeypatch, capsys):
@@ -290,10 +240,8 @@ def test_ctrl_c_shows_what_is_known(monkeypatch, capsys):
     ("options", "message"),
     [
         (["--batch-size", "65"], "the dataset has 64 samples, fewer than --batch-size 65"),
-        (["--workers", "1,x"], "--workers must be whole numbers of at least 0"),
-        (["--prefetch", "0"], "--prefetch must be whole numbers of at least 1"),
-        (["--backend", "ray"], "--backend must name process or thread, or both, got 'ray'"),
-        (["--trainer-cpu"], "--trainer-cpu needs --trainer-ms"),
+        (["--workers", "1,x"], "--workers must be numbers of at least 0"),
+        (["--prefetch", "0"], "--prefetch must be numbers of at least 1"),
         (["--collate", "numbers_to_tune:nothing"], "numbers_to_tune has no nothing"),
         (["--json", "nowhere/a.json"], "cannot write --json nowhere/a.json"),
     ],
@@ -332,7 +280,7 @@ def test_broken_photos_are_named_and_others_take_their_place(tmp_path, tune, cap
     out, figures = tune("photos", *options)
     for name in ("cat/0.jpg", "cat/1.jpg"):
         assert f"left out {name}: Premature end of JPEG file\n" in out
-    assert "2 of the samples that were asked for cannot be read" in out
+    assert "2 samples cannot be read; others took" in out
     assert 'on_error="replace")' in out.splitlines()[-1]
     assert [bad["name"] for bad in figures["left_out"]] == ["cat/0.jpg", "cat/1.jpg"]
     for path in paths:

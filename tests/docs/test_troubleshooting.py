@@ -11,7 +11,7 @@ import pytest
 from tests.docs.provoked import PROGRAMS
 
 import penstock.errors
-from penstock.cli.troubleshooting import sections_of
+from penstock.cli.explain import sections_of
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "troubleshooting.md"

@@ -9,7 +9,7 @@ import os
 import re
 
 import pytest
-from tests.program.running import RUN, environment, in_terminal, ran, split, with_first, written
+from tests.program.running import RUN, environment, ran, split, with_first, written
 
 LOADERS = """
 import gc, importlib.util, weakref
@@ -60,15 +60,15 @@ def loaders(tmp_path_factory):
 
 
 def test_each_line_that_made_loaders_has_one_account(loaders):
-    told = [line for line in loaders if line.startswith("penstock run: train.py")]
-    assert [line.split(" Waited ")[0] for line in told] == [
+    shown = [line for line in loaders if line.startswith("penstock run: train.py")]
+    assert [line.split(" Waited ")[0] for line in shown] == [
         "penstock run: train.py:7: a loader of range, 0 workers, 3 batches.",  # the framework's
         "penstock run: train.py:11: 300 loaders of range, 0 workers, 300 batches.",
         "penstock run: train.py:20: a loader of range, 0 workers, 6 batches.",  # two iterators
         "penstock run: train.py:25: 2 loaders of range, 0 workers, 6 batches.",  # of one kind
         "penstock run: train.py:25: a loader of range, 0 workers, 3 batches.",
     ]
-    for line in told:
+    for line in shown:
         assert re.search(r"Waited [\d.]+ \S?s of [\d.]+ \S?s \(\d+ %\) for data\.$", line)
 
 
@@ -112,34 +112,6 @@ def test_a_dataset_that_knows_its_loader_is_let_go_with_it(options, tmp_path):
     done = ran([*RUN, *options, "train.py"], tmp_path)
     assert (done.returncode, done.stdout) == (0, "None\n")
     assert "train.py:7: a loader of Photos, 0 workers, 3 batches." in done.stderr
-
-
-TUNED = """
-import time
-from torch.utils.data import DataLoader
-
-class Photos:
-    def __len__(self):
-        return 4000
-
-    def __getitem__(self, index):
-        time.sleep(0.002)
-        return index
-
-loader = DataLoader(Photos(), batch_size=8)
-for _ in loader:
-    if loader.stats().num_workers > 1:
-        break
-print(loader.stats().num_workers)
-"""
-
-
-def test_workers_are_those_that_were_chosen_last(tmp_path):
-    written(tmp_path / "train.py", TUNED)
-    done = ran([*RUN, "--workers", "auto", "train.py"], tmp_path)
-    num_workers = int(done.stdout)
-    assert num_workers > 1
-    assert f"train.py:13: a loader of Photos, {num_workers} workers, " in done.stderr
 
 
 OPTIONS = """
@@ -190,11 +162,11 @@ def test_settings_are_of_loaders_that_say_nothing_else(with_options):
     bad = "  2 bad samples, left out or replaced. The first: sample 5: OSError: broken"
     assert bad in lines
     for setting in ("num_workers=2", "backend=thread", "seed=7", "on_error=skip"):
-        told = (
+        shown = (
             f"penstock run: {setting} applied in train.py:21; "
             "the program's own value kept in train.py:23"
         )
-        assert told in lines
+        assert shown in lines
 
 
 def test_each_loader_has_a_page_and_a_trace(with_options):
@@ -219,20 +191,6 @@ def test_quiet_says_nothing_and_writes_what_was_asked_for(tmp_path):
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-
-
-def test_progress_is_shown_in_a_terminal(tmp_path):
-    program = written(
-        tmp_path / "train.py",
-        "from torch.utils.data import *\nlist(DataLoader(range(3)))\nprint('over')",
-    )
-    variables = {"TERM": "xterm-256color", "CI": "", "COLUMNS": "120"}
-    shown, status = in_terminal([*RUN, "--progress", program], **variables)
-    assert status == 0
-    bar, _, said = shown.partition(b"over")
-    assert b"epoch 0" in bar
-    assert b"3/3" in bar
-    assert b"progress=True applied in" in said
 
 
 def test_a_file_that_is_not_written_is_named(tmp_path):

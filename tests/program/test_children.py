@@ -70,9 +70,9 @@ def test_loaders_made_in_children_are_ours(children):
 def test_each_process_says_once_what_its_own_loaders_waited_for(children):
     program, said = split(children.stderr)
     assert program == ""
-    told = [line.split(" Waited ")[0] for line in said if line.startswith("penstock run: ")]
+    shown = [line.split(" Waited ")[0] for line in said if line.startswith("penstock run: ")]
     in_child = "penstock run: train.py:13: a loader of Squares, 0 workers,"
-    assert sorted(told) == [
+    assert sorted(shown) == [
         "penstock run: other.py:4: a loader of range, 0 workers, 9 batches.",
         *[f"{in_child} 2 batches."] * 3,  # forked, spawned, rank 1
         f"{in_child} 4 batches.",
@@ -174,8 +174,8 @@ def test_ranks_of_torchrun_have_the_losses_of_torch_and_rank_0_speaks(tmp_path):
     launcher = losses(*RUN, *LAUNCHED[1:], "train.py")
     for got, stderr in (each_rank, launcher):
         assert got == stock
-        told = [line for line in split(stderr)[1] if line.startswith("penstock run: ")]
-        assert len(told) == 1
-        assert told[0].startswith(
+        shown = [line for line in split(stderr)[1] if line.startswith("penstock run: ")]
+        assert len(shown) == 1
+        assert shown[0].startswith(
             "penstock run: train.py:12: a loader of TensorDataset, 1 worker, 8 batches. Waited "
         )

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import asdict
 
 import pytest
 from tests.program.training import run
@@ -116,7 +117,7 @@ def test_a_program_is_named_without_its_secrets(monkeypatch, words, shown):
 
 
 def damaged(**changes):
-    return {**RUN.to_json(), **changes}
+    return {"format": "penstock run", "version": 1, **asdict(RUN), **changes}
 
 
 @pytest.mark.parametrize(
@@ -124,8 +125,6 @@ def damaged(**changes):
     [
         (damaged(version=2), "has version 2, and this Penstock reads 1"),
         (damaged(wall_s="long"), "The saved run is damaged: saved run.wall_s is to be a number"),
-        (damaged(wall_s=-1), "wall_s must be a number from 0 on, got -1.0"),
-        (damaged(cpu_s=float("nan")), "cpu_s must be a number from 0 on, got nan"),
         (damaged(peak_memory_bytes=1.5), "peak_memory_bytes is to be an integer, got 1.5"),
         (damaged(colour=1), r"lacks \[\] and has \['colour'\]"),
         (damaged(loaders=[{}]), r"saved run.loaders\[0\] lacks \['made_at'"),

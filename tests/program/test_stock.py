@@ -170,14 +170,6 @@ def test_persistent_workers_that_were_left_early_are_asked_anew(sums):
     assert sums.counts == [(4, 2 + 7 + 2 + 7, 6 + 20 + 6 + 20)]
 
 
-def test_iterators_of_one_loader_are_told_apart(sums):
-    loader = DataLoader(Numbers(), 4)
-    for first, second in zip(loader, loader, strict=True):
-        assert torch.equal(first, second)
-    next(iter(loader))
-    assert sums.counts == [(3, 11, 44)]
-
-
 def test_a_wait_is_told_from_the_programs_own_time(sums):
     for _ in DataLoader(Numbers(), 4):
         pass

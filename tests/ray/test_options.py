@@ -123,12 +123,3 @@ def test_importing_penstock_or_making_other_loaders_does_not_import_ray():
     )
     done = python("-c", code)
     assert done.stdout == "False\n", done.stderr
-
-
-def test_tune_measures_one_machine():
-    from penstock.cli.tune import _settings
-
-    with pytest.raises(
-        ConfigError, match=r"--backend must name process or thread, or both, got 'p"
-    ):
-        _settings("1", "2", "process,ray", is_compared=False)

@@ -3,21 +3,30 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 import traceback
-from typing import TYPE_CHECKING, Final
+from multiprocessing import util
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
-from penstock.cli.own_path import without_current_folder
-from penstock.cli.sigterm import NO_OUTPUT
-from penstock.cli.silence import escaped_messages
-from penstock.cli.troubleshooting import explained
+import penstock
+from penstock.cli.terminal import (
+    INTERRUPTED,
+    NO_OUTPUT,
+    TERMINATED,
+    escaped_messages,
+    sigterm_as_ctrl_c,
+    was_terminated,
+)
 from penstock.errors import ConfigError, MissingExtraError, PenstockError, StoreError
 from penstock.lines import OutputError, check_stdout, say
 from penstock.optional import missing_extra
 from penstock.redact import without_password
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 __all__ = ["main"]
 
@@ -34,18 +43,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns:
         0 where all went well, 1 where not, with the reason on stderr, 2 for a wrong option, 74
-        where stdout takes no more.
+        where stdout takes no more, 130 or 143 after Ctrl-C or SIGTERM.
     """
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    # What `penstock run` starts in this process's place has signals of its own.
+    signals = contextlib.nullcontext() if words[:1] == ["run"] else sigterm_as_ctrl_c()
     status = 1
     try:
         try:
-            with escaped_messages(), without_current_folder():
-                status = _run(arguments)
+            with escaped_messages(), _without_current_folder(), signals:
+                status = _run(words)
         except ModuleNotFoundError as error:
             raise missing_extra(error, "this command", "cli") from error
         finally:
             check_stdout()
-        return status
+        return TERMINATED if status == INTERRUPTED and was_terminated() else status
     except PenstockError as error:
         # Lines that a name may have are not at the margin, where ours are.
         text = f"penstock: {without_password(str(error))}".replace("\n", "\n  ")
@@ -60,22 +72,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status
 
 
-def _run(arguments: Sequence[str] | None) -> int:
-    words = sys.argv[1:] if arguments is None else list(arguments)
+def _run(words: list[str]) -> int:
     try:
         from penstock.cli.commands import make_app
     except ModuleNotFoundError:
-        if words[:1] != ["explain"] or len(words) > 2:
+        if words[:1] != ["explain"]:
             raise
-        # Errors point there, so it works without the extra that the others need. Its list says how
-        # it is used.
-        names = [word for word in words[1:] if word not in ("-h", "--help")]
-        for line in explained(*names).split("\n"):
-            say(line)
+        from penstock.cli.explain import explain  # errors point there: it works without the extra
+
+        explain(*(word for word in words[1:2] if word not in ("-h", "--help")))
         return 0
-    app = make_app(*words[:1])
     try:
-        app(args=arguments, prog_name="penstock")
+        make_app(*words[:1])(args=words, prog_name="penstock")
     except SystemExit as end:
         if isinstance(end.code, str):  # of the user's code
             say(end.code, err=True)
@@ -84,3 +92,27 @@ def _run(arguments: Sequence[str] | None) -> int:
             return NO_OUTPUT
         return end.code or 0
     return 0
+
+
+@contextlib.contextmanager
+def _without_current_folder() -> Iterator[None]:
+    """Take the current folder off the import path, here and in processes started meanwhile.
+
+    A data set may have a file `multiprocessing.py`. `python -m penstock` puts the current folder
+    on the path, and so does `python -c`, by which multiprocessing starts its processes. These get
+    this process's path once they have begun.
+    """
+    flags: Any = vars(util)["_args_from_interpreter_flags"]  # called for each process
+    vars(util)["_args_from_interpreter_flags"] = lambda: [*flags(), "-P"]
+    path = sys.path.copy()
+    first = Path((path[0] if path else "") or os.curdir)
+    is_module = getattr(sys.modules["__main__"], "__spec__", None) is not None
+    is_current = first.is_dir() and first.samefile(os.curdir)
+    is_needed = Path(penstock.__file__).parents[1] == first
+    if is_module and is_current and not is_needed and not sys.flags.safe_path:
+        del sys.path[0]
+    try:
+        yield
+    finally:
+        sys.path[:] = path
+        vars(util)["_args_from_interpreter_flags"] = flags

@@ -1,37 +1,57 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock check`: every image of a folder, or record of a store, and which of them are broken."""
+"""`penstock check`: every image of a folder, or record of a store, and which of them are broken.
+
+Files or records ──▶ workers of Penstock's own loader ──▶ Findings ──▶ lines
+
+What a decoder raises travels as a result. A file that ends the process that decodes it is a bad
+sample, which the loader skips: the worker is replaced, and the rest goes on.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import multiprocessing
 import os
 import time
+import warnings
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NamedTuple
 
 import typer
 
-from penstock.cli.arguments import ImageField, KeyField, LabelField  # noqa: TC001 - typer's
-from penstock.cli.list_options import option_of, takes_list_options
-from penstock.cli.progress import Bar
+from penstock.cli import options
+from penstock.cli.reasons import reason_of
+from penstock.cli.terminal import Bar, silence_libraries
 from penstock.data import PackedList
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, StoreError, StoreUnreachable
+from penstock.faults import FaultPolicy
 from penstock.lines import say, say_json
+from penstock.loader import Loader
 from penstock.plural import counted
 from penstock.redact import without_password
+from penstock.system_limits import signal_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from penstock.cli.annotation_check import AnnotationFindings
-    from penstock.cli.parallel_check import Findings
+    from penstock.cli.files import Broken
+    from penstock.stores.records import Record
+    from penstock.stores.store import Store
 
-__all__ = ["check"]
+__all__ = ["Files", "Findings", "Records", "check", "check_in_parallel", "check_opening"]
 
 _ANNOTATIONS: Final = (".txt", ".xml", ".yaml", ".yml")
 _INDEX: Final = ".penstock-index"  # that release 0.1 left in a folder which it packed
+# Files in a task: it costs the loader some 0.1 ms, decoding a photo some 5 ms.
+_MAX_TASK_FILES: Final = 16
+_TASKS_PER_WORKER: Final = 8  # at least, so that no worker is left with the last files alone
+# A file that ends its worker does so 2 or 3 times. Where hundreds do, the decoder is broken.
+_MAX_RESPAWNS: Final = 1000
+_LONGEST_TASK_S: Final = 300  # a decoder that takes longer over one task hangs, and is ended
 
 
-@takes_list_options
+@options.takes(list_columns=options.LIST_OPTIONS, fields=options.FIELD_OPTIONS)
 def check(
     what: Annotated[
         str,
@@ -47,11 +67,9 @@ def check(
     as_json: Annotated[
         bool, typer.Option("--json", help="Give one JSON object instead of lines.")
     ] = False,
-    image_field: ImageField = None,
-    label_field: LabelField = None,
-    key_field: KeyField = None,
     *,
     list_columns: dict[str, Any],
+    fields: dict[str, str],
 ) -> None:
     """Find broken images, annotations or records of a folder or store.
 
@@ -62,14 +80,26 @@ def check(
     anything is broken, otherwise 0.
     """
     if list_columns and not what.lower().endswith(".txt"):
-        raise ConfigError(f"{option_of(next(iter(list_columns)))} is for text lists.")
-    num_workers = workers or len(os.sched_getaffinity(0))
-    fields = {"image_field": image_field, "label_field": label_field, "key_field": key_field}
-    if _is_store(what) or any(fields.values()):
-        num_broken = _check_store(what, num_workers, fields, as_json=as_json)
-    else:
-        num_broken = _check_files(Path(what), num_workers, list_columns, as_json=as_json)
-    if num_broken:
+        raise ConfigError(f"{options.option_of(next(iter(list_columns)))} is for text lists.")
+    import penstock.images.decode  # noqa: F401 - where Pillow is missing, this says it once
+
+    start_s = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        items: Files | Records = (
+            Records(stack.enter_context(_opened(what, fields)))
+            if _is_store(what) or fields
+            else _files_in(Path(what), list_columns)
+        )
+        findings = Findings(len(items), broken=[*items.broken])
+        try:
+            with Bar() as bar:
+                check_in_parallel(
+                    items, workers or len(os.sched_getaffinity(0)), findings,
+                    lambda: bar.show(findings.num_checked, findings.num_items, "checked"),
+                )  # fmt: skip
+        finally:  # a check that is interrupted says what it has found so far
+            _say(items, findings, time.monotonic() - start_s, as_json=as_json)
+    if findings.broken:
         raise typer.Exit(1)
 
 
@@ -82,131 +112,302 @@ def _is_store(what: str) -> bool:
     return is_store(what) or (path / _INDEX).exists()
 
 
-def _check_files(what: Path, num_workers: int, columns: dict[str, Any], *, as_json: bool) -> int:
-    from penstock.cli.decoding import no_image_in, passed_over_text
-    from penstock.cli.parallel_check import FilesToCheck, Findings, check_in_parallel
+def _say(items: Files | Records, findings: Findings, wall_s: float, *, as_json: bool) -> None:
+    """Say what is broken, and how many of what were checked."""
+    findings.broken.sort(key=items.sort_key)
+    num_broken = len(findings.broken)
+    if as_json:
+        record = items.record(findings)
+        say_json({**record, "num_broken": num_broken, "seconds": round(wall_s, 3)})
+    else:
+        for one in findings.broken:
+            say(one.name, without_password(one.reason))
+    checked = counted(findings.num_items, items.noun)
+    if findings.num_checked < findings.num_items:
+        checked = f"stopped after {findings.num_checked:,} of {checked}"
+    also, more = items.summary(findings)
+    say(f"{checked}{also}, {num_broken:,} broken, {wall_s:.1f} s", err=True)
+    if more:
+        say(more, err=True)
 
-    start_s = time.monotonic()
-    images, annotations, passed_over = _found_in(what, columns)
-    text = passed_over_text(passed_over, what)
-    if not images and not annotations.num_files:
-        raise no_image_in(what, text)
-    findings = Findings(len(images))
-    findings.broken += annotations.broken
-    try:
-        if images:
-            with Bar() as bar:
-                check_in_parallel(FilesToCheck(images), num_workers, findings, _tell(bar))
-    finally:  # a check that is interrupted says what it has found so far
-        findings.broken.sort(key=lambda file: file.name)
-        count = annotations.num_files
-        record = {
-            "num_files": findings.num_files,
-            "num_annotations": count,
+
+@dataclass
+class Findings:
+    """How far a check has come.
+
+    Attributes:
+        num_items: Files or records to check.
+        num_checked: Of which are done, broken ones included.
+        num_images: Images in them that were decoded, and are whole.
+        broken: Those that are broken.
+    """
+
+    num_items: int
+    num_checked: int = 0
+    num_images: int = 0
+    broken: list[Broken] = field(default_factory=list)
+
+
+class _Result(NamedTuple):
+    """Result of checking one item: what is wrong (StoreUnreachable ends the check), and images."""
+
+    position: int
+    reason: str | StoreUnreachable | None = None
+    num_images: int = 0
+
+
+def check_in_parallel(
+    items: Files | Records, num_workers: int, findings: Findings, show: Callable[[], object]
+) -> None:
+    """Check all items in worker processes.
+
+    Args:
+        items: A dataset whose samples are results, so that no pixels travel.
+        num_workers: Worker processes, at least 1.
+        findings: Grows in place, so that the caller has it whatever ends the check.
+        show: Called each time that it has grown.
+
+    Raises:
+        StoreUnreachable: a server went away.
+        WorkerDied: more workers were lost than bad files can account for.
+    """
+    from penstock.cli.files import Broken
+
+    if not len(items):
+        return
+    num_workers = min(num_workers, len(items))
+    loader: Loader[list[_Result]] = Loader(
+        items,
+        batch_size=min(_MAX_TASK_FILES, max(1, len(items) // (num_workers * _TASKS_PER_WORKER))),
+        num_workers=num_workers,
+        timeout=_LONGEST_TASK_S,
+        collate_fn=list,
+        # What is wrong with a file is said once, by the report.
+        worker_init_fn=silence_libraries,
+        on_error=FaultPolicy("skip", max_failures=None, max_respawns=_MAX_RESPAWNS),
+    )
+
+    def note(index: int, reason: str) -> None:
+        findings.broken.append(Broken(items.describe(index), reason, index))
+
+    with warnings.catch_warnings():
+        # At the end the loader warns of the files left out; here they are in the findings.
+        warnings.filterwarnings("ignore", "epoch 0: .* bad samples? left out", UserWarning)
+        try:
+            for results in loader:
+                for index, reason, num_images in results:
+                    if isinstance(reason, StoreUnreachable):
+                        raise reason
+                    findings.num_checked += 1
+                    findings.num_images += num_images
+                    if reason is not None:
+                        note(index, reason)
+                show()
+        finally:
+            for failure in loader.failures:  # what ended the process that decoded it
+                findings.num_checked += 1
+                note(failure.index, reason_of(failure.error))
+
+
+def check_file(path: str) -> None:
+    """Decode an image file, strictly; raises nearly any exception if it is damaged."""
+    from penstock.images.decode import check_image
+    from penstock.opening import read_file
+
+    check_image(read_file(path))
+
+
+@dataclass
+class Files:
+    """Image files, to be decoded, and what was found about annotations."""
+
+    paths: Sequence[str]
+    num_annotations: int = 0
+    broken: list[Broken] = field(default_factory=list)
+    passed_over: Sequence[str] = ()
+    text_below: str = ""
+    decode: Callable[[str], object] = check_file
+    noun: ClassVar = "file"
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> _Result:
+        """Return what is wrong with a file."""
+        try:
+            self.decode(self.paths[index])
+        except Exception as error:  # over damaged data Pillow raises nearly anything
+            return _Result(index, reason_of(error))
+        return _Result(index, num_images=1)
+
+    def describe(self, index: int) -> str:
+        """Return the file's path, without a "./" before it."""
+        return str(Path(self.paths[index]))
+
+    def sort_key(self, one: Broken) -> Any:  # noqa: ANN401
+        """Broken files are said in the order of their paths."""
+        return one.name
+
+    def record(self, findings: Findings) -> dict[str, Any]:
+        """Return what JSON has."""
+        return {
+            "num_files": findings.num_items,
+            "num_annotations": self.num_annotations,
             "num_checked": findings.num_checked,
             "broken": [{"path": file.name, "reason": file.reason} for file in findings.broken],
-            "not_looked_at": sorted(passed_over),
+            "not_looked_at": sorted(self.passed_over),
         }
+
+    def summary(self, findings: Findings) -> tuple[str, str]:
+        """Return what the summary says besides, and a line below it."""
+        count = self.num_annotations
         also = f" and {counted(count, 'annotation')}" if count else ""
-        _report(findings, record, "file", also, start_s, as_json=as_json)
-        if text:
-            say(text, err=True)
-    return len(findings.broken)
+        return also, self.text_below
 
 
-def _found_in(
-    place: Path, columns: dict[str, Any]
-) -> tuple[Sequence[str], AnnotationFindings, Sequence[str]]:
+def _files_in(place: Path, columns: dict[str, Any]) -> Files:
     """Return the images and annotations of a folder or file, and files that are not looked at."""
-    from penstock.cli.annotation_check import (
-        AnnotationFindings,
+    from penstock.cli.files import (
         check_annotated_file,
         check_annotations,
+        is_passed_over,
+        iter_files,
+        passed_over_text,
     )
-    from penstock.cli.decoding import is_passed_over, iter_files
     from penstock.stores.folder.listing import IMAGE_SUFFIXES
 
-    if place.is_dir():
-        images, xml, passed_over = [], [], []
-        for path in iter_files(place):
-            if path.lower().endswith(IMAGE_SUFFIXES):
-                images.append(path)
-            elif path.lower().endswith(".xml"):
-                xml.append(path)
-            elif is_passed_over(path):
-                passed_over.append(path)
-        packed = PackedList(sorted(images))
-        return packed, check_annotations(place, packed, xml), passed_over
     if not place.exists():
         raise ConfigError(
             f"{place} does not exist. Name a folder, a file or a store; pack a dataset first."
         )
-    if place.suffix.lower() not in _ANNOTATIONS:
-        return [str(place)], AnnotationFindings(), []
-    found = check_annotated_file(place, columns)
-    return sorted(found.images), found, []
+    if not place.is_dir():
+        if place.suffix.lower() not in _ANNOTATIONS:
+            return Files([str(place)])
+        found = check_annotated_file(place, columns)
+        return Files(sorted(found.images), found.num_files, found.broken)
+    images, xml, passed_over = [], [], []
+    for path in iter_files(place):
+        if path.lower().endswith(IMAGE_SUFFIXES):
+            images.append(path)
+        elif path.lower().endswith(".xml"):
+            xml.append(path)
+        elif is_passed_over(path):
+            passed_over.append(path)
+    packed, text = PackedList(sorted(images)), passed_over_text(passed_over, place)
+    found = check_annotations(place, packed, xml)
+    if not images and not found.num_files:
+        suffixes = ", ".join(IMAGE_SUFFIXES)
+        raise ConfigError(
+            f"no image in {place} or below it. Looked for files ending in {suffixes}. {text}"
+        )
+    return Files(packed, found.num_files, found.broken, passed_over, text)
 
 
-def _check_store(what: str, num_workers: int, fields: dict[str, Any], *, as_json: bool) -> int:
-    from penstock.cli.parallel_check import Findings
+def _opened(what: str, fields: dict[str, str]) -> Store:
     from penstock.cli.sources import open_named, parse
-    from penstock.cli.store_check import check_opening, check_store
 
-    start_s = time.monotonic()
-    is_lmdb = parse(what).kind == "lmdb"
-    options: dict[str, Any] = {"verify": "always"} if is_lmdb else {}
-    with open_named(what, **fields, **options) as store:
-        if is_lmdb:
-            check_opening(store)
-        findings = Findings(len(store))
+    if parse(what).kind != "lmdb":
+        return open_named(what, fields=fields)
+    store = open_named(what, fields=fields, verify="always")
+    check_opening(store)
+    return store
+
+
+def check_opening(store: Store) -> None:
+    """Raise StoreError if opening a store and reading its index kills the process.
+
+    Another process does it. An LMDB file is mapped into memory: where a disk fails, or the
+    file becomes shorter meanwhile, the system ends the process by SIGBUS.
+    """
+    process = multiprocessing.get_context("fork").Process(target=_open, args=(store,))
+    process.start()
+    process.join()
+    if process.exitcode is not None and process.exitcode < 0:
+        raise StoreError(
+            f"{store.address} cannot be opened: the process that read its index was killed by "
+            f"{signal_name(-process.exitcode)}. Is its disk failing, or was the file written to "
+            "meanwhile? Restore it from a copy, or pack it anew."
+        )
+
+
+def _open(store: Store) -> None:
+    silence_libraries()  # what can be said is said by the process that opens it next
+    len(store)
+
+
+class Records:
+    """Records of a store, to be compared with their checksums and the index."""
+
+    noun: Final = "record"
+
+    def __init__(self, store: Store) -> None:
+        """Read the store's index."""
+        self._store = store
+        self._index = store.index
+        self.broken: list[Broken] = []
+        store.close()  # workers that are forked inherit no connection
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def __getitem__(self, index: int) -> _Result:
+        """Return what is wrong with a record."""
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[_Result]:
+        """Read many at once; one by one if something is wrong with one of them."""
         try:
-            with Bar() as bar:
-                check_store(store, num_workers, findings, _tell(bar))
-        finally:
-            findings.broken.sort(key=lambda one: -1 if one.position is None else one.position)
-            findings.broken = [
-                one._replace(reason=without_password(one.reason)) for one in findings.broken
-            ]
-            record = {
-                "address": without_password(store.address),
-                "num_records": len(store),
-                "num_checked": findings.num_checked,
-                "num_images": findings.num_images,
-                "broken": [
-                    {"key": one.name, "position": one.position, "reason": one.reason}
-                    for one in findings.broken
-                ],
-            }
-            decoded = f", {counted(findings.num_images, 'image')} decoded"
-            _report(findings, record, "record", decoded, start_s, as_json=as_json)
-    return len(findings.broken)
+            with self._store.borrow(indices) as records:
+                return [self._result(i, r) for i, r in zip(indices, records, strict=True)]
+        except StoreUnreachable as error:
+            return [_Result(index, error) for index in indices]
+        except Exception as error:
+            if len(indices) == 1:
+                return [_Result(indices[0], reason_of(error))]
+        return [self.__getitem__(index) for index in indices]
 
+    def _result(self, index: int, record: Record) -> _Result:
+        from penstock.images.decode import check_image
+        from penstock.stores.pack_source import images_in
 
-def _tell(bar: Bar) -> Callable[[Findings], None]:
-    def tell(findings: Findings) -> None:
-        bar.show(findings.num_checked, findings.num_files, f"{len(findings.broken)} broken")
+        key, label, said = self._index.keys[index], self._index.label_of(index), record.label
+        if record.key != key:
+            return _Result(index, f"the record at its place is called {record.key!r}")
+        if isinstance(label, tuple) and not isinstance(said, tuple):
+            said = () if said is None else (said,)  # in an index all have several if one has
+        if said != label:
+            return _Result(index, f"its label is {record.label}, by the index it is {label}")
+        num_images = 0
+        for image in images_in(record.sample):
+            try:
+                check_image(image.data)
+            except Exception as error:  # over damaged data Pillow raises nearly anything
+                return _Result(index, reason_of(error), num_images)
+            num_images += 1
+        return _Result(index, None, num_images)
 
-    return tell
+    def describe(self, index: int) -> str:
+        """Return the record's key."""
+        return self._index.keys[index]
 
+    def sort_key(self, one: Broken) -> Any:  # noqa: ANN401
+        """Broken records are said in the order of their positions."""
+        return one.position
 
-def _report(
-    findings: Findings,
-    record: dict[str, Any],
-    item: str,
-    also: str,
-    start_s: float,
-    *,
-    as_json: bool,
-) -> None:
-    """Say what is broken, and how many of what were checked."""
-    wall_s = time.monotonic() - start_s
-    num_broken = len(findings.broken)
-    if as_json:
-        say_json({**record, "num_broken": num_broken, "seconds": round(wall_s, 3)})
-    else:
-        for one in findings.broken:
-            say(one.name, one.reason)
-    checked = counted(findings.num_files, item)
-    if findings.num_checked < findings.num_files:
-        checked = f"stopped after {findings.num_checked:,} of {checked}"
-    say(f"{checked}{also}, {num_broken:,} broken, {wall_s:.1f} s", err=True)
+    def record(self, findings: Findings) -> dict[str, Any]:
+        """Return what JSON has."""
+        return {
+            "address": without_password(self._store.address),
+            "num_records": findings.num_items,
+            "num_checked": findings.num_checked,
+            "num_images": findings.num_images,
+            "broken": [
+                {"key": each.name, "position": each.position,
+                 "reason": without_password(each.reason)}
+                for each in findings.broken
+            ],
+        }  # fmt: skip
+
+    def summary(self, findings: Findings) -> tuple[str, str]:
+        """Return what the summary says besides, and a line below it."""
+        return f", {counted(findings.num_images, 'image')} decoded", ""

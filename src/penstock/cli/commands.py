@@ -28,10 +28,7 @@ _NAMES: Final = tuple(name for names in _SECTIONS.values() for name in names)
 
 
 class _CommandGroup(TyperGroup):
-    """Groups the commands in the help, and leaves passwords and control characters out of errors.
-
-    Errors about arguments repeat what was typed, or what a `*` of the shell stood for.
-    """
+    """Groups the commands in the help, and masks passwords that errors about arguments repeat."""
 
     # Of click's classes or of typer's own copies of them: newer releases of typer bring their own.
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401
@@ -42,18 +39,10 @@ class _CommandGroup(TyperGroup):
                 formatter.write_dl(rows)
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        try:
-            return super().make_context(*args, **kwargs)
-        except Exception as error:
-            _mask(error)
-            raise
+        return _masked(super().make_context, *args, **kwargs)
 
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401
-        try:
-            return super().invoke(ctx)
-        except Exception as error:
-            _mask(error)
-            raise
+        return _masked(super().invoke, ctx)
 
 
 class _Command(TyperCommand):
@@ -66,16 +55,19 @@ class _Command(TyperCommand):
                 vars(parameter)["display_type_rich"] = lambda ctx: None
 
 
-def _mask(error: Exception) -> None:
-    # Known by what they have, see above. One whose message is the help has nothing that was typed.
-    message, context = getattr(error, "message", None), getattr(error, "ctx", None)
-    is_help = context is not None and message == context.get_help()
-    if hasattr(error, "format_message") and isinstance(message, str) and not is_help:
-        error.message = printable(without_password(message))  # type: ignore[attr-defined]
+def _masked(call: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    try:
+        return call(*args, **kwargs)
+    except Exception as error:
+        message, context = getattr(error, "message", None), getattr(error, "ctx", None)
+        is_help = context is not None and message == context.get_help()  # nothing that was typed
+        if hasattr(error, "format_message") and isinstance(message, str) and not is_help:
+            error.message = printable(without_password(message))  # type: ignore[attr-defined]
+        raise
 
 
-def _show_version(*, is_asked: bool) -> None:
-    if is_asked:
+def _show_version(value: bool) -> None:
+    if value:
         say(f"penstock {__version__}")
         raise typer.Exit
 
@@ -84,10 +76,7 @@ def _common(
     version: Annotated[
         bool,
         typer.Option(
-            "--version",
-            callback=lambda value: _show_version(is_asked=value),
-            is_eager=True,
-            help="Show the version and exit.",
+            "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
         ),
     ] = False,
 ) -> None:

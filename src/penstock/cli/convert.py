@@ -3,41 +3,30 @@
 
 from __future__ import annotations
 
-import contextlib
 from enum import StrEnum
 from pathlib import Path  # noqa: TC003 - typer reads the annotations at run time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.arguments import BadBoxes, FollowLinksOption, bad_boxes_text
-from penstock.cli.list_options import option_of, takes_list_options
-from penstock.cli.sigterm import INTERRUPTED, TERMINATED, Termination
+from penstock.cli import options
 from penstock.errors import ConfigError
 from penstock.lines import say
 from penstock.plural import counted
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+__all__ = ["Form", "convert"]
 
-__all__ = ["convert"]
-
-
-class Form(StrEnum):
-    """Formats of annotations; those of `penstock.vision.convert.FORMATS`."""
-
-    voc = "voc"
-    imglab = "imglab"
-    yolo = "yolo"
-    landmarks = "landmarks"
-    image_list = "image-list"
-
-
+# Those of `penstock.vision.convert.FORMATS`.
+Form = StrEnum(
+    "Form",
+    {"voc": "voc", "imglab": "imglab", "yolo": "yolo", "landmarks": "landmarks",
+     "image_list": "image-list"},
+)  # fmt: skip
 Placing = StrEnum("Placing", ["reference", "link", "copy"])
 Polygons = StrEnum("Polygons", ["error", "box"])
 
 
-@takes_list_options
+@options.takes(list_columns=options.LIST_OPTIONS)
 def convert(
     src: Annotated[
         list[str],
@@ -50,9 +39,6 @@ def convert(
         Path, typer.Argument(metavar="DST", help="A folder to make; or a file, for lists.")
     ],
     to: Annotated[Form, typer.Option("--to", help="Format to write.")],
-    from_: Annotated[
-        Form | None, typer.Option("--from", help="Format of the sources that do not say theirs.")
-    ] = None,
     images: Annotated[
         Placing | None,
         typer.Option(
@@ -72,14 +58,8 @@ def convert(
     default_class: Annotated[
         str, typer.Option(metavar="NAME", help="Class of objects without one, in VOC and YOLO.")
     ] = "object",
-    bad_boxes: Annotated[
-        BadBoxes,
-        typer.Option(
-            "--bad-boxes",
-            help="What becomes of boxes without area, inverted ones, and those beyond their image.",
-        ),
-    ] = BadBoxes.keep,
-    follow_links: FollowLinksOption = False,
+    bad_boxes: options.BadBoxesOption = options.BadBoxes.keep,
+    follow_links: options.FollowLinks = False,
     *,
     list_columns: dict[str, Any],
 ) -> None:
@@ -98,18 +78,19 @@ def convert(
     for text in src:  # what stands before the first colon is its format, if there is such one
         form, colon, path = text.partition(":")
         is_named = colon and path and form in FORMATS
-        sources.append(Source(path, form) if is_named else Source(text, from_ and from_.value))
-    options = {**list_columns, "split": split, "polygons": polygons and polygons.value}
-    options = {name: value for name, value in options.items() if value is not None}
+        sources.append(Source(path, form) if is_named else Source(text))
+    given = {**list_columns, "split": split, "polygons": polygons and polygons.value}
+    given = {name: value for name, value in given.items() if value is not None}
     columns = None
     if to is Form.landmarks and not any(source.takes("layout") for source in sources):
-        names = [name for name in options if name in LandmarkColumns.__dataclass_fields__]
-        columns = LandmarkColumns(**{n: options.pop(n) for n in names}) if names else None
-    for name in options:
+        names = [name for name in given if name in LandmarkColumns.__dataclass_fields__]
+        columns = LandmarkColumns(**{n: given.pop(n) for n in names}) if names else None
+    for name in given:
         if not any(source.takes(name) for source in sources):
-            raise ConfigError(f"{option_of(name)} is of no use to any of these sources.")
+            raise ConfigError(f"{options.option_of(name)} is of no use to any of these sources.")
     placing: Any = images and images.value
-    with _stopping():
+    policy: Any = (bad_boxes or options.BadBoxes.keep).value
+    try:
         report = convert_to(
             sources,
             dst,
@@ -118,11 +99,14 @@ def convert(
             strict=strict,
             columns=columns,
             default_class=default_class,
-            bad_boxes=bad_boxes.policy,
+            bad_boxes=policy,
             follow_links=follow_links,
-            **options,
+            **given,
         )
-    boxes = bad_boxes_text(report.box_counts)
+    except KeyboardInterrupt:
+        say("penstock: stopped; what was half written has been removed.", err=True)
+        raise
+    boxes = options.bad_boxes_text(report.box_counts)
     if boxes:
         say(boxes)
     for what, count in report.losses.items():
@@ -134,15 +118,3 @@ def convert(
         f"{report.path}: {counted(report.num_images, 'image')}, "
         f"{counted(report.num_objects, 'object')}{joined}"
     )
-
-
-@contextlib.contextmanager
-def _stopping() -> Iterator[None]:
-    """Let SIGTERM remove what is half written, as a Ctrl-C does, and say so."""
-    with Termination() as termination:
-        try:
-            yield
-        except KeyboardInterrupt:
-            say("penstock: stopped; what was half written has been removed.", err=True)
-            code = TERMINATED if termination.is_noted else INTERRUPTED
-            raise typer.Exit(code) from None

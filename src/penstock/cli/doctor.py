@@ -1,59 +1,106 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock doctor`: what this machine and this environment give a loader, and what to change.
-
-doctor          versions, cores, memory, /dev/shm, open files, storage: read in this process
-doctor_trials   libraries, the device, two workers: tried in processes that may crash or hang
-"""
+"""`penstock doctor`: what this machine and this environment give a loader, and what to change."""
 
 from __future__ import annotations
 
-import contextlib
+import importlib.util
+import json
 import math
 import os
 import platform
 import re
 import resource
 import shutil
+import subprocess
 import sys
-import sysconfig
+import tempfile
 import textwrap
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
 import penstock
-from penstock.cli.doctor_trials import deliver_batches, import_modules
 from penstock.insight.budgets import cores_allowed, cores_by_affinity
 from penstock.lines import printable, say, say_json
 from penstock.optional import install_command
 from penstock.plural import counted
 from penstock.redact import without_password
-from penstock.system_limits import descriptors_needed, format_bytes, memory_now, num_open_files
+from penstock.system_limits import (
+    descriptors_needed,
+    format_bytes,
+    memory_now,
+    num_open_files,
+    signal_name,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator
 
-    from penstock.cli.doctor_trials import Imported
-
-__all__ = ["doctor"]
+__all__ = [
+    "Finding", "doctor", "extras_of", "look_at_cores", "look_at_delivery", "look_at_device",
+    "look_at_extra", "look_at_memory", "look_at_open_files", "look_at_shm", "run_trial",
+]  # fmt: skip
 
 _ROOT: Final = Path("/")
 _COLUMNS: Final = (9, 15)  # of the mark, of the name
-
 # A process that has imported torch's CPU build has 220 MB resident: this leaves a main process,
 # some workers, and their batches.
 _COMFORTABLE_BYTES: Final = 2_000_000_000
 _SHM_BYTES: Final = 1_000_000_000  # docker gives /dev/shm 64 MB, a machine half of its memory
-_READING_S: Final = 1.0
-_TOO_SHORT_S: Final = 0.1  # a file or two may happen to wait for another program
-_SLOW_FILE_S: Final = 0.005  # a local disk takes 0.1 ms, a network folder 1 to 50 ms
-_SLOW_BYTES_PER_S: Final = 50e6  # a hard disk gives 150 MB/s
+_IMPORT_LIMIT_S: Final = 120.0  # a network folder may take a minute to give torch's files
+_DELIVERY_LIMIT_S: Final = 60.0  # it takes below a second, ten times as long under heavy load
+# Where a module is not called like its distribution.
+_MODULES: Final = {
+    "opencv-python-headless": "cv2",
+    "pillow": "PIL",
+    "pyyaml": "yaml",
+    "opentelemetry-api": "opentelemetry",
+}
+_NOT_FOR_USERS: Final = ("all", "dev", "docs", "clients")
+# The last line that a trial prints is its result, or what it raised.
+_TRIAL: Final = """
+import os, sys
+sys.path[:] = {path!r}
+status = 0
+try:
+    exec({code!r}, {{}})
+except BaseException as error:
+    from penstock.cli.reasons import reason_in_code
+    print("\\n" + reason_in_code(error))
+    status = 1
+sys.stdout.flush()
+os._exit(status)  # how a library ends a process does not matter: some crash, or wait for threads
+"""
+_DEVICE: Final = """
+import json, torch
+build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "the CPU"
+build = f"ROCm {torch.version.hip}" if torch.version.hip else build
+names, error = [], ""
+try:
+    if torch.accelerator.is_available():
+        kind = torch.accelerator.current_accelerator()
+        names = [torch.cuda.get_device_name() if kind.type == "cuda" else kind.type]
+        torch.ones(8, device=kind).sum().item()
+    elif build != "the CPU":
+        torch.cuda.init()
+except Exception as raised:
+    error = f"{type(raised).__name__}: {raised}"
+print("\\n" + json.dumps([build, names, error]))
+"""
+_DELIVERY: Final = """
+import multiprocessing, time
+import numpy as np
+from penstock import Loader
+begun_s = time.monotonic()
+samples = np.repeat(np.arange(16.0)[:, None], 65_536, axis=1)  # far above what a message carries
+batches = list(Loader(samples, 4, num_workers=2, timeout=30))
+assert np.array_equal(np.concatenate(batches), samples), "batches are not what the workers wrote"
+method, spent_s = multiprocessing.get_context().get_start_method(), time.monotonic() - begun_s
+print(f"2 workers delivered 4 batches in {spent_s:.2f} s (start method {method})")
+"""
 
 
 class Finding(NamedTuple):
@@ -82,12 +129,6 @@ class Finding(NamedTuple):
 
 
 def doctor(
-    data: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="DATA", exists=True, help="A file or folder: how fast its storage is read."
-        ),
-    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Give one JSON object instead of lines.")
     ] = False,
@@ -96,14 +137,14 @@ def doctor(
 
     Versions, cores, memory, shared memory, open files, the libraries of each extra, the device, and
     whether two workers deliver batches. What is not fine is marked ADVICE or PROBLEM, and below it
-    stands what to do. Libraries are imported in a process of their own: one that is broken is
+    stands what to do. Libraries are imported in processes of their own: one that is broken is
     reported. The exit status is 1 if there is a problem, otherwise 0.
     """
     findings = [
         finding._replace(
             found=without_password(finding.found), remedy=without_password(finding.remedy)
         )
-        for finding in _findings(data)
+        for finding in _findings()
     ]
     counts = {status: sum(f.status == status for f in findings) for status in ("problem", "advice")}
     if as_json:
@@ -124,72 +165,78 @@ def doctor(
 
 def _write(findings: Iterable[Finding]) -> None:
     mark_width, name_width = _COLUMNS
+    indent = 2 + mark_width + name_width
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    width = max(shutil.get_terminal_size().columns, indent + 40) if is_terminal else sys.maxsize
     for topic, group in groupby(findings, key=lambda finding: finding.topic):
         say(topic)
         for finding in group:
             mark = finding.status.upper() if finding.remedy else finding.status
-            _write_row(f"  {mark:<{mark_width}}{finding.name:<{name_width}}{finding.found}")
-            if finding.remedy:
-                _write_row(f"  {'':<{mark_width + name_width}}→ {finding.remedy}")
+            rows = [f"  {mark:<{mark_width}}{finding.name:<{name_width}}{finding.found}"]
+            rows += [f"{'':<{indent}}→ {finding.remedy}"] if finding.remedy else []
+            for row in map(printable, rows):
+                for line in textwrap.wrap(row, width, subsequent_indent=" " * indent):
+                    say(line)
 
 
-def _write_row(row: str) -> None:
-    lines = [printable(row)]
-    if sys.stdout is not None and sys.stdout.isatty():
-        indent = 2 + sum(_COLUMNS)
-        width = max(shutil.get_terminal_size().columns, indent + 40)
-        after = " " * indent
-        lines = textwrap.wrap(lines[0], width, subsequent_indent=after, break_on_hyphens=False)
-    for line in lines:
-        say(line)
+def _findings() -> Iterator[Finding]:
+    own = _own_requirements()
+    yield from _look_at_environment(is_installed=bool(own))
+    yield from (look_at_cores(), look_at_memory(), look_at_shm(), look_at_open_files())
+    yield look_at_device(*run_trial(_DEVICE, _IMPORT_LIMIT_S))
+    for name, needed in extras_of(own).items():
+        yield look_at_extra(name, needed)
+    yield look_at_delivery(*run_trial(_DELIVERY, _DELIVERY_LIMIT_S))
 
 
-def _findings(data: Path | None) -> Iterator[Finding]:
-    extras, modules = extras_of(_own_requirements()), modules_by_distribution()
-    found = {modules.get(_installed(name, modules)) for each in extras.values() for name, _ in each}
-    names = sorted(
-        filter(None, found), key=lambda name: (name != "torch", name)
-    )  # it takes longest
-    open_files, memory = look_at_open_files(), look_at_memory()  # before anything else is started
-    stop = threading.Event()
-    with ThreadPoolExecutor(2) as pool, contextlib.ExitStack() as stack:
-        stack.callback(stop.set)  # Ctrl-C ends an import that hangs
-        imports = pool.submit(import_modules, names, stop)
-        delivery = pool.submit(deliver_batches, stop=stop)
-        yield from look_at_environment()
-        yield from (look_at_cores(), memory, look_at_shm(), open_files)
-        if data is not None:
-            yield look_at_storage(data)
-        imported = imports.result()
-        yield look_at_device(imported)
-        for name, needed in extras.items():
-            yield look_at_extra(name, needed, modules, imported.reasons)
-        yield look_at_delivery(*delivery.result())
+def run_trial(code: str, limit_s: float) -> tuple[str, str]:
+    """Run code in a new process, since a library may crash, hang or exit.
+
+    Returns:
+        The last line that it printed, and what went wrong; "" for nothing.
+    """
+    program = _TRIAL.format(path=sys.path, code=code)
+    # Files and not pipes: a library may leave a process behind that holds a pipe open.
+    with tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as errors:
+        try:  # -P: the current folder may have files of any name
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-c", program],
+                stdin=subprocess.DEVNULL, stdout=printed, stderr=errors,
+            )  # fmt: skip
+        except OSError as error:  # a limit, which is just what is looked for
+            return "", f"its process could not be started: {error}"
+        try:
+            status = process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            return "", f"its process did not end within {limit_s:g} s"
+        finally:
+            process.kill()
+            process.wait()
+        last, said = (_last_line(file) for file in (printed, errors))
+    if status < 0:
+        return last, f"its process was killed by {signal_name(-status)}. {said}".rstrip()
+    if status > 1 or (status and not last):
+        return last, f"its process exited with status {status}. {said}".rstrip()
+    return last, last if status else ""
 
 
-def look_at_environment() -> Iterator[Finding]:
-    """Yield what Penstock, Python and the system are."""
+def _last_line(file: Any) -> str:  # noqa: ANN401
+    file.seek(0)
+    return str(file.read().decode(errors="replace").strip().rpartition("\n")[2])
+
+
+def _look_at_environment(*, is_installed: bool) -> Iterator[Finding]:
     folder = os.path.dirname(penstock.__file__)
-    remedy = (
-        "" if _own_requirements() else "Its extras are not known: `pip install .` in the clone."
-    )
-    found = (
-        f"{penstock.__version__}, {folder}{': not installed, only on the path' if remedy else ''}"
-    )
-    yield Finding("environment", "penstock", found, remedy)
-    build = ", free-threaded" if sysconfig.get_config_var("Py_GIL_DISABLED") else ""
-    found = f"{platform.python_version()} ({platform.python_implementation()}{build})"
-    yield Finding("environment", "Python", f"{found}, {sys.executable}")
+    remedy = "" if is_installed else "Its extras are not known: `pip install .` in the clone."
+    yield Finding("environment", "penstock", f"{penstock.__version__}, {folder}", remedy)
+    found = f"{platform.python_version()} ({platform.python_implementation()}), {sys.executable}"
+    yield Finding("environment", "Python", found)
     remedy = "" if sys.platform == "linux" else "Penstock is tested on Linux only."
     yield Finding("environment", "system", platform.platform(), remedy)
 
 
 def look_at_cores(root: Path = _ROOT) -> Finding:
-    """Return how many cores this process may use.
-
-    Args:
-        root: Below it lie `proc` and `sys`.
-    """
+    """Return how many cores this process may use; `proc` and `sys` are below `root`."""
     by_affinity = cores_by_affinity()
     usable = cores_allowed(root / "proc", root / "sys/fs/cgroup")
     found = f"{usable:g} usable: {os.cpu_count()} in the machine, {by_affinity:g} by affinity, "
@@ -209,16 +256,11 @@ def look_at_cores(root: Path = _ROOT) -> Finding:
 
 
 def look_at_memory(root: Path = _ROOT) -> Finding:
-    """Return how much memory there is, and whether the OOM killer has ended processes.
-
-    Args:
-        root: Below it lie `proc` and `sys`.
-    """
+    """Return how much memory there is, and whether the OOM killer has ended processes."""
     now = memory_now(root / "proc", root / "sys/fs/cgroup")
     if now.total_bytes is None or now.available_bytes is None or now.left_bytes is None:
         return Finding("machine", "memory", "not known: this system does not say")
-    available, total = format_bytes(now.available_bytes), format_bytes(now.total_bytes)
-    found = f"{available} of {total} available; "
+    found = f"{format_bytes(now.available_bytes)} of {format_bytes(now.total_bytes)} available; "
     if now.limit_bytes is not None and now.left_in_group_bytes is not None:
         left = format_bytes(now.left_in_group_bytes)
         found += f"the control group has {left} of {format_bytes(now.limit_bytes)} left"
@@ -236,11 +278,7 @@ def look_at_memory(root: Path = _ROOT) -> Finding:
 
 
 def look_at_shm(root: Path = _ROOT) -> Finding:
-    """Return what /dev/shm has, which torch's own loader needs.
-
-    Args:
-        root: Below it lies `dev`.
-    """
+    """Return what /dev/shm has, which torch's own loader needs."""
     try:
         disk = os.statvfs(root / "dev/shm")
     except OSError as error:
@@ -265,8 +303,8 @@ def look_at_open_files() -> Finding:
         return Finding("machine", "open files", "no limit" if num_open is not None else "not known")
     per_worker = descriptors_needed(1) - descriptors_needed(0)
     num_workers = max((soft - num_open - descriptors_needed(0)) // per_worker, 0)
-    enough = counted(num_workers, "worker")
     most = "no limit" if hard == resource.RLIM_INFINITY else f"{hard:,}"
+    enough = counted(num_workers, "worker")
     found = f"limit {soft:,} (at most {most}), {num_open} open: enough for {enough}"
     wanted = max(math.ceil(cores_allowed()), 2)
     needed = num_open + descriptors_needed(wanted)
@@ -276,81 +314,34 @@ def look_at_open_files() -> Finding:
     return Finding("machine", "open files", found, remedy, is_problem=num_workers < 2)
 
 
-def look_at_storage(data: Path) -> Finding:
-    """Return how fast files are read in a second, without what the page cache has of them."""
-    num_files, num_bytes, seconds = 0, 0, 0.0
-    for path in [data] if data.is_file() else data.rglob("*"):
-        if not path.is_file():
-            continue
-        begun_s = time.perf_counter()
-        try:
-            num_bytes += _read(path, begun_s + _READING_S - seconds)
-        except OSError as error:
-            remedy = "Give this user the right to read it, or leave it out."
-            found = f"{path} cannot be read: {error.strerror}"
-            return Finding("machine", "storage", found, remedy, is_problem=True)
-        num_files += 1
-        seconds += time.perf_counter() - begun_s
-        if seconds >= _READING_S:
-            break
-    if not num_bytes:
-        return Finding("machine", "storage", f"{data} has no file with content")
-    each_s, rate = seconds / num_files, num_bytes / seconds
-    found = (
-        f"{data}: {counted(num_files, 'file')} at {1000 * each_s:.1f} ms each, "
-        f"{format_bytes(round(rate))} a second"
-    )
-    remedy = (
-        "Workers will wait for it: copy the data to a local disk, or put many small files into one "
-        "with `penstock pack`. More workers than cores help as well."
-    )
-    is_slow = seconds > _TOO_SHORT_S and each_s > _SLOW_FILE_S and rate < _SLOW_BYTES_PER_S
-    return Finding("machine", "storage", found, remedy if is_slow else "")
-
-
-def _read(path: Path, until_s: float) -> int:
-    """Read a file to its end, or until a time; return the number of bytes."""
-    num_bytes = 0
-    with path.open("rb", buffering=0) as file:
-        if hasattr(os, "posix_fadvise"):  # Linux
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        while part := file.read(1 << 20):
-            num_bytes += len(part)
-            if time.perf_counter() > until_s:
-                break
-    return num_bytes
-
-
-def look_at_device(imported: Imported, root: Path = _ROOT) -> Finding:
+def look_at_device(printed: str, failure: str, root: Path = _ROOT) -> Finding:
     """Return what torch can copy batches to.
 
     Args:
-        imported: What a process found that imported torch.
+        printed: What the trial printed: build, names of devices, and the error of a computation.
+        failure: What went wrong with the trial.
         root: Below it lie `proc` and `dev`.
     """
-    device = imported.device
-    if device is None:
-        is_broken = "torch" in imported.reasons
-        found = "torch cannot be imported" if is_broken else "not looked for: no torch here"
+    if failure:
+        is_absent = importlib.util.find_spec("torch") is None
+        found = "not looked for: no torch here" if is_absent else "torch cannot be imported"
         return Finding("device", "GPU", found)
-    build = f"torch is built for {device.build}"
-    if device.names and not device.error:
-        found = f"{', '.join(device.names)}; {build}; a computation on it worked"
-        return Finding("device", "GPU", found)
-    if device.names:
+    build, names, error = json.loads(printed)
+    found = f"{', '.join(names)}; torch is built for {build}; "
+    if names and not error:
+        return Finding("device", "GPU", f"{found}a computation on it worked")
+    if names:
         remedy = (
             "torch cannot compute on it. Known causes: a build of torch without this GPU's "
             "architecture, a driver that is too old, another process that has it for itself."
         )
-        found = f"{', '.join(device.names)}; {build}; {device.error}"
-        return Finding("device", "GPU", found, remedy, is_problem=True)
-    found = f"none: {device.error or build}"
+        return Finding("device", "GPU", found + error, remedy, is_problem=True)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    found = f"none: {error or f'torch is built for {build}'}"
     if visible is not None:
         found += f" (CUDA_VISIBLE_DEVICES={visible!r})"
     drivers = ("proc/driver/nvidia/version", "dev/nvidiactl")
-    is_hidden = visible is not None and not visible.strip().rstrip("1").strip("-")
-    if is_hidden or not any((root / name).exists() for name in drivers):
+    if visible in ("", "-1") or not any((root / name).exists() for name in drivers):
         return Finding("device", "GPU", found)
     remedy = (
         "This machine has an NVIDIA driver: install a build of torch with CUDA that the driver is "
@@ -359,14 +350,13 @@ def look_at_device(imported: Imported, root: Path = _ROOT) -> Finding:
     return Finding("device", "GPU", found, remedy)
 
 
-def look_at_delivery(is_delivered: bool, found: str) -> Finding:
-    """Return whether two workers delivered batches; see `deliver_batches`."""
-    if is_delivered:
-        return Finding("workers", "trial", found)
+def look_at_delivery(printed: str, failure: str) -> Finding:
+    """Return whether two workers delivered batches."""
     remedy = (
         "See memory and open files above. num_workers=0 does without workers, "
         'backend="thread" without processes.'
     )
+    found, remedy = (failure, remedy) if failure else (printed, "")
     return Finding("workers", "trial", found, remedy, is_problem=True)
 
 
@@ -378,17 +368,13 @@ def _own_requirements() -> list[str]:
 
 
 def extras_of(lines: Iterable[str]) -> dict[str, list[tuple[str, str]]]:
-    """Return what each extra needs, of those that "all" has; what all of Penstock needs is "core".
+    """Return the distributions that each extra needs, with the lowest version; "0" for any.
 
     Args:
-        lines: `Requires-Dist` of Penstock's metadata.
-
-    Returns:
-        Names of distributions, with the lowest version of each; "0" for any.
+        lines: `Requires-Dist` of Penstock's metadata. What is needed without an extra is "core".
 
     Example:
-        >>> lines = ["numpy>=1.26", "lmdb>=2.3; extra == 'all'", "lmdb>=2.3; extra == 'lmdb'"]
-        >>> extras_of([*lines, "ruff; extra == 'dev'"])
+        >>> extras_of(["numpy>=1.26", "lmdb>=2.3; extra == 'lmdb'", "ruff; extra == 'dev'"])
         {'core': [('numpy', '1.26')], 'lmdb': [('lmdb', '2.3')]}
     """
     extras: dict[str, list[tuple[str, str]]] = {}
@@ -399,57 +385,27 @@ def extras_of(lines: Iterable[str]) -> dict[str, list[tuple[str, str]]]:
         assert name is not None, line
         needed = name[0], floor[1] if floor else "0"
         extras.setdefault(extra[1] if extra else "core", []).append(needed)
-    of_all = {*extras.pop("all", ()), *extras.get("core", ())}
-    return {name: extra for name, extra in sorted(extras.items()) if of_all.issuperset(extra)}
+    return {name: extras[name] for name in sorted(extras) if name not in _NOT_FOR_USERS}
 
 
-def modules_by_distribution() -> dict[str, str]:
-    """Return the module that each installed distribution is imported by."""
-    found: dict[str, list[str]] = {}
-    for module, names in metadata.packages_distributions().items():
-        for name in names:
-            found.setdefault(re.sub(r"[-_.]+", "-", name).lower(), []).append(module)
-    modules = {}
-    for name, all_of_it in found.items():
-        own = name.replace("-", "_")
-        modules[name] = own if own in all_of_it else min(all_of_it, key=lambda m: (m[0] == "_", m))
-    return modules
-
-
-def _installed(name: str, modules: Iterable[str]) -> str:
-    """Return the name, or another distribution of OpenCV, which all have the same module."""
-    if not name.startswith("opencv-"):
-        return name
-    return next((other for other in modules if other.startswith("opencv-")), name)
-
-
-def look_at_extra(
-    extra: str,
-    needed: Iterable[tuple[str, str]],
-    modules: Mapping[str, str],
-    reasons: Mapping[str, str],
-) -> Finding:
-    """Return whether an extra's libraries are installed, new enough, and can be imported.
-
-    Args:
-        extra: Its name.
-        needed: What it needs, see `extras_of`.
-        modules: By distribution that is installed.
-        reasons: Why a module cannot be imported; "" if it can.
-    """
+def look_at_extra(extra: str, needed: Iterable[tuple[str, str]]) -> Finding:
+    """Return whether an extra's libraries are installed, new enough, and can be imported."""
     here, missing, old, broken = [], [], [], []
-    for wanted, floor in needed:
-        name = _installed(wanted, modules)
-        if name not in modules:
+    for name, floor in needed:
+        module = _MODULES.get(name.lower(), name.replace("-", "_"))
+        if importlib.util.find_spec(module) is None:
             missing.append(name)
             continue
-        version, reason = metadata.version(name), reasons.get(modules[name])
+        try:
+            version = metadata.version(name)
+        except metadata.PackageNotFoundError:  # OpenCV has several distributions
+            version = floor
         here.append(f"{name} {version}")
         if _numbers(version) < _numbers(floor.removesuffix(".0")):
             old.append(f"{name}>={floor}")
-        if reason:
+        if failure := run_trial(f"import {module}", _IMPORT_LIMIT_S)[1]:
             broken.append(name)
-            here.append(f"import {modules[name]}: {reason}")
+            here.append(f"import {module}: {failure}")
     found = ", ".join(here)
     if broken:
         remedy = f"Repair what it names, or pip install --force-reinstall {' '.join(broken)}."
@@ -465,6 +421,5 @@ def look_at_extra(
 
 
 def _numbers(version: str) -> list[int]:
-    """Return the numbers that a version begins with."""
     match = re.match(r"\d+(\.\d+)*", version)
     return list(map(int, match[0].split("."))) if match else []

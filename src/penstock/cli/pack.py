@@ -6,63 +6,41 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from penstock.cli.arguments import (
-    ANNOTATED_HELP,
-    SOURCE_HELP,
-    BadBoxesOption,
-    FollowLinksOption,
-    ImageField,
-    KeyField,
-    LabelField,
-    bad_boxes_text,
-)
-from penstock.cli.list_options import option_of, takes_list_options
-from penstock.cli.progress import Bar
-from penstock.cli.reasons import short_reason
-from penstock.cli.sigterm import INTERRUPTED, TERMINATED, Termination
-from penstock.errors import ConfigError, PenstockError, StoreError, StoreUnreachable, WorkerDied
+from penstock.cli import options
+from penstock.cli.reasons import reason_of
+from penstock.cli.terminal import Bar, was_terminated
+from penstock.errors import ConfigError, PenstockError, StoreError, WorkerDied
 from penstock.faults import text_of
 from penstock.lines import amount, say
 from penstock.plural import counted
 from penstock.redact import without_password
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from penstock.stores.packing import PackProgress, PackReport
-    from penstock.stores.registry import Address
 
 __all__ = ["pack"]
 
 _HINT: Final = (
     "--skip-bad leaves such samples out and lists them; with --resume it goes on from here."
 )
-# Of the notes that are added to an error: the one of a record, that of a sample or of those read
-# together, and the one that speaks to those who call the library.
-_OF_RECORD: Final = "while encoding"
-_OF_SAMPLE: Final = "while reading sample"
-_OF_LIBRARY: Final = "(on_error="
-_NAMED_TWICE: Final = re.compile(r"\b(sample \d+) \(\1\)")
+_OF_SAMPLES: Final = ("while encoding", "while reading sample")  # notes of an error
 _USER: Final = re.compile(r"//[^/@]*@")
 
 
-@takes_list_options
+@options.takes(list_columns=options.LIST_OPTIONS, fields=options.FIELD_OPTIONS)
 def pack(
-    src: Annotated[
-        str,
-        typer.Argument(metavar="SRC", help=SOURCE_HELP + ANNOTATED_HELP),
-    ],
+    src: Annotated[str, typer.Argument(metavar="SRC", help=options.ANY_SOURCE)],
     dst: Annotated[
         str,
         typer.Argument(
-            metavar="DST",
-            help="PATH.lmdb or lmdb:PATH, or mongodb://HOST/DB.COLLECTION.",
+            metavar="DST", help="PATH.lmdb or lmdb:PATH, or mongodb://HOST/DB.COLLECTION."
         ),
     ],
     resize: Annotated[
@@ -95,10 +73,8 @@ def pack(
             "find them.",
         ),
     ] = False,
-    follow_links: FollowLinksOption = False,
-    split: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Which part of a folder, as in VOC's.")
-    ] = None,
+    follow_links: options.FollowLinks = False,
+    split: options.Split = None,
     objects: Annotated[
         bool,
         typer.Option(
@@ -116,20 +92,14 @@ def pack(
             show_default=False,
         ),
     ] = "",
-    bad_boxes: BadBoxesOption = None,
+    bad_boxes: options.BadBoxesOption = None,
     trust_pickle: Annotated[
         bool,
         typer.Option("--trust-pickle", help="SRC is an LMDB file of pickles, which may run code."),
     ] = False,
-    copy_local: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Copy the LMDB file SRC into DIR first, and read that."),
-    ] = None,
-    image_field: ImageField = None,
-    label_field: LabelField = None,
-    key_field: KeyField = None,
     *,
     list_columns: dict[str, Any],
+    fields: dict[str, str],
 ) -> None:
     """Pack a dataset into a store.
 
@@ -142,26 +112,23 @@ def pack(
     Of YOLO, imglab, lists of landmarks, and of VOC with --objects, a sample is the dict that the
     dataset of that form gives: image, boxes, labels, landmarks.
     """
-    from penstock.cli.decoding import tell_passed_over
+    from penstock.cli.files import say_passed_over
     from penstock.stores.packing import pack as pack_into
 
-    options = {
-        "split": split,
-        "trust_pickle": trust_pickle,
-        "copy_local": copy_local,
-        "image_field": image_field,
-        "label_field": label_field,
-        "key_field": key_field,
-    }
     _check_places(src, dst, shards)
-    described = {
-        "--objects": objects,
-        "--bad-boxes": bad_boxes and bad_boxes.policy,
-        "--attributes": tuple(name.strip() for name in attributes.split(",") if name.strip()),
+    given = {"split": split, "trust_pickle": trust_pickle, "fields": fields}
+    of_objects = {
+        "objects": objects,
+        "bad_boxes": bad_boxes and bad_boxes.value,
+        "attributes": tuple(name.strip() for name in attributes.split(",") if name.strip()),
     }
+
+    def show(done: PackProgress) -> None:
+        bar.show(done.num_done, done.num_records, amount(done.num_bytes))
+
     with (
         _stopping(dst),
-        _source(src, described, list_columns, options) as samples,
+        _source(src, of_objects, list_columns, given) as samples,
         Bar() as bar,
         _errors_of_samples(src),
     ):
@@ -178,121 +145,79 @@ def pack(
             on_error="skip" if skip_bad else "raise",
             check_images=skip_bad,
             follow_links=follow_links,
-            progress=_tell(bar),
+            progress=show,
         )
-        address = getattr(getattr(samples, "store", samples), "address", "")
+        address = getattr(getattr(samples, "store", None), "address", "")
         counts = getattr(samples, "box_counts", None)
-    if counts is not None and (boxes := bad_boxes_text(counts)):
+    if counts is not None and (boxes := options.bad_boxes_text(counts)):
         say(boxes)
-    if split is None and address.startswith("YOLO "):  # "train" is taken if no part is named
-        from penstock.vision.annotations.yolo import read_yolo_data
-
-        if others := ", ".join(name for name in read_yolo_data(src).splits if name != "train"):
-            say(f"{address}; not packed: {others} (--split)")
-    tell_passed_over(src)
-    _report(report, address, is_resumed=resume)
+    if split is None and address.startswith("YOLO "):
+        say(f"{address}: name another part of it with --split")
+    say_passed_over(src)
+    _report(report)
 
 
 @contextlib.contextmanager
 def _source(
-    src: str, described: dict[str, Any], columns: dict[str, Any], options: dict[str, Any]
+    src: str, of_objects: dict[str, Any], columns: dict[str, Any], given: dict[str, Any]
 ) -> Iterator[Any]:
-    """Return what is packed: a dataset of annotated images, a store, or a user's dataset.
-
-    Libraries are kept from writing to stderr, where a dataset of the user's own may write.
-
-    Args:
-        src: What names it.
-        described: The options for annotations, by their names.
-        columns: Of a landmark list.
-        options: Of `open_named`.
-
-    Raises:
-        ConfigError: an option does not fit it.
-        StoreError: it cannot be read.
-    """
-    from penstock.cli.silence import silent_libraries
-    from penstock.cli.sources import (
-        described_dataset,
-        described_form,
-        names_a_dataset,
-        source_named,
-    )
+    """Return what is packed: a dataset of annotated images, a store, or a user's dataset."""
+    from penstock.cli.sources import described_form, source_named
     from penstock.stores.folder.annotated_folder import looks_like_voc
 
-    silence = contextlib.nullcontext() if names_a_dataset(src) else silent_libraries()
-    with silence:
-        is_voc = described_form(src, columns) == "voc"
-        found, attributes = None, described["--attributes"]
-        if described["--objects"] or not is_voc:
-            found = described_dataset(
-                src,
-                options["split"],
-                columns,
-                bad_boxes=described["--bad-boxes"] or "fix",
-                attributes=attributes,
-                stores_only={n: value for n, value in options.items() if n != "split"},
-            )
-        used = [*(name for name, value in described.items() if value), *map(option_of, columns)]
-        if found is None and used:
-            advice = f"{without_password(src)} has none"
-            if is_voc:
-                advice = "a VOC folder is packed with them by --objects: give that as well"
-            raise ConfigError(f"{used[0]} is for objects marked in images; {advice}.")
-        if found is None and is_voc and not looks_like_voc(Path(src)):
-            raise ConfigError(f"{src} is VOC in other folders than VOC's own: give --objects.")
+    form = described_form(src, columns)
+    is_with_objects = of_objects.pop("objects")
+    attributes = of_objects["attributes"]
+    used = [options.option_of(name) for name, value in of_objects.items() if value]
+    used += map(options.option_of, columns) if form == "voc" else ()
+    if form == "voc" and not is_with_objects and (used or not looks_like_voc(Path(src))):
+        raise ConfigError(f"{src} is a VOC folder: its objects are packed with --objects.")
+    if form is None and not attributes and (used or is_with_objects):
+        raise ConfigError(f"{(used or ['--objects'])[0]} is for objects; {src} has none.")
+    with source_named(
+        src,
+        columns=columns,
+        is_described=is_with_objects or form != "voc",
+        bad_boxes=of_objects["bad_boxes"] or "fix",
+        attributes=attributes,
+        **given,
+    ) as found:
         absent = set(attributes) - set(getattr(found, "attribute_names", ()))
         if absent:
             raise ConfigError(f"--attributes is for VOC and imglab; {src} has no {min(absent)!r}.")
-        if found is not None:
-            yield found
-            return
-        with source_named(src, **options) as samples:
-            yield samples
+        yield found
 
 
 def _check_places(src: str, dst: str, num_shards: int) -> None:
     """Refuse a destination that would take the source with it, or something else that is there."""
-    from penstock.cli.sources import names_a_dataset, parse
+    from penstock.cli.sources import names_code, parse
 
     target = parse(dst)
-    if not names_a_dataset(src):
-        _check_apart(parse(src), target)
+    if not names_code(src):
+        source = parse(src)
+        one, other = (_USER.sub("//", each.place).partition("?")[0] for each in (source, target))
+        if "mongodb" not in (source.kind, target.kind):
+            one, other = (os.path.realpath(each.place) for each in (source, target))
+            if Path(other) in Path(one).parents and Path(other).is_dir():
+                raise ConfigError(f"DST ({other}) would replace the folder that SRC lies in.")
+            if Path(one) in Path(other).parents:
+                raise ConfigError(f"DST ({other}) would be in the folder SRC, a part of it.")
+        if one == other:
+            raise ConfigError(f"SRC and DST are the same place, {other}. Pack into another one.")
     path = Path(target.place)
     if target.kind != "lmdb" or not path.exists():
         return
-    if num_shards == 1 and path.is_dir():
-        raise ConfigError(f"{path} is a folder: name a file for DST, or give --shards.")
-    if num_shards > 1 and not path.is_dir():
-        raise ConfigError(f"{path} is a file; --shards makes a folder. Name another DST.")
-    if num_shards > 1:
-        from penstock.stores.lmdb.store import is_shard
+    from penstock.stores.lmdb.store import is_shard
 
-        others = sorted(e.name for e in path.iterdir() if not is_shard(e.name))
-        if others:
-            raise ConfigError(
-                f"{path} is a folder with other things in it ({others[0]}), which the new store "
-                "would replace. Name another DST."
-            )
-
-
-def _check_apart(source: Address, target: Address) -> None:
-    if source.kind == target.kind == "mongodb":
-        places = [_USER.sub("//", a.place).partition("?")[0] for a in (source, target)]
-        if places[0] == places[1]:
-            raise ConfigError(f"SRC and DST are the same collection, {places[0]}.")
-    if "mongodb" in (source.kind, target.kind):
-        return
-    one, other = (Path(os.path.realpath(address.place)) for address in (source, target))
-    if one == other:
+    if path.is_dir() != (num_shards > 1):
+        what = "a folder" if path.is_dir() else "a file"
+        raise ConfigError(f"{path} is {what}; --shards makes a folder. Name another DST.")
+    others = sorted(e.name for e in path.iterdir() if not is_shard(e.name)) if path.is_dir() else []
+    if others:
         raise ConfigError(
-            f"SRC and DST are the same place, {target.place}. Pack into another one, and rename "
-            "that when you have looked at it."
+            f"{path} is a folder with other things in it ({others[0]}), which the new store "
+            "would replace. Name another DST."
         )
-    if one.is_relative_to(other) and other.is_dir():
-        raise ConfigError(f"DST ({target.place}) would replace the folder that SRC lies in.")
-    if other.is_relative_to(one):
-        raise ConfigError(f"DST ({target.place}) would be in the folder SRC, and a part of it.")
 
 
 @contextlib.contextmanager
@@ -300,24 +225,22 @@ def _stopping(dst: str) -> Iterator[None]:
     """Say at a Ctrl-C or SIGTERM how to go on."""
     from penstock.cli.sources import parse
 
-    with Termination() as termination:
-        try:
-            yield
-            return
-        except KeyboardInterrupt:
-            pass
-        except WorkerDied:
-            if not termination.is_noted:  # sent to the whole group, it ends workers as well
-                raise
-    kind, place = parse(dst)
-    kept = f"What was packed so far is kept in {place}.partial"
-    if kind == "mongodb":
-        kept = "What was packed so far is kept beside the collection"
-    text = f"stopped. {kept}: the same command with --resume goes on."
-    if kind != "mongodb" and not Path(f"{place}.partial").exists():
+    try:
+        yield
+    except (KeyboardInterrupt, WorkerDied) as error:
+        # SIGTERM sent to the whole group ends workers as well.
+        if isinstance(error, WorkerDied) and not was_terminated():
+            raise
+        kind, place = parse(dst)
         text = "stopped before anything was packed."
-    say(f"penstock: {without_password(text)}", err=True)
-    raise typer.Exit(TERMINATED if termination.is_noted else INTERRUPTED)
+        if kind == "mongodb" or Path(f"{place}.partial").exists():
+            kept = "beside the collection" if kind == "mongodb" else f"in {place}.partial"
+            text = (
+                f"stopped. What was packed so far is kept {kept}: the same command with --resume "
+            )
+            text += "goes on."
+        say(f"penstock: {text}", err=True)
+        raise KeyboardInterrupt from None
 
 
 @contextlib.contextmanager
@@ -326,60 +249,37 @@ def _errors_of_samples(src: str) -> Iterator[None]:
 
     An exception of the user's own code keeps its type and traceback: its author needs them.
     """
-    from penstock.cli.sources import names_a_dataset
+    from penstock.cli.sources import names_code
 
     try:
         yield
-    except StoreUnreachable:
-        raise
     except Exception as error:
-        notes = [
-            _NAMED_TWICE.sub(r"\1", note)
-            for note in map(str, getattr(error, "__notes__", ()))
-            if not note.startswith(_OF_LIBRARY)
-        ]
-        if not any(note.startswith(_OF_SAMPLE) for note in notes):
+        notes = [n for n in getattr(error, "__notes__", ()) if n.startswith(_OF_SAMPLES)]
+        if not notes:
             raise
-        if isinstance(error, StoreError):
+        if type(error) is StoreError:
             raise StoreError(f"{error} {_HINT}") from error
         if isinstance(error, PenstockError):
             raise
-        if names_a_dataset(src):
-            error.__notes__ = [*notes, _HINT]
+        if names_code(src):
+            error.__notes__ = [*notes, _HINT]  # without the one for callers in Python
             raise
-        where = [note for note in notes if note.startswith(_OF_RECORD)] or notes
-        raise StoreError(f"{text_of(error)} ({'; '.join(where)}). {_HINT}") from error
+        raise StoreError(f"{text_of(error)} ({'; '.join(notes)}). {_HINT}") from error
 
 
-def _tell(bar: Bar) -> Callable[[PackProgress], None]:
-    start_s = time.monotonic()
-
-    def tell(progress: PackProgress) -> None:
-        mb_per_s = progress.num_bytes / 1e6 / max(1e-9, time.monotonic() - start_s)
-        bar.show(progress.num_done, progress.num_records, f"{mb_per_s:,.1f} MB/s")
-
-    return tell
-
-
-def _report(report: PackReport, source_address: str, *, is_resumed: bool) -> None:
+def _report(report: PackReport) -> None:
     for failure in report.left_out:
         name = failure.name if failure.name is not None else f"sample {failure.index}"
-        reason = short_reason(failure.error, failure.index, name, source_address)
-        say(name, without_password(reason))
-    is_complete = is_resumed and 0 < report.num_records == report.num_resumed
+        say(name, without_password(reason_of(failure.error)))
+    num_new, wall_s = report.num_records - report.num_resumed, max(1e-9, report.wall_s)
     parts = [counted(report.num_records, "record")]
-    parts += ["already complete"] if is_complete else _speed(report)
+    if report.num_resumed:
+        parts.append(f"{report.num_resumed:,} of them from the interrupted run")
+    if num_new or not report.num_records:
+        speed = f"{report.num_bytes / 1e6 / wall_s:,.1f} MB/s, {num_new / wall_s:,.0f} records/s"
+        parts.append(f"{amount(report.num_bytes)} in {wall_s:.1f} s ({speed})")
+    else:
+        parts[1:] = ["already complete"]
     if report.num_left_out:
         parts.append(f"{report.num_left_out:,} left out")
     say(f"{without_password(report.address)}: {', '.join(parts)}")
-
-
-def _speed(report: PackReport) -> Iterator[str]:
-    num_new = report.num_records - report.num_resumed
-    wall_s = max(1e-9, report.wall_s)
-    if report.num_resumed:
-        yield f"{report.num_resumed:,} of them from the interrupted run"
-    yield (
-        f"{amount(report.num_bytes)} in {wall_s:.1f} s "
-        f"({report.num_bytes / 1e6 / wall_s:,.1f} MB/s, {num_new / wall_s:,.0f} records/s)"
-    )

@@ -5,31 +5,35 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import time
 import warnings
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from penstock.cli.arguments import SOURCE_HELP, workers_of
-from penstock.cli.loadable import SIZE_HELP, is_iterable, is_loader, loader_class, open_loadable
-from penstock.cli.outputs import check_output, writing
-from penstock.cli.progress import Bar
-from penstock.cli.sigterm import INTERRUPTED, TERMINATED, Termination
-from penstock.engine.backends import traits_of
+from penstock.cli.options import SOURCE_HELP, Collate, TrainerMs, workers_of
+from penstock.cli.reasons import errors_in_code
+from penstock.cli.terminal import INTERRUPTED, Bar, check_output, writing
 from penstock.errors import ConfigError, PenstockError
-from penstock.lines import say
+from penstock.insight.units import duration, percent
+from penstock.lines import amount, say
+from penstock.program.saved import SavedRun, is_saved_run
 from penstock.redact import without_password
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from penstock.insight.plain import JSON
     from penstock.insight.stats import Stats
 
+    Figures = dict[tuple[str, str], tuple[Any, Callable[[Any], str]]]
+
 __all__ = ["report"]
 
 _TRACE: Final = ".json"
+_WIDEST: Final = 40  # characters of a command
 
 
 def report(
@@ -55,17 +59,8 @@ def report(
     batches: Annotated[int, typer.Option(min=1, help="Batches loaded of a dataset.")] = 200,
     batch_size: Annotated[int, typer.Option(min=1, help="Samples in a batch.")] = 64,
     workers: Annotated[str, typer.Option(metavar="N", help="Workers, or auto.")] = "auto",
-    backend: Annotated[
-        str, typer.Option(help="What workers are: process, thread or ray.")
-    ] = "process",
-    trainer_ms: Annotated[
-        float, typer.Option(min=0, help="A training step that takes so long is made up.")
-    ] = 0,
-    collate: Annotated[
-        str | None, typer.Option(metavar="MODULE:NAME", help="The collate_fn that makes batches.")
-    ] = None,
-    split: Annotated[str | None, typer.Option(help="Which part of a folder.")] = None,
-    size: Annotated[int, typer.Option(min=1, help=SIZE_HELP)] = 224,
+    trainer_ms: TrainerMs = 0,
+    collate: Collate = None,
     trace: Annotated[
         Path | None, typer.Option(metavar="JSON", help="Write the dataset's trace here as well.")
     ] = None,
@@ -78,71 +73,105 @@ def report(
 
     Files of `penstock run --save` are put side by side on stdout, and take no options.
     """
-    output, trace = (path and path.expanduser() for path in (output, trace))
     others = [w for w in src if not (w.lower().endswith(_TRACE) and Path(w).is_file())]
-    if not others:
-        _of_files(ctx, [Path(word) for word in src], output)
-        return
-    if len(src) > 1:
+    if len(src) > 1 and others:
         raise ConfigError(
             f"{without_password(others[0])} is not there, or does not end in {_TRACE}. Files that "
             "`penstock run --save` wrote are put side by side; of datasets, name one."
         )
-    (source,) = src
-    # No page that `loader.report` was told to write.
+    if not others:
+        given = [n for n in ctx.params if "COMMANDLINE" in str(ctx.get_parameter_source(n))]
+        options = ["--" + name.replace("_", "-") for name in given if name not in ("src", "output")]
+        if options:
+            raise ConfigError(f"{', '.join(options)}: {src[0]} is of a run that is over.")
+        _of_files([Path(word) for word in src], output)
+        return
+    # No page that `loader.report` was called to write.
     output = output or Path("penstock-report.html")
-    for option, path in (("--output", output), ("--trace", trace)):
-        check_output(option, path)
-    with contextlib.ExitStack() as stack:
-        dataset, collate_fn = open_loadable(source, split, collate, size, stack)
-        loader = _loader(source, dataset, workers, backend, batch_size, collate_fn)
-        status = _load(loader, batches, trainer_ms / 1000, source)
+    check_output("--output", output)
+    check_output("--trace", trace)
+    from penstock.cli.sources import loadable_named
+    from penstock.cli.tune import endless
+
+    with loadable_named(src[0], None, collate) as (dataset, collate_fn):
+        loader = _loader(src[0], dataset, workers, batch_size, collate_fn)
+        is_stopped = False
+        with Bar() as bar, warnings.catch_warnings(), errors_in_code(src[0]):
+            # The page lists them.
+            warnings.filterwarnings("ignore", r"epoch \d+: .* bad sample", UserWarning)
+            try:
+                with contextlib.closing(endless(loader)) as endless_batches:
+                    for done, _ in enumerate(itertools.islice(endless_batches, batches), 1):
+                        time.sleep(trainer_ms / 1000)
+                        bar.show(done, batches, "")
+            except KeyboardInterrupt:
+                say("penstock: stopped; this is what was measured by then.", err=True)
+                is_stopped = True
         with writing("--output", output):
             loader.report(output)
         if trace is not None:
             with writing("--trace", trace):
                 loader.trace(trace)
         _say(loader.stats(), output)
-    if status:
-        raise typer.Exit(status)
+    if is_stopped:
+        raise typer.Exit(INTERRUPTED)
 
 
-def _of_files(ctx: typer.Context, paths: list[Path], output: Path | None) -> None:
+def _loader(
+    src: str,
+    dataset: Any,  # noqa: ANN401
+    workers: str,
+    batch_size: int,
+    collate_fn: Callable[[list[Any]], Any] | None,
+) -> Any:  # noqa: ANN401 - of either kind
+    from penstock.cli.sources import is_iterable, is_loader, loader_class
+    from penstock.faults import FaultPolicy
+
+    if is_loader(dataset):
+        raise ConfigError(
+            f"{src} is a loader: call its method `report` after some batches, or name its dataset."
+        )
+    is_sized = hasattr(dataset, "__len__")
+    if is_sized and not len(dataset):
+        raise ConfigError(f"{without_password(src)} has no samples.")
+    is_map_style = not is_iterable(dataset)
+    num_workers = workers_of(workers)
+    if num_workers == "auto" and not is_map_style:
+        num_workers = 1  # what each worker reads of an iterable depends on their number
+    # Samples may be tensors, and workers of a torch user's loader keep torch to one thread.
+    return loader_class()(
+        dataset,
+        batch_size,
+        shuffle=is_sized and is_map_style,
+        num_workers=num_workers,
+        collate_fn=collate_fn,
+        on_error=FaultPolicy("skip", max_failures=None),  # the page lists them, however many
+        monitor="full",
+        persistent_workers=num_workers != 0,
+    )
+
+
+def _of_files(paths: list[Path], output: Path | None) -> None:
     from penstock.insight.trace import read_json
-    from penstock.program.saved import SavedRun, is_saved_run
 
     contents = [read_json(path) for path in paths]
-    pairs = list(zip(paths, contents, strict=True))
-    saved = [(path, content) for path, content in pairs if is_saved_run(content)]
-    others = [path for path, content in pairs if not is_saved_run(content)]
-    if others and len(paths) > 1:
-        raise ConfigError(
-            f"{others[0]} is no file that `penstock run --save` wrote, and these alone are put "
-            "side by side."
-        )
-    allowed = ("src", "output") if others else ("src",)
-    given = [
-        "--" + name.replace("_", "-")
-        for name in ctx.params
-        if name not in allowed and "COMMANDLINE" in str(ctx.get_parameter_source(name))
-    ]
-    if given:
-        raise ConfigError(
-            f"{', '.join(given)}: {' and '.join(map(str, paths))} tell of a run that is over. "
-            "Leave these options out, or name a dataset."
-        )
-    if others:
+    if len(paths) == 1 and not is_saved_run(contents[0]):
         _of_trace(paths[0], contents[0], output or paths[0].with_suffix(".html"))
         return
-    from penstock.cli.saved_runs import say_side_by_side
-
     runs = []
-    for path, content in saved:
+    for path, content in zip(paths, contents, strict=True):
+        if not is_saved_run(content):
+            raise ConfigError(
+                f"{path} is no file that `penstock run --save` wrote, and these alone are put "
+                "side by side."
+            )
         try:
             runs.append(SavedRun.from_json(content))
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from error
-    say_side_by_side(list(map(str, paths)), runs)
+    if output is not None:
+        raise ConfigError(f"--output: {paths[0]} is a saved run, and has no page.")
+    _say_side_by_side(list(map(str, paths)), runs)
 
 
 def _of_trace(source: Path, content: JSON, output: Path) -> None:
@@ -161,68 +190,68 @@ def _of_trace(source: Path, content: JSON, output: Path) -> None:
     _say(recording.stats, output)
 
 
-def _loader(
-    src: str,
-    dataset: Any,  # noqa: ANN401
-    workers: str,
-    backend: str,
-    batch_size: int,
-    collate_fn: Callable[[list[Any]], Any] | None,
-) -> Any:  # noqa: ANN401 - of either kind
-    from penstock.faults import FaultPolicy
-
-    if is_loader(dataset):
-        raise ConfigError(
-            f"{src} is a loader: call its method `report` after some batches, or name its dataset."
-        )
-    is_sized = hasattr(dataset, "__len__")
-    if is_sized and not len(dataset):
-        raise ConfigError(f"{without_password(src)} has no samples.")
-    is_map_style = not is_iterable(dataset)
-    num_workers = workers_of(workers)
-    if num_workers == "auto" and not is_map_style:
-        num_workers = 1  # what each worker reads of an iterable depends on their number
-    if num_workers == "auto" and not traits_of(backend).is_local:
-        raise ConfigError("--backend ray needs --workers N: auto counts the cores of this machine.")
-    # Samples may be tensors, and workers of a torch user's loader keep torch to one thread.
-    return loader_class()(
-        dataset,
-        batch_size,
-        shuffle=is_sized and is_map_style,
-        num_workers=num_workers,
-        collate_fn=collate_fn,
-        backend=backend,
-        on_error=FaultPolicy("skip", max_failures=None),  # the page lists them, however many
-        monitor="full",
-        persistent_workers=num_workers != 0,
-    )
-
-
-def _load(
-    loader: Any,  # noqa: ANN401 - of either kind
-    num_batches: int,
-    step_s: float,
-    src: str,
-) -> int:
-    """Take so many batches, and return the exit status: not 0 after a Ctrl-C or SIGTERM."""
-    from penstock.cli.reasons import errors_in_code
-    from penstock.cli.tuning_grid import endless, imitate_step
-
-    with Termination() as termination, Bar() as bar, warnings.catch_warnings():
-        # The page lists them.
-        warnings.filterwarnings("ignore", r"epoch \d+: .* bad sample", UserWarning)
-        try:
-            with errors_in_code(src), contextlib.closing(endless(loader)) as batches:
-                for done, _ in enumerate(itertools.islice(batches, num_batches), 1):
-                    imitate_step(step_s)
-                    bar.show(done, num_batches, "")
-        except KeyboardInterrupt:
-            say("penstock: stopped; this is what was measured by then.", err=True)
-            return TERMINATED if termination.is_noted else INTERRUPTED
-    return 0
-
-
 def _say(stats: Stats, output: Path) -> None:
     say(str(stats.verdict))
     bad = f", bad samples: {stats.run.failed:,}" if stats.run.failed else ""
     say(f"{output}: {stats.run.batches:,} batches{bad}")
+
+
+def _say_side_by_side(names: Sequence[str], runs: Sequence[SavedRun]) -> None:
+    """Print the figures of runs side by side, those after the first with their ratio to it."""
+    columns = [_figures(run) for run in runs]
+    rows, sections = [["", *names]], [""]
+    for section, title in dict.fromkeys(itertools.chain.from_iterable(columns)):
+        if section != sections[-1]:
+            rows.append([])
+            sections.append(section)
+        found = [figures.get((section, title)) for figures in columns]
+        cells = ["-" if each is None or each[0] is None else each[1](each[0]) for each in found]
+        first = found[0][0] if found[0] else None
+        for at, each in enumerate(found[1:], 1):
+            if first and each and each[0] is not None and each[1] in (duration, amount):
+                cells[at] += f" ({each[0] / first:.2f} x)"
+        rows.append([title, *cells])
+    widths = [max(len(row[at]) for row in rows if row) for at in range(len(names) + 1)]
+    for row in rows:
+        line = (cell.ljust(width) for cell, width in zip(row, widths, strict=False))
+        say("  ".join(line).rstrip())
+    if len(runs) > 1:
+        say(f"(x: the ratio to {names[0]})")
+
+
+def _figures(run: SavedRun) -> Figures:
+    """Return each figure and what makes a text of it, by section and title."""
+    program = " ".join(run.program)
+    wait_s = sum(loader.wait_s for loader in run.loaders)
+    seconds = sum(loader.seconds for loader in run.loaders)
+    first_batch_s = run.loaders[0].first_batch_s if run.loaders else None
+    figures: Figures = {
+        ("", "program"): (program[:_WIDEST] + "…" * (len(program) > _WIDEST), str),
+        ("", "engine"): (run.engine, str),
+        ("", "wall time"): (run.wall_s, duration),
+        ("", "waiting for data"): (wait_s, duration),
+        ("", "waiting, share"): (wait_s / seconds if seconds else None, percent),
+        ("", "first batch"): (first_batch_s, duration),
+        ("", "CPU of all processes"): (run.cpu_s, duration),
+        ("", "peak memory"): (run.peak_memory_bytes, amount),
+    }
+    made_at: Counter[str] = Counter()
+    for loader in run.loaders:
+        made_at[loader.made_at] += 1
+        section = f"{loader.made_at}, {made_at[loader.made_at]}"  # of loaders of one line
+        share = loader.wait_s / loader.seconds if loader.seconds else None
+        number = "{:,}".format
+        figures |= {
+            (section, loader.made_at): (loader.dataset, str),
+            (section, "  loaders"): (loader.loaders, number),
+            (section, "  workers"): (loader.num_workers, number),
+            (section, "  epochs"): (loader.epochs, number),
+            (section, "  batches"): (loader.batches, number),
+            (section, "  samples"): (loader.samples, number),
+            (section, "  bad samples"): (loader.failed, number),
+            (section, "  time of the loops"): (loader.seconds, duration),
+            (section, "  waiting for data"): (loader.wait_s, duration),
+            (section, "  waiting, share"): (share, percent),
+            (section, "  first batch"): (loader.first_batch_s, duration),
+        }
+    return figures

@@ -5,39 +5,20 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path  # noqa: TC003 - typer reads the annotations at run time
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.arguments import workers_of
-from penstock.cli.outputs import check_output
+from penstock.cli.options import workers_of
+from penstock.cli.terminal import check_output
 from penstock.errors import ConfigError
 from penstock.program.options import Options
 
 __all__ = ["run"]
 
-
-class Engine(StrEnum):
-    """The loader that the program runs on."""
-
-    penstock = "penstock"
-    torch = "torch"
-
-
-class WorkerKind(StrEnum):
-    """The kind of worker."""
-
-    process = "process"
-    thread = "thread"
-    ray = "ray"
-
-
-class BadSamples(StrEnum):
-    """The policy for bad samples."""
-
-    error = "raise"
-    skip = "skip"
-    other = "replace"
+Engine = StrEnum("Engine", ["penstock", "torch"])
+WorkerKind = StrEnum("WorkerKind", ["process", "thread", "ray"])
+BadSamples = StrEnum("BadSamples", {"error": "raise", "skip": "skip", "replace": "replace"})
 
 
 def run(
@@ -93,37 +74,29 @@ def run(
     Options stand before PROGRAM. --workers, --backend, --seed, --on-error and --progress apply to
     loaders that the script makes without these arguments.
     """
-    options = Options(
-        engine=engine.value,
-        workers=None if workers is None else workers_of(workers),
-        backend=backend and backend.value,
-        seed=seed,
-        on_error=on_error and on_error.value,
-        progress=progress,
-        report=_checked("--report", report),
-        trace=_checked("--trace", trace),
-        save=_checked("--save", save),
-        quiet=quiet,
-    )
-    if engine is Engine.torch and options.settings:
+    files: dict[str, Any] = {}
+    for name, path in (("report", report), ("trace", trace), ("save", save)):
+        if path is not None:
+            path = path.expanduser().absolute()  # the program may change its folder
+            check_output(f"--{name}", path)
+            files[name] = str(path)
+    given = {
+        "num_workers": None if workers is None else workers_of(workers),
+        "backend": backend and backend.value,
+        "seed": seed,
+        "on_error": on_error and on_error.value,
+        "progress": progress or None,
+    }
+    settings: dict[str, Any] = {n: value for n, value in given.items() if value is not None}
+    options = Options(engine=engine.value, settings=settings, quiet=quiet, **files)
+    if engine is Engine.torch and settings:
+        names = ", --".join(settings).replace("num_workers", "workers").replace("_", "-")
         raise ConfigError(
-            f"--engine torch runs torch's own loader with the program's own arguments: leave out "
-            f"{', '.join(map(_option_of, options.settings))}."
+            "--engine torch runs torch's own loader with the program's own arguments: leave out "
+            f"--{names}."
         )
-    if options.settings:
+    if settings:
         from penstock.loader import Loader
 
-        Loader([0], **options.settings)  # raises what the program's loaders would
+        Loader([0], **settings)  # raises what the program's loaders would
     options.start(["-m", *program] if is_module else program)
-
-
-def _option_of(setting: str) -> str:
-    return "--workers" if setting == "num_workers" else f"--{setting.replace('_', '-')}"
-
-
-def _checked(option: str, path: Path | None) -> str | None:
-    if path is None:
-        return None
-    path = path.expanduser().absolute()  # the program may change its folder
-    check_output(option, path)
-    return str(path)

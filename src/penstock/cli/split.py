@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import collections
 import math
 import re
 from pathlib import Path
@@ -12,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 import numpy as np
 import typer
 
-from penstock.cli.arguments import ClassOf, ClassOfOption, Column, tell_bad_boxes
-from penstock.cli.list_options import takes_list_options
-from penstock.cli.outputs import writing
+from penstock.cli import options
+from penstock.cli.terminal import writing
 from penstock.data.ragged import RaggedArray
 from penstock.errors import ConfigError, StoreError
 from penstock.lines import say
@@ -35,7 +33,7 @@ _PART: Final = re.compile(r"([\w][\w.-]*)=(\d*\.?\d+)")
 _MOST_ROWS: Final = 25  # classes in the table, the rarest
 
 
-@takes_list_options
+@options.takes(list_columns=options.LIST_OPTIONS)
 def split(
     src: Annotated[
         Path,
@@ -54,8 +52,8 @@ def split(
     stratify: Annotated[
         bool, typer.Option("--stratify", help="Give each part its share of every class.")
     ] = False,
-    column: Column = None,
-    class_of: ClassOfOption = ClassOf.all,
+    column: options.Column = None,
+    class_of: options.ClassOfOption = options.ClassOf.all,
     seed: Annotated[int, typer.Option(min=0, metavar="N", help="Decides what goes where.")] = 0,
     to: Annotated[
         Path | None,
@@ -76,11 +74,11 @@ def split(
 
     A list is what the data set's own reader takes: ImageSets/Main/NAME.txt in a VOC folder, a list
     NAME.txt of paths and classes in a folder of class folders, lines of the txt list beside it.
-    With --to they go elsewhere, and their reader is to be told where paths start from. All lines of
-    an image go into one part. The same seed gives the same parts. Lists of other parts that are
-    there stay: those with images of the new ones are named.
+    With --to they go elsewhere, and their reader needs the folder that paths start from as root=.
+    All lines of an image go into one part. The same seed gives the same parts. Lists of other
+    parts that are there stay: those with images of the new ones are named.
     """
-    if not stratify and (column is not None or class_of is not ClassOf.all):
+    if not stratify and (column is not None or class_of is not options.ClassOf.all):
         raise ConfigError("--column and --class-of say what --stratify goes by: add --stratify.")
     shares = _shares(into)
     units = _units(src, column, class_of, list_columns)
@@ -91,25 +89,30 @@ def split(
         units = units._replace(folder=to, notes=(*units.notes, note))
     paths = [units.folder / f"{name}.txt" for name in shares]
     for path in paths:
-        _refuse_to_replace(path, src, overwrite=overwrite)
-    for line in (line for lines in units.lines for line in lines):
-        try:
-            line.encode()
-        except UnicodeEncodeError as error:
-            raise StoreError(
-                f"{line!r} cannot be in a list: it is not UTF-8, as the name of a file from "
-                "another system may be. Rename the file."
-            ) from error
+        if path.exists() and path.samefile(src):
+            raise ConfigError(f"{path} is the list that is split: call the part something else.")
+        if path.exists() and not overwrite:
+            raise ConfigError(f"{path} is there already. Replace it with --overwrite.")
+        with writing("the list", path):
+            refuse_special(path)
     no_labels = RaggedArray(np.empty(0, np.int64), np.zeros(len(units.lines) + 1, np.int64))
     parts = stratified_parts(units.labels if stratify else no_labels, list(shares.values()), seed)
-    for number, path in enumerate(paths):
-        lines = (line for place in (parts == number).nonzero()[0] for line in units.lines[place])
+    texts = []
+    for number in range(len(paths)):
+        places = (parts == number).nonzero()[0]
+        text = "".join(f"{line}\n" for place in places for line in units.lines[place])
         try:
+            texts.append(text.encode())
+        except UnicodeEncodeError as error:
+            raise StoreError(
+                f"{text[error.start - 20 : error.end]!r} cannot be in a list: it is not UTF-8, as "
+                "the name of a file from another system may be. Rename the file."
+            ) from error
+    for path, data in zip(paths, texts, strict=True):
+        with writing("the list", path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, "".join(f"{line}\n" for line in lines).encode())
-        except OSError as error:
-            raise StoreError(f"cannot write {path}: {error.strerror}.") from error
-    for line in _of_other_splits(units, parts, paths, src):
+            write_whole(path, data)
+    for line in _of_other_splits(units, paths, src):
         say(line, err=True)
     for line in [*_table(units, parts, tuple(shares)), *map(str, paths), *units.notes]:
         say(line)
@@ -124,14 +127,14 @@ class _Units(NamedTuple):
         labels: The class, or classes, of each.
         class_names: By number.
         root: Where the paths in lines start from; None where there are none.
-        notes: What a reader of the lists has to know.
+        notes: What a reader of the lists needs.
     """
 
     folder: Path
     lines: Sequence[Sequence[str]]
     labels: NDArray[Any] | RaggedArray
     class_names: Sequence[str]
-    root: Path | None
+    root: Path | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -150,93 +153,63 @@ def _shares(text: str) -> dict[str, float]:
     return found
 
 
-def _refuse_to_replace(path: Path, src: Path, *, overwrite: bool) -> None:
-    if path.exists() and src.exists() and path.samefile(src):
-        raise ConfigError(f"{path} is the list that is split: call the part something else.")
-    if path.exists() and not overwrite:
-        raise ConfigError(f"{path} is there already. Replace it with --overwrite.")
-    with writing("the list", path):
-        refuse_special(path)
-
-
-def _of_other_splits(
-    units: _Units, parts: NDArray[Any], paths: Sequence[Path], src: Path
-) -> Iterator[str]:
+def _of_other_splits(units: _Units, paths: Sequence[Path], src: Path) -> Iterator[str]:
     """Say which other lists of the folder have images of the new parts: a test set that leaks."""
-    part_of = {line: part for lines, part in zip(units.lines, parts, strict=True) for line in lines}
+    known = {line for lines in units.lines for line in lines}
     for path in sorted(units.folder.glob("*.txt")):
-        if path in paths or path.resolve() == src.resolve():
+        if path in paths or path.resolve() == src.resolve() or not path.is_file():
             continue
-        try:
-            data = read_file(path, MAX_ANNOTATION_BYTES)
-        except OSError:  # no list: a folder, a FIFO
-            continue
-        lines = data.decode("utf-8", "replace").splitlines()
+        lines = read_file(path, MAX_ANNOTATION_BYTES).decode("utf-8", "replace").splitlines()
         if units.root is None:  # in VOC's lists of a class 1 or -1 comes after the name
-            lines = [line if line in part_of else line.split(" ")[0] for line in lines]
-        found = collections.Counter(part_of[line] for line in lines if line in part_of)
-        for part, count in found.most_common(1):
+            lines = [line if line in known else line.split(" ")[0] for line in lines]
+        if count := sum(line in known for line in lines):
             yield (
                 f"{path} is of another split: {count:,} of its {counted(len(lines), 'image')} are "
-                f"in {paths[part].name} too."
+                "in the new ones too."
             )
 
 
 def _units(
-    src: Path, column: str | None, class_of: ClassOf, list_columns: dict[str, Any]
+    src: Path, column: str | None, class_of: options.ClassOf, columns: dict[str, Any]
 ) -> _Units:
-    from penstock.cli.sources import attributes_for, described_dataset, described_form
+    from penstock.cli.sources import attributes_for, described_dataset, described_form, labels_by
+    from penstock.vision import ImageFolder
 
-    form = described_form(str(src), list_columns)
+    form = described_form(str(src), columns)
     if form in ("landmarks", "image-list"):
-        return _of_list(src, form, column, class_of, list_columns)
+        return _of_list(src, form, column, class_of, columns)
+    dataset: Any
+    notes: tuple[str, ...] = ()
     if form == "voc":
         attributes = attributes_for(column)
-        dataset: Any = described_dataset(str(src), columns=list_columns, attributes=attributes)
-        keys = [[key] for key in dataset.store.keys]
-        return _of_dataset(dataset, src / "ImageSets" / "Main", keys, column, class_of)
-    if form is not None or not src.is_dir():
+        dataset = described_dataset(str(src), columns=columns, attributes=attributes)
+        options.warn_of_bad_boxes(dataset)
+        folder, root = src / "ImageSets" / "Main", None
+        lines = [[key] for key in dataset.store.keys]
+    elif form is None and src.is_dir():
+        dataset = ImageFolder(src, allow_empty=True)
+        names: Sequence[Any] = dataset.classes
+        if any(name.split() != [name] for name in names):  # it would be taken for part of the path
+            notes = (
+                f"Classes are numbers, as names have blanks: ImageList(..., class_names={names})",
+            )
+            names = range(len(names))
+        folder = root = src
+        lines = [
+            [f"{Path(path).relative_to(src).as_posix()} {names[number]}"]
+            for path, number in dataset.samples
+        ]
+    else:
         raise StoreError(
             f"{src} is not a VOC folder, a folder of class folders, or a txt list, which "
             "`penstock split` takes. `penstock convert --to voc` makes a VOC folder of others."
         )
-    return _of_classes(src, column, class_of)
-
-
-def _of_dataset(
-    dataset: Any,  # noqa: ANN401
-    folder: Path,
-    lines: Sequence[Sequence[str]],
-    column: str | None,
-    class_of: ClassOf,
-    root: Path | None = None,
-    *notes: str,
-) -> _Units:
-    from penstock.cli.sources import labels_by
-
-    tell_bad_boxes(dataset)
-    labels, names = labels_by(dataset, column, class_of)
-    return _Units(folder, lines, labels, names or (), root, notes)
-
-
-def _of_classes(src: Path, column: str | None, class_of: ClassOf) -> _Units:
-    from penstock.vision import ImageFolder
-
-    dataset = ImageFolder(src, allow_empty=True)
-    names: Sequence[Any] = dataset.classes
-    notes: tuple[str, ...] = ()
-    if any(name.split() != [name] for name in names):  # it would be taken for a part of the path
-        notes = (f"Classes are numbers, as names have blanks: ImageList(..., class_names={names})",)
-        names = range(len(names))
-    lines = [
-        [f"{Path(path).relative_to(src).as_posix()} {names[number]}"]
-        for path, number in dataset.samples
-    ]
-    return _of_dataset(dataset, src, lines, column, class_of, src, *notes)
+    labels, class_names = labels_by(dataset, column, class_of)
+    return _Units(folder, lines, labels, class_names or (), root, notes)
 
 
 def _of_list(
-    src: Path, form: str, column: str | None, class_of: ClassOf, list_columns: dict[str, Any]
+    src: Path, form: str, column: str | None, class_of: options.ClassOf, columns: dict[str, Any]
 ) -> _Units:
     """Return the images of a list, in the order of their first lines."""
     from penstock.data.labels.values import labels_by_objects
@@ -247,22 +220,16 @@ def _of_list(
     )
     from penstock.vision.annotations.reading import numbered_lines
 
-    root, named = list_columns.get("root"), list_columns.get("classes", ())
+    root, named = columns.get("root"), columns.get("classes", ())
+    if column is not None and column not in named:
+        has = ", ".join(named) or "none"
+        raise ConfigError(f"--column {column} is none of the columns that --classes names: {has}.")
     if form == "image-list":
-        if column is not None:
-            raise ConfigError(
-                f"--column is for XML and landmark lists; {src} has a class in each line."
-            )
-        rows = read_labelled_paths(src, list_columns.get("separator"), root)
+        rows = read_labelled_paths(src, columns.get("separator"), root)
         keys, said = [path for _, path, _ in rows], [label for _, _, label in rows]
     else:
-        if column is not None and column not in named:
-            has = ", ".join(named) or "none"
-            raise ConfigError(
-                f"--column {column} is none of the columns that --classes names: {has}."
-            )
         wanted = column or (CLASS_COLUMN if CLASS_COLUMN in named else next(iter(named), ""))
-        images = read_landmark_list(src, **list_columns)
+        images = read_landmark_list(src, **columns)
         objects = (image.objects[0] for image in images)
         said = [{**o.extra, CLASS_COLUMN: o.class_name}.get(wanted, "") for o in objects]
         keys = [image.key for image in images]
@@ -272,7 +239,8 @@ def _of_list(
     for key, (_, line), code in zip(keys, numbered_lines(src), codes.tolist(), strict=True):
         lines.setdefault(key, []).append(line)
         classes.setdefault(key, []).append(code)
-    labels = labels_by_objects(RaggedArray.of(classes.values()), class_of.value)
+    which: Any = class_of.value
+    labels = labels_by_objects(RaggedArray.of(classes.values()), which)
     return _Units(src.parent, list(lines.values()), labels, names.tolist(), root or src.parent)
 
 

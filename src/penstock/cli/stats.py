@@ -3,364 +3,400 @@
 
 from __future__ import annotations
 
-import contextlib
-from pathlib import Path
+import io
+import math
+import textwrap
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import numpy as np
 import typer
 
-from penstock.cli.arguments import (
-    ANNOTATED_HELP,
-    SOURCE_HELP,
-    ClassOf,
-    ClassOfOption,
-    Column,
-    ImageField,
-    KeyField,
-    LabelField,
-    tell_bad_boxes,
-)
-from penstock.cli.list_options import takes_list_options
-from penstock.cli.outputs import check_output
-from penstock.cli.progress import Bar
-from penstock.cli.sampler_options import SamplerChoice, SamplerKind
-from penstock.cli.stats_tables import print_tables
-from penstock.errors import ConfigError, StoreError
-from penstock.lines import amount, say, say_json
+from penstock.cli import options
+from penstock.cli.reasons import errors_in_code
+from penstock.cli.terminal import Bar
+from penstock.data.labels.known import known_labels
+from penstock.data.ragged import RaggedArray
+from penstock.errors import StoreError, StoreUnreachable
+from penstock.lines import amount, printable, say, say_json
+from penstock.plural import counted
 from penstock.redact import without_password
+from penstock.sampling.balance_text import aligned
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
-    from penstock.cli.dataset_stats import Objects, Sizes
-    from penstock.cli.stats_chart import Panel
-    from penstock.sampling.balance import BalanceReport
-    from penstock.sampling.repeat_factor import RepeatFactorSampler
+    from numpy.typing import NDArray
 
-__all__ = ["stats"]
+    from penstock.vision.datasets.annotated import AnnotatedImages
+
+__all__ = ["Sizes", "count_classes", "stats"]
 
 _SAMPLED: Final = 1000  # records: a mean to some 3 % where sizes vary as much as their mean
+# Sides of squares, in pixels, between which COCO's evaluation calls objects medium.
+_SMALL_PX, _LARGE_PX = 32, 96
+_FIRST_ROWS, _LAST_ROWS = 30, 10  # of more classes than these, the middle is left out
+_WIDTH: Final = 88  # columns, of what is wrapped
 
-_PARTS: Final = frozenset(("train", "training", "val", "valid", "validation", "test", "testing"))
 
-
-@takes_list_options
+@options.takes(list_columns=options.LIST_OPTIONS, fields=options.FIELD_OPTIONS)
 def stats(
-    src: Annotated[str, typer.Argument(metavar="SRC", help=SOURCE_HELP + ANNOTATED_HELP)],
-    png: Annotated[
-        Path | None, typer.Option("--png", metavar="FILE", help="Draw a chart into this file.")
-    ] = None,
+    src: Annotated[str, typer.Argument(metavar="SRC", help=options.ANY_SOURCE)],
     as_json: Annotated[
         bool, typer.Option("--json", help="Give one JSON object instead of tables.")
     ] = False,
     sample: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            metavar="N",
-            help="Records to read for the sizes; 0 is all of them.",
-            show_default=str(_SAMPLED),
-        ),
-    ] = None,
-    split: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Which part of a folder, as in VOC's.")
-    ] = None,
-    image_field: ImageField = None,
-    label_field: LabelField = None,
-    key_field: KeyField = None,
-    column: Column = None,
-    class_of: ClassOfOption = ClassOf.all,
-    sampler: Annotated[
-        SamplerKind | None,
-        typer.Option(
-            "--sampler",
-            help="Show the balance of classes before and after it. Only samples of a module:name "
-            "that does not know its labels are read.",
-        ),
-    ] = None,
-    alpha: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            metavar="A",
-            help="Of balanced: 0 is natural, 0.5 the square root, 1 equal.",
-            show_default="1",
-        ),
-    ] = None,
-    beta: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            max=1,
-            metavar="B",
-            help="Of effective: below 1; near 1 is equal.",
-            show_default="0.999",
-        ),
-    ] = None,
-    threshold: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            max=1,
-            metavar="T",
-            help="Of repeat-factor, 0.5 for 50 %: images of a class that a smaller share of all "
-            "images has are repeated.",
-        ),
-    ] = None,
-    num_samples: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N",
-            help='Samples in an epoch; of balanced and effective also "oversample", "undersample".',
-            show_default="as the sampler has it",
-        ),
-    ] = None,
-    exact: Annotated[
-        bool, typer.Option("--exact", help="Of balanced, effective: exact counts, not by chance.")
-    ] = False,
-    seed: Annotated[
-        int | None,
-        typer.Option(min=0, metavar="N", help="Of the sampler's draws.", show_default="0"),
-    ] = None,
+        int,
+        typer.Option(min=0, metavar="N", help="Records to read for the sizes; 0 is all of them."),
+    ] = _SAMPLED,
+    split: options.Split = None,
+    column: options.Column = None,
+    class_of: options.ClassOfOption = options.ClassOf.all,
     *,
     list_columns: dict[str, Any],
+    fields: dict[str, str],
 ) -> None:
     """Count the classes of a folder or dataset, and measure its images.
 
     Classes are counted from the index, without reading a record. Sizes come from records spread
     evenly over the store, and of an image its header alone is read. A dataset without a list of its
-    labels is read as a whole. With --sampler, the classes alone are counted: as they are, and as a
-    sampler shows them.
+    labels is read as a whole.
     """
-    if sampler is not None and sample is not None:
-        raise ConfigError("--sample is for the sizes, and --sampler shows none: leave out one.")
-    choice = SamplerChoice(sampler, alpha, beta, threshold, num_samples, exact, seed)
-    choice.check()
-    from penstock.cli.dataset_stats import DatasetStore, Sizes, count_classes, count_objects
-    from penstock.cli.decoding import tell_passed_over
-    from penstock.cli.sources import attributes_for, labels_by, names_a_dataset
-    from penstock.data.labels.known import class_names_of, known_labels
+    from penstock.cli.files import say_passed_over
+    from penstock.cli.sources import attributes_for, labels_by, names_code, source_named
     from penstock.stores.dataset import StoreDataset
     from penstock.stores.store import Store
 
-    if png is not None:
-        import matplotlib  # noqa: F401 - where it is missing, the error names the extra
-
-        check_output("--png", png)
-    fields = {"image_field": image_field, "label_field": label_field, "key_field": key_field}
-    by_field = column is not None or class_of is not ClassOf.all
-    # What is balanced or split by is what training sees; objects alone are counted as they are.
-    options: dict[str, Any] = {
-        "bad_boxes": "fix" if by_field else "keep",
-        "attributes": attributes_for(column),
-    }
-    panels: list[Panel] = []
-    with _opened(src, split, list_columns, fields, options) as (found, why_none):
-        # Of a dataset over a store that is counted: transforms change nothing of it.
-        is_own = not isinstance(found, Store | StoreDataset)
-        store = DatasetStore(found, src) if is_own else getattr(found, "store", found)
-        address = without_password(src if names_a_dataset(src) else store.address)
-        _hint_at_parts(src, () if is_own else store.index.class_names)
-        tell_passed_over(src)
-        labels: Any = None
+    by_field = column is not None or class_of is not options.ClassOf.all
+    with (
+        errors_in_code(src, is_code=names_code(src)),
+        source_named(
+            src, split, list_columns, fields=fields, attributes=attributes_for(column),
+            # What is balanced or split by is what training sees; else objects are counted as they
+            # are.
+            bad_boxes="fix" if by_field else "keep",
+        ) as found,
+    ):  # fmt: skip
+        num_records, read, labels, names = _records_of(found)
+        address = src if names_code(src) else getattr(found, "store", found).address
+        say_passed_over(src)
         if by_field:
-            if why_none is not None:
-                raise StoreError(why_none)
-            tell_bad_boxes(found)
+            options.warn_of_bad_boxes(found)
             dataset = StoreDataset(found) if isinstance(found, Store) else found
             labels, names = labels_by(dataset, column, class_of)
-        elif is_own and sampler is not None:  # they may be texts
-            labels, names = known_labels(found), class_names_of(found)
-        if labels is None:
-            labels, names = store.index.labels, store.index.class_names or None
-        if sampler is not None:
-            record, lines, panels = _balance(address, labels, names, choice, column)
-        else:
-            with Bar() as bar:
-                sizes = Sizes.measure(
-                    store,
-                    _SAMPLED if sample is None else sample,
-                    lambda done, of: bar.show(done, of, "read for sizes"),
-                )
-            record = {
-                "address": address,
-                "num_records": sizes.num_records,
-                **count_classes(labels, names or ()),
-                "sizes": sizes.record(),
-            }
-            objects = None
-            if hasattr(found, "box_counts") and not by_field:  # `AnnotatedImages` needs OpenCV
-                objects = count_objects(found)
-                record["objects"] = objects.record()
-            if why_none is not None:
-                record["objects_error"] = why_none
+        with Bar() as bar:
+            sizes = Sizes.measure(num_records, read, sample, bar, is_code=names_code(src))
+        record = {
+            "address": without_password(address),
+            "num_records": sizes.num_records,
+            **count_classes(labels, names or ()),
+            "sizes": sizes.record(),
+        }
+        if hasattr(found, "box_counts") and not by_field:  # `AnnotatedImages` needs OpenCV
+            record["objects"] = _count_objects(found)
     if column is not None:
         record["column"] = column
-    if png is not None:
-        from penstock.cli.stats_chart import draw
-
-        title = address if sampler is None else f"{address}\nsampler: {choice}"
-        draw(png, title, panels or _panels(record, sizes, objects))
     if as_json:
         say_json(record)
-    elif sampler is None:
-        print_tables(record)
-    else:
-        for line in lines:
-            say(line)
-    if png is not None:  # beside JSON nothing is on stdout
-        say(f"{png}: chart", err=as_json)
-
-
-@contextlib.contextmanager
-def _opened(
-    src: str,
-    split: str | None,
-    columns: dict[str, Any],
-    fields: dict[str, str | None],
-    options: dict[str, Any],
-) -> Iterator[tuple[Any, str | None]]:
-    """Return the dataset or store that SRC names, and why its boxes cannot be read, if so.
-
-    A VOC folder is a store as well, whose classes and sizes are known whatever its boxes are like.
-    """
-    from penstock.cli.sources import (
-        described_dataset,
-        described_form,
-        errors_of_code,
-        source_named,
-    )
-    from penstock.stores.folder.annotated_folder import looks_like_voc
-
-    found, why_none = None, None
-    try:
-        found = described_dataset(src, split, columns, stores_only=fields, **options)
-    except StoreError as error:
-        if described_form(src) != "voc" or not looks_like_voc(Path(src)):
-            raise
-        why_none = str(error)
-    if found is not None:
-        yield found, None
         return
-    with errors_of_code(src), source_named(src, split=split, **fields) as samples:
-        yield samples, why_none
+    for line in _tables(record):
+        say(line)
 
 
-def _hint_at_parts(src: str, names: Sequence[str]) -> None:
-    """Say it where the folders of a data set's parts were taken for classes."""
-    if names and Path(src).is_dir() and {name.lower() for name in names} <= _PARTS:
-        say(
-            f"The classes are called {', '.join(names)}, as parts of a data set are. If they are "
-            f"parts, name one of them: {Path(src) / names[0]}",
-            err=True,
-        )
+def _records_of(dataset: Any) -> tuple[int, Callable[[int], Any], Any, Any]:  # noqa: ANN401
+    """Return number, reader, labels and class names of the records that `pack` would make."""
+    from penstock.stores.index import labels_from
+    from penstock.stores.pack_source import pack_source
+    from penstock.stores.records import decode_record
+    from penstock.stores.store import Store
+
+    store = getattr(dataset, "store", dataset)  # transforms change nothing of what is counted
+    if isinstance(store, Store):
+
+        def read_record(position: int) -> Any:  # noqa: ANN401
+            with store.borrow(np.array([position])) as (record,):
+                return record.sample
+
+        return len(store), read_record, store.index.labels, store.index.class_names
+
+    source = pack_source(dataset, resize=None, quality=None, limit=None)
+    labels = known_labels(dataset)
+    if not isinstance(labels, RaggedArray) and (labels is None or labels.dtype.kind not in "biu"):
+        labels = labels_from([source[n].label for n in range(len(source))])
+
+    def read_sample(position: int) -> Any:  # noqa: ANN401
+        return decode_record(source[position].data, f"sample {position}").sample
+
+    return len(source), read_sample, labels, source.class_names
 
 
-def _balance(
-    address: str,
-    labels: Any,  # noqa: ANN401 - in any form
-    names: Sequence[str] | None,
-    choice: SamplerChoice,
-    column: str | None,
-) -> tuple[dict[str, Any], list[str], list[Panel]]:
-    """Return the balance of classes before and after a sampler: as JSON, as lines, as a chart.
+def count_classes(labels: Any, class_names: Sequence[str]) -> dict[str, Any]:  # noqa: ANN401
+    """Return the counts of classes, the largest first; none if there are no labels.
 
-    Raises:
-        ConfigError: there are no labels, or the sampler cannot be made of them.
+    Equal counts are in order of the class numbers. Negative labels are classes without a name. Of
+    labels that are a `RaggedArray`, objects and images are counted.
+
+    Example:
+        >>> count_classes(np.array([1, 0, 1]), ["cat", "dog"])["classes"][0]["count"]
+        2
     """
-    from penstock.sampling.balance import balance_report
-    from penstock.sampling.repeat_factor import RepeatFactorSampler
-
-    if labels is None or not len(labels):
-        raise ConfigError(
-            f"{address}: its samples have no labels, so --sampler {choice.kind} has no classes to "
-            "go by."
-        )
-    if isinstance(labels, np.ndarray) and labels.dtype.kind not in "biu":
-        names = None  # names go by number; strings are names themselves
-    sampler = choice.sampler_of(labels)
-    report = balance_report(sampler, labels, class_names=names)
-    chosen = {"name": str(choice.kind), **choice.settings}
+    if labels is None:
+        return {"num_classes": None}
+    values = labels.values if isinstance(labels, RaggedArray) else labels
+    ids = np.union1d(values, np.arange(len(class_names)))
+    counts = np.bincount(np.searchsorted(ids, values), minlength=len(ids))
+    shares = counts / max(1, counts.sum())
+    there = counts[counts > 0]
+    parts = there / max(1, there.sum())
+    rows: list[dict[str, Any]] = [
+        {
+            "class": number,
+            "name": class_names[number] if 0 <= number < len(class_names) else str(number),
+            "count": count,
+            "share": share,
+        }
+        for number, count, share in zip(ids.tolist(), counts.tolist(), shares.tolist(), strict=True)
+    ]
     record: dict[str, Any] = {
-        "address": address,
-        "sampler": chosen,
-        "balance": report.record(),
+        "num_classes": len(ids),
+        "num_empty_classes": len(counts) - len(there),
+        "largest_to_smallest": float(there.max() / there.min()) if len(there) else None,
+        # Of as many equal classes the entropy is the same: from 1 to the number of classes.
+        "effective_classes": math.exp(-(parts * np.log(parts)).sum()) if len(there) else None,
     }
-    by = "" if column is None else f", by {column}"
-    lines = [f"{address}{by}, sampler: {choice}", ""]
-    if isinstance(sampler, RepeatFactorSampler):
-        record["threshold"] = _about_threshold(sampler, report)
-        lines += [record["threshold"], ""]
-    return record, [*lines, *str(report).splitlines()], _balance_panels(report)
+    if isinstance(labels, RaggedArray):
+        per_image = np.diff(labels.offsets)
+        pairs = np.unique(np.stack((np.repeat(np.arange(len(labels)), per_image), values)), axis=1)
+        images = np.bincount(np.searchsorted(ids, pairs[1]), minlength=len(ids))
+        for row, number in zip(rows, images.tolist(), strict=True):
+            row["images"] = number
+        record["objects_per_image"] = _spread(per_image)
+        record["num_images_without_objects"] = int((per_image == 0).sum())
+    record["classes"] = [rows[n] for n in np.lexsort((ids, -counts)).tolist()]
+    return record
 
 
-def _about_threshold(sampler: RepeatFactorSampler, report: BalanceReport) -> str:
-    """Return how the threshold lies among the shares of images that have the classes."""
-    frequencies = sampler.class_frequencies
-    if not len(frequencies):
-        return "No image has a class: none is repeated."
-    least, most = int(np.argmin(frequencies)), int(np.argmax(frequencies))
-    num_below = int(np.count_nonzero(frequencies < sampler.threshold))
+def _spread(values: NDArray[np.int64]) -> dict[str, float] | None:
+    if not len(values):
+        return None
+    return {
+        "min": int(values.min()),
+        "median": float(np.median(values)),
+        "mean": float(values.mean()),
+        "max": int(values.max()),
+    }
+
+
+@dataclass
+class Sizes:
+    """Sizes found in records spread evenly over a store.
+
+    Attributes:
+        num_records: Records of the store.
+        num_bytes: Of each record looked at: its images, arrays, strings and bytes.
+        shapes_px: Height and width of each image in them, as its header says.
+        num_unreadable: Images whose header cannot be read.
+        num_damaged: Records that cannot be read, of those that were to be looked at.
+    """
+
+    num_records: int
+    num_bytes: list[int] = field(default_factory=list)
+    shapes_px: list[tuple[int, int]] = field(default_factory=list)
+    num_unreadable: int = 0
+    num_damaged: int = 0
+
+    @classmethod
+    def measure(
+        cls,
+        num_records: int,
+        read: Callable[[int], Any],
+        num_sampled: int,
+        bar: Bar,
+        *,
+        is_code: bool = False,
+    ) -> Sizes:
+        """Return the sizes of `num_sampled` records; 0 is all. Damaged ones are counted.
+
+        What a dataset of the user's own raises is an error, and no damage.
+
+        Raises:
+            StoreUnreachable: a server went away.
+        """
+        found = cls(num_records)
+        num_read = min(num_sampled or num_records, num_records)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module=r"PIL\.")  # only headers are read
+            for done in range(num_read):
+                try:
+                    sample = read(done * num_records // num_read)
+                except StoreUnreachable:
+                    raise
+                except (StoreError, ValueError, OSError) as error:
+                    if is_code and not isinstance(error, StoreError):
+                        raise
+                    found.num_damaged += 1
+                else:
+                    found.num_bytes.append(found._bytes_of(sample))
+                bar.show(done, num_read, "read for sizes")
+        return found
+
+    def record(self) -> dict[str, Any]:
+        """Return it as JSON has it; the bytes of all are estimated unless all were looked at."""
+        num_bytes = np.array(self.num_bytes, np.int64)
+        shapes = np.array(self.shapes_px, np.int64).reshape(-1, 2)
+        total = self.num_records * sum(self.num_bytes) / max(1, len(num_bytes))
+        return {
+            "num_sampled": len(num_bytes),
+            "total_bytes": round(total),
+            "is_total_estimated": len(num_bytes) < self.num_records,
+            "record_bytes": _spread(num_bytes),
+            "num_images": len(shapes),
+            "num_unreadable": self.num_unreadable,
+            "num_damaged": self.num_damaged,
+            "height_px": _spread(shapes[:, 0]),
+            "width_px": _spread(shapes[:, 1]),
+        }
+
+    def _bytes_of(self, value: Any) -> int:  # noqa: ANN401
+        """Return the bytes of a sample's leaves, and add the sizes of its images."""
+        from penstock.stores.records import EncodedImage
+
+        if isinstance(value, EncodedImage):
+            self._add_image(value.data)
+            return len(value.data)
+        if isinstance(value, np.ndarray):
+            return value.nbytes
+        if isinstance(value, (bytes, memoryview)):
+            return len(value)
+        if isinstance(value, str):
+            return len(value.encode("utf-8", "surrogatepass"))
+        if isinstance(value, Mapping):
+            value = list(value.values())
+        return sum(map(self._bytes_of, value)) if isinstance(value, (tuple, list)) else 0
+
+    def _add_image(self, data: bytes | memoryview) -> None:
+        """Add the size that an image's header has; no pixel is decoded."""
+        from PIL import Image
+
+        try:
+            with Image.open(io.BytesIO(data)) as image:
+                self.shapes_px.append((image.height, image.width))
+        except Exception:  # over damaged data Pillow raises nearly anything
+            self.num_unreadable += 1
+
+
+def _count_objects(dataset: AnnotatedImages) -> dict[str, Any]:
+    """Return what annotations say of boxes and images; no image is decoded."""
+    from penstock.vision.datasets.rules import judged  # stores alone need no OpenCV
+
+    table, sizes, bad = dataset.store.table, dataset.sizes_px, dataset.box_counts
+    boxes = np.asarray(table.boxes, np.float64).reshape(-1, 4)
+    is_there = ~np.isnan(boxes).any(axis=1)
+    boxes, images = boxes[is_there], table.images_of_objects[is_there]
+    sides = boxes[:, 2:] - boxes[:, :2]
+    has_area = (sides > 0).all(axis=1)
+    areas = sides[has_area].prod(axis=1)
+    kinds = np.bincount(np.digitize(areas, (_SMALL_PX**2, _LARGE_PX**2)), minlength=3).tolist()
+    # What the data set has cut is inside by now; it knows the sizes in the files alone.
+    num_outside = int(judged(boxes, sizes[images], "keep").outside.sum())
+    return {
+        "num_boxes": len(boxes),
+        "num_boxes_without_area": int((~has_area).sum()),
+        "bad_boxes": {
+            "zero_area": bad.zero_area,
+            "inverted": bad.inverted,
+            "outside": max(bad.outside, num_outside),
+        },
+        "boxes_by_size": dict(zip(("small", "medium", "large"), kinds, strict=True)),
+    }
+
+
+def _tables(record: dict[str, Any]) -> list[str]:
+    """Return the lines to print: classes, sizes, and what is known of boxes."""
+    lines = ["Its records have no labels."]
+    if record["num_classes"] is not None:
+        records, classes = record["num_records"], record["num_classes"]
+        lines = [f"{counted(records, 'record')}, {counted(classes, 'class')}", ""]
+        lines += [*aligned(_class_rows(record)), "", *_wrapped(_about_classes(record))]
+    sizes = record["sizes"]
+    read = "all records"
+    if sizes["is_total_estimated"]:
+        read = f"{counted(sizes['num_sampled'], 'record')}, spread evenly"
+    advice = " `penstock check` lists those that cannot be read." if sizes["num_damaged"] else ""
+    lines += ["", *aligned([[printable(record["address"]), ""], *_size_rows(record)]), ""]
+    lines += _wrapped(
+        f"Sizes from {read}: bytes of images, arrays, strings and bytes; pixels from the images' "
+        f"headers.{advice}"
+    )
+    if "objects" in record:
+        lines += ["", *_wrapped(_about_objects(record["objects"]))]
+    return lines
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, _WIDTH)
+
+
+def _class_rows(record: dict[str, Any]) -> list[list[str]]:
+    classes = record["classes"]
+    extra = ["images"] if "objects_per_image" in record else []
+    rows = [["class", "objects" if extra else "records", "share", *extra]]
+    for row in classes:
+        cells = [f"{row['count']:,}", f"{row['share']:.2%}", *(f"{row[n]:,}" for n in extra)]
+        rows.append([printable(row["name"]), *cells])
+    hidden = classes[_FIRST_ROWS:-_LAST_ROWS]
+    if hidden:
+        count, share = (sum(row[name] for row in hidden) for name in ("count", "share"))
+        more = [f"... {len(hidden):,} more", f"{count:,}", f"{share:.2%}"]
+        rows[1 + _FIRST_ROWS : -_LAST_ROWS] = [[*more, *("" for _ in extra)]]
+    return rows
+
+
+def _about_classes(record: dict[str, Any]) -> str:
+    if record["largest_to_smallest"] is None:
+        return "All classes are empty."
+    num_empty = record["num_empty_classes"]
+    empty = f" Empty classes: {num_empty:,}." if num_empty else ""
+    text = (
+        f"Largest to smallest class: {record['largest_to_smallest']:,.1f} : 1.{empty} Effective "
+        f"classes: {record['effective_classes']:,.1f} of {record['num_classes'] - num_empty:,}, "
+        "the number of equally large classes with the same entropy, exp(-sum of p ln p)."
+    )
+    spread = record.get("objects_per_image")
+    if spread is None:
+        return text
     return (
-        f"Classes are in {100 * frequencies[least]:.3g}% ({report.class_names[least]}) to "
-        f"{100 * frequencies[most]:.3g}% ({report.class_names[most]}) of the images; "
-        f"{num_below:,} of {len(frequencies):,} in less than the threshold, "
-        f"{100 * sampler.threshold:g}%" + ("." if num_below else ": nothing changes.")
+        f"{text} Objects per image: {spread['min']:,} / {spread['mean']:,.1f} / {spread['max']:,} "
+        f"(min / mean / max). Images without any: {record['num_images_without_objects']:,}."
     )
 
 
-def _balance_panels(report: BalanceReport) -> list[Panel]:
-    """Return the share of each class before and after, of images and of objects."""
-    from penstock.cli.stats_chart import Panel
-
-    images, objects = report.images, report.objects
-    order = np.argsort(-(objects or images).before, kind="stable")
-    names = [report.class_names[n] for n in order.tolist()]
-
-    def panel(what: str, label: str, before: Any, after: Any) -> Panel:  # noqa: ANN401
-        values = {"before": before[order], "after": after[order]}
-        return Panel(what, label, values, names, are_shares=True)
-
-    if objects is None:
-        shares = images.shares_before, images.shares_after
-        return [panel("Samples", "share of all samples", *shares)]
-    frequencies = report.frequencies_before, report.frequencies_after
-    shares = objects.shares_before, objects.shares_after
-    what = "objects" if report.has_boxes else "labels"
-    return [
-        panel("Images", "share of images that have the class", *frequencies),
-        panel(what.capitalize(), f"share of all {what}", *shares),
-    ]
+def _size_rows(record: dict[str, Any]) -> list[list[str]]:
+    sizes = record["sizes"]
+    rows = [["records", f"{record['num_records']:,}"]]
+    if (spread := sizes["record_bytes"]) is not None:
+        three = " / ".join(amount(spread[name]) for name in ("min", "mean", "max"))
+        all_of = "size of all, estimated" if sizes["is_total_estimated"] else "size of all"
+        rows += [[all_of, amount(sizes["total_bytes"])]]
+        rows += [["size of a record, min / mean / max", three]]
+    for what in ("height", "width"):
+        if (spread := sizes[f"{what}_px"]) is not None:
+            three = " / ".join(f"{spread[name]:,.0f}" for name in ("min", "median", "max"))
+            rows.append([f"{what} of an image in pixels, min / median / max", three])
+    for what, name in (
+        ("images whose header cannot be read", "num_unreadable"),
+        ("records that cannot be read", "num_damaged"),
+    ):
+        rows += [[what, f"{sizes[name]:,}"]] if sizes[name] else []
+    return rows
 
 
-def _panels(record: dict[str, Any], sizes: Sizes, objects: Objects | None) -> list[Panel]:
-    """Return the counts of classes, the sizes, and what boxes are like."""
-    from penstock.cli.stats_chart import Panel
-
-    panels: list[Panel] = []
-    if rows := record.get("classes"):
-        values = {"records": np.array([row["count"] for row in rows])}
-        if "images" in rows[0]:
-            images = np.array([row["images"] for row in rows])
-            values = {"objects": values["records"], "images with such objects": images}
-        ratio = record["largest_to_smallest"]
-        title = f"{len(rows):,} classes, " + (f"{ratio:,.1f} : 1" if ratio else "all empty")
-        names = [row["name"] for row in rows]
-        panels.append(Panel(title, f"{next(iter(values))} of a class", values, names))
-    if sizes.shapes_px:
-        shapes = np.array(sizes.shapes_px)
-        values = {"height": shapes[:, 0], "width": shapes[:, 1]}
-        panels.append(Panel("Sizes of images", "pixels", values, counted="images"))
-    else:
-        title = f"{amount(record['sizes']['total_bytes'])} in all"
-        values = {"bytes": np.array(sizes.num_bytes)}
-        panels.append(Panel(title, "bytes of a record", values, counted="records"))
-    if objects is not None:
-        kinds = ", ".join(f"{n:,} {kind}" for kind, n in record["objects"]["boxes_by_size"].items())
-        for title, label, values, counted in (
-            ("Boxes", "boxes per image", {"boxes": objects.boxes_per_image}, "images"),
-            (kinds, "area of a box in square pixels", {"areas": objects.areas_px}, "boxes"),
-        ):
-            panels.append(Panel(title, label, values, counted=counted))
-    return panels
+def _about_objects(objects: dict[str, Any]) -> str:
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in objects["boxes_by_size"].items())
+    text = f"Boxes: {kinds} (below 32 x 32 pixels, to 96 x 96, from there on)."
+    bad = ", ".join(f"{count:,} {kind}" for kind, count in objects["bad_boxes"].items() if count)
+    if bad:
+        text += f" Bad boxes: {bad}; `rules=AnnotationRules(bad_boxes=...)` says what they become."
+    return text

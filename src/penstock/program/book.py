@@ -29,7 +29,7 @@ from penstock.program.saved import SavedLoader, SavedRun, Usage, words_of, write
 from penstock.worker_info import get_worker_info
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from penstock.insight.monitor import Accounts, Monitor
     from penstock.insight.recording import Recording
@@ -110,12 +110,8 @@ class Account:
             num_workers=self.stats.num_workers,
             loaders=self.loaders,
             epochs=run.starts,
-            batches=run.batches,
-            samples=run.samples,
-            failed=run.failed,
-            seconds=run.seconds,
-            wait_s=run.wait_s,
             first_batch_s=self.first_batch_s,
+            **{n: getattr(run, n) for n in ("batches", "samples", "failed", "seconds", "wait_s")},
         )
 
     def lines(self) -> list[str]:
@@ -214,7 +210,7 @@ class Book:
     def say_what_is_missing(self) -> None:
         """Print which requested files are not written because no loader gave a batch."""
         wanted = (self._options.report, self._options.trace, self._options.save)
-        missing = [path for path in wanted if path and self._free(Path(path)) == Path(path)]
+        missing = [path for path in wanted if path and self._free(path) == Path(path)]
         if self._owner is None and missing and not self._options.quiet:
             files = ", ".join(missing)
             say(f"penstock run: no DataLoader gave a batch, so not written: {files}", err=True)
@@ -226,17 +222,39 @@ class Book:
         if not self._accounts or self._is_another_rank or _is_another_rank():
             return
         accounts = [a for a in self._accounts.values() if a.run.batches]
-        written = []
-        for write in (functools.partial(self._save, used), self._write):
-            try:
-                written += write(accounts)
-            except (OSError, PenstockError) as error:
-                written.append(f"penstock run: {error}")
-        if self._options.quiet:
-            return
-        paragraphs = itertools.chain.from_iterable(account.lines() for account in accounts)
-        for line in (*paragraphs, *self._uses_of_settings(accounts), *written):
+        lines = [line for account in accounts for line in account.lines()]
+        lines += self._uses_of_settings(accounts)
+        try:
+            lines += self._files(accounts, used)
+        except (OSError, PenstockError) as error:
+            lines.append(f"penstock run: {error}")
+        for line in lines if not self._options.quiet else ():
             say(line, err=True)
+
+    def _files(self, accounts: list[Account], used: dict[str, Any] | None) -> Iterator[str]:
+        """Write the files, and yield a line for each."""
+        if self._options.save is not None and used is not None:
+            free = self._free(self._options.save)
+            loaders = [account.saved() for account in accounts]
+            run = SavedRun(
+                engine=self._options.engine, program=words_of(self._options), loaders=loaders,
+                **used,
+            )  # fmt: skip
+            write_run(run, free)
+            yield f"penstock run: figures of this run: {free}"
+        if not (self._options.report or self._options.trace):
+            return
+        from penstock.insight.report import write_report
+        from penstock.insight.trace import write_trace
+
+        longest = sorted(accounts, key=lambda account: -account.run.seconds)
+        for option, write in (("report", write_report), ("trace", write_trace)):
+            path = getattr(self._options, option)
+            for account in longest if path else []:
+                free = self._free(path)
+                assert account.recording is not None
+                write(account.recording, free)
+                yield f"penstock run: {option} of {account.made_at}: {free}"
 
     def _uses_of_settings(self, accounts: list[Account]) -> list[str]:
         lines = []
@@ -248,43 +266,14 @@ class Book:
             lines.append(text + kept)
         return lines
 
-    def _write(self, accounts: list[Account]) -> list[str]:
-        if not (self._options.report or self._options.trace):
-            return []
-        from penstock.insight.report import write_report
-        from penstock.insight.trace import write_trace
-
-        written = []
-        longest = sorted(accounts, key=lambda account: -account.run.seconds)
-        for option, write in (("report", write_report), ("trace", write_trace)):
-            path = getattr(self._options, option)
-            for account in longest if path else []:
-                free = self._free(Path(path))
-                assert account.recording is not None
-                write(account.recording, free)
-                written.append(f"penstock run: {option} of {account.made_at}: {free}")
-        return written
-
-    def _save(self, used: dict[str, Any] | None, accounts: list[Account]) -> list[str]:
-        if self._options.save is None or used is None:
-            return []
-        free = self._free(Path(self._options.save))
-        run = SavedRun(
-            engine=self._options.engine,
-            program=words_of(self._options),
-            loaders=[account.saved() for account in accounts],
-            **used,
-        )
-        write_run(run, free)
-        return [f"penstock run: figures of this run: {free}"]
-
-    def _free(self, path: Path) -> Path:
+    def _free(self, path: str) -> Path:
         """Return the path, or a numbered one if this run has written to it already."""
-        numbered = (path.with_stem(f"{path.stem}-{number}") for number in itertools.count(2))
-        for free in itertools.chain([path], numbered):
+        first = free = Path(path)
+        for number in itertools.count(2):
             if not free.is_file() or free.stat().st_mtime < self._options.started:
-                return free
-        raise AssertionError
+                break
+            free = first.with_stem(f"{first.stem}-{number}")
+        return free
 
 
 def _kind(setting: object) -> str:

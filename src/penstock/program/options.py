@@ -28,12 +28,7 @@ class Options:
 
     Attributes:
         engine: "penstock", or "torch" for torch's own loader, which is only measured.
-        workers: `num_workers` of loaders that the program makes without this argument: a number
-            or "auto"; None leaves them as they are.
-        backend: The same for `backend`.
-        seed: The same for `seed`.
-        on_error: The same for `on_error`.
-        progress: The same for `progress`.
+        settings: Arguments of loaders that the program makes without them, by name.
         report: File for the HTML report.
         trace: File for the trace.
         save: File for the figures that `penstock report` compares.
@@ -44,11 +39,7 @@ class Options:
     """
 
     engine: str = "penstock"
-    workers: int | str | None = None
-    backend: str | None = None
-    seed: int | None = None
-    on_error: str | None = None
-    progress: bool = False
+    settings: dict[str, Any] = field(default_factory=dict)
     report: str | None = None
     trace: str | None = None
     save: str | None = None
@@ -61,18 +52,6 @@ class Options:
     def of_environment(cls) -> Options:
         """Return the options of the `penstock run` that started this process."""
         return cls(**json.loads(os.environ[_VARIABLE]))
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The options that are arguments of a loader, under the loader's names for them."""
-        given = {
-            "num_workers": self.workers,
-            "backend": self.backend,
-            "seed": self.seed,
-            "on_error": self.on_error,
-            "progress": self.progress or None,
-        }
-        return {name: value for name, value in given.items() if value is not None}
 
     def environment(self, environment: Mapping[str, str]) -> dict[str, str]:
         """Return the program's environment: `environment` with these options in it."""

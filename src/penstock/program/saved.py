@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import sys
 import threading
@@ -14,14 +13,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final, Self, TypeGuard
 
-from penstock.errors import ConfigError
-from penstock.insight.plain import JSON, plain_text, read_versioned
+from penstock.insight.plain import plain_text, read_versioned
 from penstock.redact import is_secret_name
 from penstock.usage import cpu_seconds, memory_bytes
 from penstock.whole_file import write_whole
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
     from penstock.program.options import Options
@@ -31,9 +28,9 @@ __all__ = ["SavedLoader", "SavedRun", "Usage", "is_saved_run", "words_of", "writ
 _FORMAT: Final = "penstock run"
 _VERSION: Final = 1
 _EVERY_S: Final = 1.0
-# The shortest pause, as a multiple of the time that a sample takes. A sample walks all mapped
-# pages: 3 ms for 300 MB, 1 s for 100 GB.
-_REST: Final = 50
+_REST: Final = (
+    50  # pause, in times of a sample: it walks all pages, 3 ms for 300 MB, 1 s for 100 GB
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +45,7 @@ class SavedLoader:
         epochs: Number of epochs that gave a batch.
         batches: Number of batches.
         samples: Number of samples in the batches.
+        failed: Number of bad samples.
         seconds: Time of the loops: waiting, and the program's own code between batches.
         wait_s: Seconds that the program waited for batches.
         first_batch_s: Seconds from the first `iter()` to its first batch.
@@ -79,12 +77,6 @@ class SavedRun:
         peak_memory_bytes: Peak memory of all its processes, sampled once a second. It is the
             proportional set size: a page that several processes map counts once. None as above.
         loaders: The program's loaders, in the order of their first epochs.
-
-    Example:
-        >>> run = SavedRun(engine="torch", program=["train.py"], wall_s=9.5, cpu_s=12.0,
-        ...                peak_memory_bytes=10**9, loaders=[])
-        >>> SavedRun.from_json(run.to_json()) == run
-        True
     """
 
     engine: str
@@ -94,29 +86,10 @@ class SavedRun:
     peak_memory_bytes: int | None
     loaders: list[SavedLoader]
 
-    def to_json(self) -> dict[str, JSON]:
-        """Return a copy of the run as dicts, lists, numbers and strings, for `json.dumps`."""
-        return {"format": _FORMAT, "version": _VERSION, **asdict(self)}
-
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Return the run that `to_json` wrote.
-
-        Args:
-            data: Of which `is_saved_run` holds.
-
-        Raises:
-            ConfigError: it is of another version, or damaged.
-        """
+        """Return the run that `write_run` wrote; ConfigError if `data` is damaged."""
         found: Self = read_versioned(cls, data, _VERSION, "saved run")
-        parts: list[SavedRun | SavedLoader] = [found, *found.loaders]
-        for part in parts:
-            for name, value in asdict(part).items():
-                if isinstance(value, int | float) and not 0 <= value < math.inf:
-                    raise ConfigError(
-                        f"The saved run is damaged: {name} must be a number from 0 on, got "
-                        f"{value!r:.80}."
-                    )
         return found
 
 
@@ -126,26 +99,18 @@ def is_saved_run(data: object) -> TypeGuard[Mapping[str, Any]]:
 
 
 def write_run(run: SavedRun, path: str | os.PathLike[str]) -> Path:
-    """Write a saved run as JSON.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
-    return write_whole(path, json.dumps(run.to_json(), allow_nan=False, indent=1) + "\n")
+    """Write a saved run as JSON."""
+    record = {"format": _FORMAT, "version": _VERSION, **asdict(run)}
+    return write_whole(path, json.dumps(record, allow_nan=False, indent=1) + "\n")
 
 
 def words_of(options: Options) -> list[str]:
     """Return the program and its arguments, without secrets.
 
-    The program's first process knows its whole command; a descendant gives its own `sys.argv`.
+    The program's first process has its whole command; a descendant gives its own `sys.argv`.
     """
-    is_first = os.getpid() == options.pid
-    return _without_secrets(sys.orig_argv[1:] if is_first else sys.argv)
-
-
-def _without_secrets(words: Sequence[str]) -> list[str]:
     shown, is_secret = [], False
-    for word in words:
+    for word in sys.orig_argv[1:] if os.getpid() == options.pid else sys.argv:
         name, equals, _ = word.partition("=")
         if is_secret and not word.startswith("-"):
             shown.append("***")

@@ -64,12 +64,35 @@ def watch(watcher: Callable[[StockMonitor, Any], object]) -> None:
             weakref.finalize(loader, monitors.pop, id(loader), None).atexit = False
         return monitor
 
-    DataLoader.__init__ = _noted(DataLoader.__init__, monitor_of)  # type: ignore[method-assign]
-    DataLoader.__iter__ = _begun(DataLoader.__iter__, monitor_of)  # type: ignore[method-assign]
-    kind: Any = _BaseDataLoaderIter
-    kind._next_index = _counted(kind._next_index)
+    def init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        original(self, *args, **kwargs)
+        monitor_of(self)
+
+    def iterate(original: Any, self: Any) -> Any:  # noqa: ANN401
+        begun_ns = time.monotonic_ns()
+        # With persistent workers: of batches that the loop left behind.
+        vars(getattr(self, "_iterator", None) or self).pop(_ASKED, None)
+        iterator = original(self)
+        is_torchs = isinstance(iterator, _BaseDataLoaderIter)  # Penstock's has a monitor already
+        if is_torchs and get_worker_info() is None:
+            monitor_of(self).begin_epoch(self, iterator, begun_ns)
+        return iterator
+
+    _wrap(DataLoader, "__init__", init)
+    _wrap(DataLoader, "__iter__", iterate)
+    _wrap(_BaseDataLoaderIter, "_next_index", _next_index)
     for kind in (_SingleProcessDataLoaderIter, _MultiProcessingDataLoaderIter):
-        kind._next_data = _timed(kind._next_data)
+        _wrap(kind, "_next_data", _next_data)
+
+
+def _wrap(kind: Any, name: str, around: Callable[..., Any]) -> None:  # noqa: ANN401
+    original = getattr(kind, name)
+
+    @functools.wraps(original)
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        return around(original, self, *args, **kwargs)
+
+    setattr(kind, name, wrapped)
 
 
 class StockMonitor:
@@ -122,18 +145,17 @@ class _Clock:
         self._epoch = epoch
         self._step = 0
         self._starting_ns = time.monotonic_ns() - begun_ns
-        self._taken_ns = 0
+        self.taken_ns = 0  # when the last batch was given
         self._num_workers = loader.num_workers
         self._lookahead = self._num_workers * (loader.prefetch_factor or 0)
         self._batch_size = loader.batch_size or 1
 
     def give(self, asked_ns: int, num_samples: int | None) -> None:
         now = time.monotonic_ns()
-        consumer_ns = asked_ns - self._taken_ns if self._taken_ns else 0
         row = TimingRow(
             asked_ns=asked_ns - self._starting_ns,
             given_ns=now,
-            consumer_ns=consumer_ns,
+            consumer_ns=asked_ns - self.taken_ns if self.taken_ns else 0,
             epoch=self._epoch,
             step=self._step,
             num_workers=self._num_workers,
@@ -144,77 +166,42 @@ class _Clock:
         self._monitor.history.add(row)
         self._step += 1
         self._starting_ns = 0
-        self._taken_ns = now
-
-    def fail(self) -> None:
-        """Leave the wait for an error out of the program's own time."""
-        self._taken_ns = self._taken_ns and time.monotonic_ns()
+        self.taken_ns = now
 
     def end(self, asked_ns: int) -> None:
-        consumer_ns = asked_ns - self._taken_ns if self._taken_ns else 0
+        consumer_ns = asked_ns - self.taken_ns if self.taken_ns else 0
         self._monitor.history.epoch_ended(self._epoch, EpochEnd(asked_ns, consumer_ns))
 
 
-def _noted(init: Callable[..., None], monitor_of: Callable[[Any], object]) -> Any:  # noqa: ANN401
-    @functools.wraps(init)
-    def noted(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
-        init(self, *args, **kwargs)
-        monitor_of(self)
-
-    return noted
-
-
-def _begun(begin: Callable[..., Any], monitor_of: Callable[[Any], StockMonitor]) -> Any:  # noqa: ANN401
-    @functools.wraps(begin)
-    def begun(self: Any) -> Any:  # noqa: ANN401
-        begun_ns = time.monotonic_ns()
-        kept = getattr(self, "_iterator", None)  # with persistent workers
-        if hasattr(kept, _ASKED):
-            delattr(kept, _ASKED)  # of batches that the loop left behind
-        iterator = begin(self)
-        is_torchs = isinstance(iterator, _BaseDataLoaderIter)  # Penstock's has a monitor already
-        if is_torchs and get_worker_info() is None:
-            monitor_of(self).begin_epoch(self, iterator, begun_ns)
-        return iterator
-
-    return begun
+def _next_index(original: Any, self: Any) -> Any:  # noqa: ANN401
+    """Note the number of samples in a batch of a map-style dataset."""
+    index = original(self)
+    if self._dataset_kind == _DatasetKind.Map:
+        count = length_of(index) if self._auto_collation else None
+        vars(self).setdefault(_ASKED, deque()).append(1 if count is None else count)
+    return index
 
 
-def _counted(next_index: Callable[..., Any]) -> Any:  # noqa: ANN401
-    @functools.wraps(next_index)
-    def counted(self: Any) -> Any:  # noqa: ANN401
-        index = next_index(self)
-        if self._dataset_kind == _DatasetKind.Map:
-            count = length_of(index) if self._auto_collation else None
-            vars(self).setdefault(_ASKED, deque()).append(1 if count is None else count)
-        return index
-
-    return counted
-
-
-def _timed(next_data: Callable[..., Any]) -> Any:  # noqa: ANN401
-    @functools.wraps(next_data)
-    def timed(self: Any) -> Any:  # noqa: ANN401
-        clock: _Clock | None = getattr(self, _CLOCK, None)
-        if clock is None:  # a loader inside a worker
-            return next_data(self)
-        asked_ns = time.monotonic_ns()
-        try:
-            batch = next_data(self)
-        except StopIteration:
-            clock.end(asked_ns)
-            raise
-        except BaseException:
-            _next_asked(self)
-            clock.fail()
-            raise
-        clock.give(asked_ns, _next_asked(self))
-        return batch
-
-    return timed
+def _next_data(original: Any, self: Any) -> Any:  # noqa: ANN401
+    clock: _Clock | None = getattr(self, _CLOCK, None)
+    if clock is None:  # a loader inside a worker
+        return original(self)
+    asked_ns = time.monotonic_ns()
+    try:
+        batch = original(self)
+    except StopIteration:
+        clock.end(asked_ns)
+        raise
+    except BaseException:
+        _num_asked(self)
+        # The wait for an error is no time of the program's own.
+        clock.taken_ns = clock.taken_ns and time.monotonic_ns()
+        raise
+    clock.give(asked_ns, _num_asked(self))
+    return batch
 
 
-def _next_asked(iterator: Any) -> int | None:  # noqa: ANN401
+def _num_asked(iterator: Any) -> int | None:  # noqa: ANN401
     """Return the number of samples in the next batch in order; None for an iterable dataset.
 
     With `in_order=False` it may belong to another batch; the sum over an epoch is right.
@@ -228,6 +215,5 @@ def _judge(inputs: Inputs) -> Verdict:
     return Verdict(
         "unknown",
         f"The main process waits {percent(run.wait_share)} of the time. A run without --engine "
-        "torch "
-        "shows why.",
+        "torch shows why.",
     )

@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files below a folder: those that are passed over, and annotations and what is wrong with them."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
+
+from penstock.cli.reasons import reason_of
+from penstock.errors import ConfigError, StoreError
+from penstock.lines import say
+from penstock.opening import MAX_TREE_BYTES, open_file, read_file
+from penstock.stores.folder.annotated_folder import YAML_SUFFIXES, annotated_folder, xml_root
+from penstock.stores.folder.listing import (
+    IMAGE_SUFFIXES,
+    INDEX_NAME,
+    is_image,
+    is_system_folder,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+__all__ = [
+    "Annotations", "Broken", "check_annotated_file", "check_annotations", "is_passed_over",
+    "iter_files", "passed_over_text", "say_passed_over",
+]  # fmt: skip
+
+_UNREAD: Final = (".avif", ".gif", ".heic", ".jp2", ".jxl", ".arrow", ".lmdb", ".parquet", ".tar")
+_NO_IMAGES: Final = (".csv", ".json", ".md", ".py", ".tsv", ".txt", ".xml", ".yaml", ".yml")
+_HEAD_BYTES: Final = 16
+_NUM_SHOWN: Final = 3  # names of files that are passed over
+
+
+class Broken(NamedTuple):
+    """A file or a record that is broken: its path or key, and why; the position of a record."""
+
+    name: str
+    reason: str
+    position: int | None = None
+
+
+def iter_files(folder: Path) -> Iterator[str]:
+    """Yield the files below a folder, in no particular order.
+
+    Links to folders are followed, as ImageFolder does it; no folder is entered twice, and hidden
+    and system folders are not. Broken links and pipes are files, too: they may have an
+    image's name.
+
+    Raises:
+        ConfigError: a folder cannot be listed.
+    """
+    entered = set()
+    for place, subfolders, names in os.walk(folder, onerror=_cannot_list, followlinks=True):
+        status = os.stat(place)
+        if (identity := (status.st_dev, status.st_ino)) in entered:
+            subfolders.clear()
+            continue
+        entered.add(identity)
+        # Sorted: which of two links to one folder gives the paths is always the same.
+        subfolders[:] = sorted(name for name in subfolders if not is_system_folder(name))
+        yield from (os.path.join(place, name) for name in names)
+
+
+def _cannot_list(error: OSError) -> NoReturn:
+    raise ConfigError(
+        f"cannot list {error.filename}: {error.strerror}. Its images would be passed over; allow "
+        "it to be read, or name another folder."
+    ) from error
+
+
+def is_passed_over(path: str) -> bool:
+    """Return whether a file holds an image or is a store, and has no suffix of an image.
+
+    Only files of unknown suffixes are opened, for their first bytes.
+    """
+    name = os.path.basename(path).lower()
+    if name.endswith((*IMAGE_SUFFIXES, *_NO_IMAGES)) or name.startswith(".penstock"):
+        return False
+    if name.endswith(_UNREAD):
+        return True
+    try:
+        with open_file(path) as file:
+            return is_image(file.read(_HEAD_BYTES) or b"")
+    except OSError:
+        return False
+
+
+def passed_over_text(paths: Iterable[str], folder: Path) -> str:
+    """Return a line that counts files by suffix and names the first; "" if there are none.
+
+    Example:
+        >>> passed_over_text(["a/1.gif", "a/2.avif", "a/3.gif"], Path("a"))
+        '3 files not looked at (2 .gif, 1 .avif): 1.gif, 2.avif, 3.gif'
+    """
+    names = sorted(os.path.relpath(path, folder) for path in paths)
+    if not names:
+        return ""
+    suffixes = Counter(os.path.splitext(name)[1].lower() or "without a suffix" for name in names)
+    kinds = ", ".join(f"{count:,} {suffix}" for suffix, count in suffixes.most_common())
+    shown = ", ".join([*names[:_NUM_SHOWN], *["…"] * (len(names) > _NUM_SHOWN)])
+    return f"{len(names):,} file{'s' * (len(names) > 1)} not looked at ({kinds}): {shown}"
+
+
+def say_passed_over(src: str) -> None:
+    """Say on stderr which files of a folder are passed over, if SRC is a folder of files."""
+    from penstock.cli.sources import is_plain_path
+
+    path = Path(src)
+    if not is_plain_path(src) or not path.is_dir() or (path / INDEX_NAME).exists():
+        return
+    if text := passed_over_text(filter(is_passed_over, iter_files(path)), path):
+        say(text, err=True)
+
+
+@dataclass
+class Annotations:
+    """What a check has found about annotations.
+
+    Attributes:
+        num_files: Annotation files that were read.
+        broken: Those that are damaged, and the images of others that are not there.
+        images: Images that they name and that are there.
+        by_stem: Of each folder of VOC's, its images by their paths without suffix.
+    """
+
+    num_files: int = 0
+    broken: list[Broken] = field(default_factory=list)
+    images: set[str] = field(default_factory=set)
+    by_stem: dict[Path, dict[str, str]] = field(default_factory=dict)
+
+    def add(self, path: Path, error: Exception | str) -> None:
+        """Add a file that is broken."""
+        said = error if isinstance(error, str) else reason_of(error)
+        said = said.removeprefix("cannot read ").removeprefix(str(path)).lstrip(":, ")
+        self.broken.append(Broken(str(path), said))
+
+    def add_images(self, images: Iterable[str], named_in: Path) -> None:
+        """Add images that a file names."""
+        for image in dict.fromkeys(images):
+            if os.path.lexists(image):  # a dead link is an image that cannot be decoded
+                self.images.add(image)
+            else:
+                self.add(Path(image), f"is not there, and is named in {named_in}")
+
+
+def check_annotations(folder: Path, images: Sequence[str], xml: Iterable[str]) -> Annotations:
+    """Return what is wrong with the annotations of a folder, and of those below it with images.
+
+    Args:
+        folder: Where files were looked for.
+        images: Paths of all images that were found there.
+        xml: Paths of all XML files.
+
+    Raises:
+        StoreError: a folder cannot be listed.
+    """
+    findings = Annotations()
+    with_images = {os.path.dirname(image) for image in images}
+    above = {place for inner in with_images for place in Path(inner).parents}
+    roots: list[Path] = []
+    for place in sorted({folder, *(place for place in above if folder in place.parents)}):
+        found = None if any(root in place.parents for root in roots) else annotated_folder(place)
+        if found is None or not found.is_read_as_folder:
+            continue
+        roots.append(place)
+        if found.form == "yolo":
+            _check_yolo(found.root, findings)
+        elif found.images is not None:
+            _check_voc(found.root, found.annotations, found.images, findings)
+    for file in map(Path, sorted(xml)):
+        if any(root in file.parents for root in roots):
+            continue
+        root = xml_root(file)
+        if root == "dataset":
+            _check_listed(file, {}, findings)
+        elif root == "annotation" and str(file.parent) in with_images:  # NAME.xml beside NAME.jpg
+            _check_xml(file, file.stem, file.parent, findings)
+    return findings
+
+
+def check_annotated_file(path: Path, columns: Mapping[str, Any]) -> Annotations:
+    """Return what is wrong with VOC's or imglab's XML, YOLO's YAML, or a list with `columns`."""
+    findings = Annotations()
+    if path.suffix.lower() in YAML_SUFFIXES:
+        _check_yolo(path, findings)
+    elif path.suffix.lower() == ".xml" and xml_root(path) != "dataset":
+        found = annotated_folder(path.parent.parent)
+        images = path.parent if found is None or found.images is None else found.images
+        _check_xml(path, path.stem, images, findings)
+    else:
+        _check_listed(path, columns, findings)
+    return findings
+
+
+def _check_listed(path: Path, columns: Mapping[str, Any], findings: Annotations) -> None:
+    """Check a file that has the annotations of many images: imglab's, or a list."""
+    from penstock.cli.sources import described_dataset
+
+    findings.num_files += 1
+    try:
+        dataset = described_dataset(str(path), None, columns, bad_boxes="keep")
+    except StoreError as error:
+        findings.add(path, error)
+        return
+    assert dataset is not None  # the suffix says what it is
+    findings.add_images(map(dataset.describe, range(len(dataset))), path)
+
+
+def _check_voc(root: Path, annotations: Path, images: Path, findings: Annotations) -> None:
+    from penstock.vision.annotations.voc_files import stems_of_split
+
+    files = [Path(file) for file in iter_files(annotations) if file.lower().endswith(".xml")]
+    files = sorted(file for file in files if not file.name.startswith("."))
+    known = {file.relative_to(annotations).with_suffix("").as_posix(): file for file in files}
+    for stem, file in known.items():
+        _check_xml(file, stem, images, findings)
+    for file in sorted((root / "ImageSets" / "Main").glob("*.txt")):
+        try:
+            absent = [s for s in stems_of_split(root, file.stem, set(known)) if s not in known]
+        except StoreError as error:
+            findings.add(file, error)
+            continue
+        if absent:
+            findings.add(file, f"{len(absent):,} of its images have no annotation: {absent[0]!r}")
+
+
+def _check_xml(file: Path, stem: str, images: Path, findings: Annotations) -> None:
+    """Check a file of VOC's, and that its image is there: by its own name, or by <filename>."""
+    from penstock.vision.annotations.voc import read_voc, voc_root
+
+    findings.num_files += 1
+    named = ""
+    try:
+        data = read_file(file, MAX_TREE_BYTES, remedy="split it")
+        read_voc(data, path=images / stem, key=stem)
+        named = (voc_root(data).findtext("filename") or "").strip().replace("\\", "/")
+    except (OSError, ValueError) as error:
+        findings.add(file, error)
+    if images not in findings.by_stem:
+        below = (file for file in iter_files(images) if file.lower().endswith(IMAGE_SUFFIXES))
+        findings.by_stem[images] = {os.path.splitext(file)[0]: file for file in below}
+    by_name = images / os.path.dirname(stem) / (os.path.basename(named) or f"{file.stem}.jpg")
+    image = findings.by_stem[images].get(os.path.join(images, stem), str(by_name))
+    findings.add_images([image], file)
+
+
+def _check_yolo(place: Path, findings: Annotations) -> None:
+    from penstock.vision.annotations.yolo import Labels, files_of_split, label_file, read_yolo_data
+
+    try:
+        data = read_yolo_data(place)
+    except StoreError as error:
+        findings.add(place, error)
+        return
+    labels = Labels(data.class_names, data.num_landmarks, data.num_values, polygons="box")
+    images: dict[Path, Path] = {}
+    for split in data.splits:
+        try:
+            images |= {label_file(path): path for path, _ in files_of_split(data, split)}
+        except StoreError as error:
+            findings.add(data.source, error)
+    findings.add_images(map(str, images.values()), data.source)
+    folders = {file.parent for file in images if "labels" in file.parts} | {data.root / "labels"}
+    below = {path for folder in folders for path in folder.rglob("*.txt")}
+    below = {path for path in below if path.name != "classes.txt" and path.name[0] != "."}
+    for file in sorted(below | set(filter(os.path.isfile, images))):
+        findings.num_files += 1
+        if file in images:
+            _check_labels(file, labels, findings)
+        else:
+            findings.add(file, "is of no image: none is called like it in the folder of images")
+
+
+def _check_labels(file: Path, labels: Any, findings: Annotations) -> None:  # noqa: ANN401
+    """Check a label file. Its numbers are relative, so the image's size does not matter."""
+    from penstock.vision.annotations.reading import numbered_lines
+    from penstock.vision.annotations.yolo import read_label_line
+
+    try:
+        for number, line in numbered_lines(file):
+            try:
+                read_label_line(line, labels, 1, 1)
+            except ValueError as error:
+                findings.add(file, f"line {number}: {reason_of(error)}")
+                return
+    except StoreError as error:
+        findings.add(file, error)

@@ -5,10 +5,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 __all__ = ["WorkerInfo", "get_worker_info"]
 
@@ -88,9 +85,7 @@ def set_worker_info(info: WorkerInfo | None) -> None:
 
 def set_thread_info(info: WorkerInfo | None) -> None:
     """Make `info` what `get_worker_info` returns in this thread alone; None ends that."""
-    _here.info = info
-    _here.shard = None
-    _here.was_asked = False
+    _here.info, _here.shard, _here.was_asked = info, None, False
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +98,6 @@ class ShardInfo:
         batch_size: Samples in a batch; None where samples come as they are.
         rank: Of the ranks that train together.
         world_size: Their number.
-        compared: Returns what is to be dealt out, compared with what other workers have; None where
-            they cannot differ, or cannot be asked.
     """
 
     worker_id: int = 0
@@ -112,7 +105,6 @@ class ShardInfo:
     batch_size: int | None = None
     rank: int = 0
     world_size: int = 1
-    compared: Callable[[Iterable[Any]], Iterator[Any]] | None = None
 
 
 _shard = ShardInfo()

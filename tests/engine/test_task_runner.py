@@ -399,9 +399,9 @@ def test_a_worker_that_joins_says_once_that_it_can_begin():
 
 def test_what_was_found_out_comes_with_the_next_result():
     worker = worker_of(OneByOne("none"))
-    worker.runner.notice(states={"random": b"digest"})
+    worker.runner.notices["states"] = {"random": b"digest"}
     first, second, _ = worker.run_all()
-    assert first.notices.states == {"random": b"digest"}
+    assert first.notices == {"states": {"random": b"digest"}}
     assert second.notices is None
 
 

@@ -8,7 +8,6 @@ import json
 import os
 import sys
 import textwrap
-import threading
 from multiprocessing import popen_fork
 
 import numpy as np
@@ -117,13 +116,6 @@ def test_an_iterator_cannot_go_on_in_a_forked_child_and_says_so(make, backend):
         return firsts(loader) == ALL
 
     assert holds_in_child(work)
-    assert firsts(batches) == ALL[1:]
-
-
-def test_an_iterator_without_workers_goes_on_in_both():
-    batches = iter(Loader(Rows(), batch_size=4))
-    next(batches)
-    assert holds_in_child(lambda: firsts(batches) == ALL[1:])
     assert firsts(batches) == ALL[1:]
 
 
@@ -271,11 +263,3 @@ def test_a_worker_whose_descriptors_were_closed_says_so(capfd):
     assert "Bad file descriptor" in message or "closes descriptors" in message
     assert "sys.exit" not in message
     assert "__main__" not in message
-
-
-def test_a_worker_needs_no_thread(monkeypatch):
-    def start(thread):
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", start)  # the worker is forked
-    assert firsts(Loader(Rows(), batch_size=4, num_workers=1)) == ALL

@@ -144,7 +144,7 @@ class SerialStream(BatchStream):
         assert result is not None  # after the end of a stream it is not asked
         self._status.phase(Phase.ENDING)  # in no account: it is the main process's own code
         if result.notices is not None:
-            warn_of_drawings(result.notices.drawings, UNSEEDED)
+            warn_of_drawings(result.notices.get("drawings", ()), UNSEEDED)
         if result.kind == Kind.EXHAUSTED:
             self._count_rest(result, 0)
             self._end()

@@ -18,11 +18,16 @@ import traceback
 import warnings
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from penstock.engine.clocks import ConsumerClock
 from penstock.engine.fault_log import FaultLog, said_of_stop
 from penstock.engine.plan import Given, unwrap_indices
 from penstock.engine.recover import NO_BATCH
-from penstock.engine.timing import WORKERS_PART, TimingRow, num_samples_of, sample_us_of
+from penstock.engine.timing import (
+    WORKERS_PART,
+    ConsumerClock,
+    TimingRow,
+    num_samples_of,
+    sample_us_of,
+)
 from penstock.errors import TooManyFailures
 from penstock.faults import annotate
 from penstock.warn import users_level

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from typing import Final
 
-from penstock.engine.clocks import RunQueue
+from penstock.engine.timing import RunQueue
 
 __all__ = ["LockProbe"]
 

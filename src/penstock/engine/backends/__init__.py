@@ -5,9 +5,6 @@ BACKENDS                    the backends by name, with the traits of their worke
 open_backend(plan)          returns the plan's backend
 Backend.start()             workers begin to start; does not wait for them
 Backend.begin_epoch(epoch)  before any task, and for each epoch: datasets are iterated anew
-Backend.begin_ahead(epoch)  begins the next epoch beside the current one
-Backend.adopt_ahead(g, e)   makes it the current one
-Backend.drop_ahead()        drops it
 Backend.await_start()       the workers still starting; `events` reports each as WorkerReady
 Backend.submit(w, s, i)     gives a worker a task; never blocks
 Backend.respawn(w)          another worker in the place of one that died
@@ -73,24 +70,6 @@ class Backend(Protocol):
     def begin_epoch(self, epoch: Epoch) -> None:
         """Begin an epoch, or go on in one; results of earlier ones are dropped from now on."""
 
-    # Only of a backend whose traits say `begins_ahead`.
-
-    def begin_ahead(self, epoch: Epoch) -> int:
-        """Begin the next epoch, while results of the current one are still to come.
-
-        All tasks of the current one are submitted. `adopt_ahead`, `drop_ahead` or `begin_epoch`
-        comes next.
-
-        Returns:
-            The generation of its tasks and results.
-        """
-
-    def adopt_ahead(self, generation: int, epoch: Epoch) -> None:
-        """Make the epoch that was begun ahead the current one: it has turned out as `epoch`."""
-
-    def drop_ahead(self) -> None:
-        """Drop the results of the epoch that was begun ahead."""
-
     def await_start(self) -> Collection[int]:
         """Return the workers still starting; `events` reports each as `WorkerReady`.
 
@@ -103,20 +82,14 @@ class Backend(Protocol):
         step: int,
         indices: object,
         hints: RetryHints | None = None,
-        *,
-        generation: int | None = None,
     ) -> None:
-        """Give a worker the task of making `step` of the current epoch. Does not block.
-
-        `generation` is given for an epoch that was begun ahead.
-        """
+        """Give a worker the task of making `step` of the current epoch. Does not block."""
 
     def events(self, timeout_s: float | None) -> Sequence[BackendEvent]:
         """Return what happened since the last call, waiting for the first thing to happen.
 
         Returns:
-            Events of the current epoch, and `TaskDone` of one begun ahead; none if `timeout_s`
-            went by.
+            Events of the current epoch; none if `timeout_s` went by.
         """
 
     def respawn(self, worker_id: int) -> None:
@@ -168,20 +141,16 @@ class BackendTraits:
             memory and global generators.
         is_local: Whether workers are on this machine, and use its cores and its memory.
         has_start_method: Whether workers are processes that `multiprocessing` starts.
-        begins_ahead: Whether workers can begin an epoch beside the current one.
     """
 
     path: str = ""
     shares_interpreter: bool = False
     is_local: bool = True
     has_start_method: bool = False
-    begins_ahead: bool = False
 
 
 BACKENDS: Final = {
-    "process": BackendTraits(
-        f"{__name__}.process:ProcessBackend", has_start_method=True, begins_ahead=True
-    ),
+    "process": BackendTraits(f"{__name__}.process:ProcessBackend", has_start_method=True),
     "thread": BackendTraits(f"{__name__}.thread:ThreadBackend", shares_interpreter=True),
     "ray": BackendTraits(f"{__name__}.ray.backend:RayBackend", is_local=False),
 }

@@ -261,7 +261,7 @@ class RayWorker:
     def _load(self, serialized: SerializedTree) -> WorkerSpec:
         spec: WorkerSpec = value_of(serialized)
         if states := set_up_worker(spec, self._identity):
-            self._runner.notice(states=states)
+            self._runner.notices["states"] = states
         self._is_iterable = spec.is_iterable
         return spec
 
@@ -328,9 +328,9 @@ class _ParcelOutput(PlainOutput):
         super().__init__()
         self._given: set[int] = set()  # addresses of the arrays that the batch was given
 
-    def begin(self, *, counts_bytes: bool) -> None:
+    def begin(self) -> None:
         """Begin a batch; see `Output`."""
-        super().begin(counts_bytes=counts_bytes)
+        super().begin()
         self._given.clear()
 
     def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:

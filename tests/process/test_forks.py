@@ -39,12 +39,6 @@ def test_a_child_of_the_dataset_ends_without_its_worker(make, how):
     assert firsts(make(Forking(how), batch_size=4, num_workers=2)) == ALL
 
 
-@pytest.mark.parametrize("method", ["forkserver", "spawn"])
-def test_a_child_of_the_dataset_ends_without_its_worker_that_was_not_forked(method):
-    dataset = Forking("sys.exit")
-    assert firsts(Loader(dataset, 4, num_workers=1, multiprocessing_context=method)) == ALL
-
-
 class Statuses(Rows):
     """Sample 5 gives the exit status of a child that leaves in some way, as its first value."""
 
@@ -203,24 +197,6 @@ def test_a_death_whose_exit_status_somebody_else_took_is_told_at_once_and_as_unk
     assert wall_s < 2.0
     assert "worker 0 ended with an exit status that is unknown while reading sample 13" in message
     assert "SIGCHLD is ignored in this process" in message
-
-
-def test_the_fork_server_knows_the_exit_status_all_the_same():
-    told = run(
-        "ignored",
-        """
-        options = {"num_workers": 1, "multiprocessing_context": "forkserver"}
-        batches = iter(Loader(Rows(), batch_size=4, **options))
-        next(batches)
-        (process,) = batches.backend.processes
-        os.kill(process.pid, signal.SIGKILL)
-        try:
-            list(batches)
-        except WorkerDied as error:
-            print(json.dumps(str(error)))
-        """,
-    )
-    assert "was killed by SIGKILL" in told
 
 
 # Last words

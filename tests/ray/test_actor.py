@@ -18,7 +18,7 @@ from penstock import sample_rng, worker_info
 from penstock.data import IterableDataset
 from penstock.engine.assembly import PlainOutput
 from penstock.engine.backends import process_worker
-from penstock.engine.backends.ray.worker import Answer, RayWorker, serialize_tree, value_of
+from penstock.engine.backends.ray.worker import RayWorker, serialize_tree, value_of
 from penstock.engine.plan import BatchIndices, WorkerSpec
 from penstock.engine.status_page import Phase, StatusWriter
 from penstock.engine.task import (
@@ -358,20 +358,6 @@ def test_at_no_moment_while_a_generationbegins_is_a_later_task_of_it_in_turn():
     end_thread(worker)
 
 
-def test_answers_are_kept_until_they_have_come_and_no_longer():
-    async def scenario():
-        async with opened(Stream(draws=False)) as worker:
-            call = calls_of(1)
-            first = [await worker.make(*call(number), 0) for number in range(4)]
-            again = [await worker.make(*call(number), 0) for number in range(4)]
-            assert all(a is b for a, b in zip(first, again, strict=True))
-            assert told(await worker.make(*call(4), 3))[1] == [12, 13, 14]
-            assert sorted(worker._kept) == [3, 4]
-            assert told(await worker.make(*call(2), 0)) == "dropped"
-
-    run(scenario())
-
-
 @pytest.mark.parametrize("dataset", [Numbers(False, ends_at=4), Stream(False, ends_at=4)])
 def test_a_wish_to_end_is_answered_with_what_was_being_done_and_again_if_it_is_lost(dataset):
     """An iterator that has raised says that it has no more: nothing else may be taken from it."""
@@ -388,27 +374,6 @@ def test_a_wish_to_end_is_answered_with_what_was_being_done_and_again_if_it_is_l
                 assert "test_actor.py" in answer.message
                 assert (answer.snapshot.step, answer.snapshot.phase) == (4, Phase.READING)
                 assert answer.snapshot.number == 1
-
-    run(scenario())
-
-
-def test_what_nobody_wants_any_more_is_broken_off_at_the_next_sample():
-    gates["wanted"] = gate = Gate()
-
-    async def scenario():
-        async with opened(Numbers(False, gate="wanted")) as worker:
-            stale = asyncio.ensure_future(worker.make(*calls_of(1)(0), 0))
-            assert await _next(gate.reached) == 0
-            newer = asyncio.ensure_future(worker.make(*calls_of(2)(5), 0))
-            while worker._status.wanted < 2:
-                await asyncio.sleep(0)
-            gate.opened.release(100)
-            assert told(await stale) == "dropped"
-            assert gate.read == [0]
-            assert not newer.done()
-            assert told(await worker.make(*calls_of(2)(0), 0))[1] == [0, 1, 2]
-            assert gate.read == [0, 0, 1, 2]
-        assert told(await newer) == "dropped"
 
     run(scenario())
 
@@ -486,21 +451,3 @@ async def _next(reached):
             return reached.get_nowait()
         except queue.Empty:
             await asyncio.sleep(0.001)
-
-
-def test_a_worker_whose_spec_cannot_be_opened_says_so_with_every_task():
-    async def scenario():
-        worker = RayWorker(IDENTITY)
-        broken = serialize_tree(WorkerSpec(Numbers(False), False, True))._replace(
-            pickled=b"no pickle"
-        )
-        assert await worker.open(broken) == Answer("answer")
-        for number in (0, 1):
-            answer = await worker.make(*calls_of(1)(number), 0)
-            result, _ = decode_result(answer.message)
-            assert result.kind == Kind.FAILED
-            assert "UnpicklingError" in result.payload.text
-        await worker.close()
-        end_thread(worker)
-
-    run(scenario())

@@ -120,20 +120,6 @@ def test_a_transform_that_draws_from_a_shared_generator_is_named_once(case):
     assert epochs(dataset) == []  # in another loader, too
 
 
-def test_two_that_draw_are_told_together():
-    class Shift:
-        def __call__(self, x):
-            return x + random.random()
-
-    class Scale:
-        def __call__(self, x):
-            return x * np.random.rand()
-
-    (warning,) = epochs(Transformed(Chain([Shift(), Scale()])))
-    assert "Shift uses random; " in str(warning.message)
-    assert "Scale uses numpy.random." in str(warning.message)
-
-
 def test_a_collate_function_is_watched_as_well_though_the_batch_is_long():
     def collate(samples):
         return np.array(samples) + random.random()
@@ -172,10 +158,6 @@ def shuffle_by_torch(items):
     items[:] = torch.randperm(len(items)).tolist()
 
 
-def shuffle_by_its_own(items):
-    np.random.default_rng((7, 0)).shuffle(items)
-
-
 @pytest.mark.parametrize("shuffle", [shuffle_by_random, shuffle_by_numpy, shuffle_by_torch])
 @pytest.mark.parametrize("stream", [Shuffled, ShuffledAsItGoes])
 def test_a_stream_that_shuffles_with_a_shared_generator_before_shard_is_named(shuffle, stream):
@@ -184,14 +166,6 @@ def test_a_stream_that_shuffles_with_a_shared_generator_before_shard_is_named(sh
     loader = Loader(stream(shuffle), 4, num_workers=2, backend="thread")
     with pytest.warns(UserWarning, match=rf"{shuffle.__name__} .* uses .*samples are lost"):
         list(loader)
-
-
-@pytest.mark.parametrize("num_workers", [1, 3])
-@pytest.mark.parametrize("stream", [Shuffled, ShuffledAsItGoes])
-def test_a_stream_that_shuffles_with_a_generator_of_its_own_is_dealt_out_whole(stream, num_workers):
-    loader = Loader(stream(shuffle_by_its_own), 4, num_workers=num_workers, backend="thread")
-    for _ in range(2):
-        assert sorted(np.concatenate(list(loader)).tolist()) == list(range(40))
 
 
 def own(x):
@@ -257,47 +231,6 @@ def test_a_watch_changes_neither_samples_nor_the_profile_function():
     assert call() == expected
     watch.end()
     assert sys.getprofile() is None
-
-
-def test_a_watch_works_beside_a_tracing_debugger():
-    lines = []
-
-    def trace(frame, event, arg):
-        lines.append(event)
-        return trace
-
-    def draw():
-        return random.random()
-
-    outer = sys.gettrace()
-    watch = GeneratorWatch(None)
-    sys.settrace(trace)
-    try:
-        watch.begin()
-        draw()
-        watch.end()
-    finally:
-        sys.settrace(outer)
-    assert [drawing.rpartition(" uses ")[2] for drawing in watch.found] == ["random"]
-    assert "line" in lines
-
-
-def test_an_exception_passes_a_watch_as_it_is():
-    class Odd(Exception):
-        pass
-
-    def fail():
-        random.random()
-        raise Odd
-
-    watch = GeneratorWatch(None)
-    watch.begin()
-    try:
-        with pytest.raises(Odd):
-            fail()
-    finally:
-        watch.end()
-    assert len(watch.found) == 1
 
 
 def names_of(function, *arguments):

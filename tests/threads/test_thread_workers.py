@@ -137,19 +137,6 @@ def test_an_exception_does_not_keep_the_samples_of_its_batch():
         gc.enable()
 
 
-def test_what_an_init_function_raises_is_the_answer_to_every_task():
-    def init(worker_id):
-        raise Odd("no", worker_id)
-
-    batches = iter(loader_of(float, worker_init_fn=init))
-    for _ in range(6):
-        with pytest.raises(Odd, match=r"no [01]") as caught:
-            next(batches)
-        assert sum("while the worker was starting" in note for note in caught.value.__notes__) == 1
-    with pytest.raises(StopIteration):
-        next(batches)
-
-
 def test_a_shared_dataset_is_notified_of_an_epoch_once_and_what_it_raises_is_raised_at_once():
     told = []
 
@@ -197,21 +184,6 @@ def test_a_system_exit_is_a_death_that_says_where(end):
     assert "while reading sample 9 of step 2, epoch 0" in text
     assert "in make" in text
     assert "sys.exit" in text
-
-
-def test_another_thread_takes_the_place_of_a_dead_one_and_a_killer_is_left_out():
-    def make(index):
-        if index == 9:
-            raise SystemExit("enough")
-        return float(index)
-
-    loader = loader_of(make, on_error=FaultPolicy("skip", max_failures=5, max_respawns=5))
-    with pytest.warns(UserWarning, match="1 bad sample left out"):
-        batches = [batch.tolist() for batch in loader]
-    assert batches[2] == [8, 10, 11]
-    assert sum(map(len, batches)) == 23
-    (failure,) = loader.failures
-    assert failure.index == 9
 
 
 def test_a_thread_that_is_stuck_is_named_when_time_is_up():
@@ -371,18 +343,6 @@ def test_a_added_worker_is_ready_when_it_has_begun_and_not_before():
     assert outcome_of(backend, 0, 0, [3]).batch().tolist() == [3]
     free.set()
     assert backend.events(30.0) == [WorkerReady(2)]
-    backend.close()
-
-
-def test_a_worker_that_is_added_again_draws_other_numbers():
-    backend = opened(Numbers(lambda index: sample_rng().random()), max_workers=3)
-    drawn = []
-    for step in range(3):
-        backend.add_worker(2)
-        assert backend.events(30.0) == [WorkerReady(2)]
-        drawn.append(float(outcome_of(backend, 2, step, [0]).batch()[0]))
-        backend.remove_worker(2)
-    assert len(set(drawn)) == 3
     backend.close()
 
 

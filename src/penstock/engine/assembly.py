@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from penstock.randomness.samples import SampleStreams
     from penstock.transport.page_lock import PageLock
 
-__all__ = ["Assembler", "Output", "PlainMaker", "PlainOutput"]
-
 PlainMaker = Callable[[Any, list[Any]], int]
 """Takes the indices of a task, appends its batch to a list, returns the number of samples.
 
@@ -157,13 +155,7 @@ class Assembler:
         return trials
 
     def collate(self, samples: Any, position: int, indices: Any = None) -> Any:  # noqa: ANN401
-        """Return a batch of samples, or the one sample by itself where the spec is not batched.
-
-        Args:
-            samples: The samples.
-            position: Place of the batch's first sample in the epoch's global order.
-            indices: Of the samples, for a note; None for those of an iterable.
-        """
+        """Return a batch of samples, or the one sample by itself where the spec is not batched."""
         self._status.phase(Phase.COLLATING)
         self._status.batch_of(length_of(samples) or 0)  # `__getitems__` may give an iterator
         if self._streams is not None and self._spec.collate_fn is not None:

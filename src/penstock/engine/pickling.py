@@ -27,16 +27,6 @@ if TYPE_CHECKING:
 
     from penstock.engine.plan import WorkerSpec
 
-__all__ = [
-    "ExceptionReport",
-    "copy_of_error",
-    "own_copy",
-    "report_exception",
-    "revive_exception",
-    "share_spec",
-    "unpicklable_error",
-]
-
 _ErrorT = TypeVar("_ErrorT", bound=BaseException)
 _ADVICE: Final = (
     "Under the start methods spawn and forkserver everything a worker needs is pickled. Use a "
@@ -53,13 +43,11 @@ _BY_NAME: Final = (type, types.FunctionType)  # pickled as the name of something
 def share_spec(spec: WorkerSpec) -> int | None:
     """Return the descriptor of a segment that holds `spec`, pickled once for all workers.
 
+    None where the spec holds something that can only be handed to a child while it is being started
+    (a lock, a queue, a tensor in shared memory): then `multiprocessing` has to pickle it.
+
     What plain pickle cannot send (a lambda, a class of a notebook) is pickled by value where
     cloudpickle is installed.
-
-    Returns:
-        The descriptor, the caller's to close, or None where the spec holds something that can
-        only be handed to a child while it is being started (a lock, a queue, a tensor in shared
-        memory): then `multiprocessing` has to pickle it, once per worker.
 
     Raises:
         UnpicklableError: it cannot be pickled at all; names the attributes that cannot.

@@ -29,23 +29,6 @@ if TYPE_CHECKING:
     from penstock.faults import Failure
     from penstock.transport.page_lock import PageLock
 
-__all__ = [
-    "BatchIndices",
-    "Epoch",
-    "Framework",
-    "Given",
-    "Plan",
-    "Progress",
-    "RetryHints",
-    "ShardPosition",
-    "UserArray",
-    "WorkerSpec",
-    "dataset_keys",
-    "mark_user_array",
-    "sample_key",
-    "unwrap_indices",
-]
-
 
 class UserArray(NamedTuple):
     """An array that the user's own sampler yielded: the dataset gets it as it is.
@@ -293,12 +276,7 @@ class Given(NamedTuple):
         return self._replace(num_steps=num_steps, ahead=tuple(ahead))
 
     def with_shards(self, shards: Iterable[tuple[int, ShardPosition]], turn: int) -> Given:
-        """Return this with one more batch of an iterable dataset.
-
-        Args:
-            shards: Workers and their shards: of batches that could not be made, then of this one.
-            turn: The worker whose batch comes next.
-        """
+        """Return this with one more batch of an iterable dataset."""
         now = dict(self.shards)
         for worker_id, shard in shards:
             now[worker_id] = shard.after(now.get(worker_id))

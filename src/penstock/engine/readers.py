@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from penstock.randomness.samples import SampleStreams
     from penstock.worker_info import ShardInfo
 
-__all__ = ["MapReader", "ShardReader", "map_maker", "shard_maker"]
-
 _ONE_SAMPLE: Final = "while reading sample "
 # Between two states of a dataset: this many times the duration of taking one, so 2 % of the time.
 _STATE_INTERVAL: Final = 50.0
@@ -252,15 +250,7 @@ class ShardReader(Reader):
         position: ShardPosition,
         notices: dict[str, Any],
     ) -> None:
-        """Begin the iterable, or bring it to `position`.
-
-        Args:
-            spec: Spec of the worker, with the dataset.
-            streams: Random streams of the samples; None without a seed.
-            identity: Identity of the worker.
-            position: Position to go on from.
-            notices: Receives the digest of the shard's first sample, to compare with others'.
-        """
+        """Begin the iterable, or bring it to `position`."""
         self._spec = spec
         self._streams = streams
         self._worker_id = identity.worker_id

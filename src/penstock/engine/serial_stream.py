@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from penstock.engine.assembly import PlainMaker
     from penstock.engine.plan import Epoch, Plan, ShardPosition
 
-__all__ = ["SerialStream"]
-
 _new: Final = tuple.__new__  # a named tuple's own is a function of Python
 
 

@@ -30,15 +30,6 @@ if TYPE_CHECKING:
 
     from penstock.engine.recover import BatchItem
 
-__all__ = [
-    "PHRASES",
-    "Phase",
-    "StatusPage",
-    "StatusSnapshot",
-    "StatusWriter",
-    "open_status",
-]
-
 _SIZE_BYTES: Final = 256 * 1024  # pages that are not written take no memory
 _WORDS_AT: Final = 4096
 _TEXT_AT: Final = 2 * 4096
@@ -135,12 +126,7 @@ class StatusWriter:
         page: memoryview | None = None,
         cpu_clock: Callable[[], int] = time.process_time_ns,
     ) -> None:
-        """Write into a page.
-
-        Args:
-            page: Of the status page; None is memory of this process.
-            cpu_clock: The worker's CPU time in nanoseconds: of its process, or of its thread alone.
-        """
+        """Write into a page."""
         self.is_watched = False
         self._is_process = page is not None
         self._page = memoryview(bytearray(_WORDS_AT)) if page is None else page
@@ -198,11 +184,6 @@ class StatusWriter:
         """Note that an epoch begins."""
         self.phase(Phase.BEGINNING)
 
-    @property
-    def current_phase(self) -> Phase:
-        """What was noted last."""
-        return Phase(self._cells[_PHASE])
-
     def phase(self, phase: Phase) -> None:
         """Note what is being done, not with a single sample."""
         now = time.monotonic_ns()
@@ -223,11 +204,7 @@ class StatusWriter:
                 self._marks.append(now)
 
     def number_cell(self) -> memoryview[int] | None:
-        """Return where to write the number of each sample, instead of calling `sample`.
-
-        Returns:
-            A cell of the status page; None where more is to be written of the samples of this task.
-        """
+        """Return a cell for the number of each sample, in place of `sample`; None for `sample`."""
         if self._times_samples or self.is_watched:
             return None
         return self._cells[_NUMBER : _NUMBER + 1]
@@ -266,20 +243,10 @@ class StatusWriter:
         """Return the status of now, for another thread of this process."""
         return _snapshot_of(self._page)
 
-    @property
-    def at_it_since_ns(self) -> int:
-        """When it moved on last, to another sample or phase; 0 where that is not known."""
-        return self._cells[_AT_IT_SINCE]
-
     def take_times(self, *, num_bytes: int = 0, pool_bytes: int = 0, slot_ns: int = 0) -> bytes:
         """Return what the task took up to this moment; to be called when its batch is packed.
 
         For one that is not measured, it is only the number of its samples.
-
-        Args:
-            num_bytes: Of the batch.
-            pool_bytes: Of all slots of this worker.
-            slot_ns: What making new ones of them took.
         """
         if not self._measures:
             return light_times(self._num_samples)
@@ -388,11 +355,7 @@ class StatusPage:
         return bytes(self._bytes[self._read_to :]).partition(b"\0")[0]
 
     def ask_for_stacks(self, send: Callable[[int], None]) -> None:
-        """Let a worker write its stacks, for `new_stacks`; waits 2 s at most.
-
-        Args:
-            send: Sends it a signal.
-        """
+        """Let a worker write its stacks, for `new_stacks`; waits 2 s at most."""
         self.new_stacks()
         send(_STACKS_SIGNAL)
         deadline = time.monotonic() + _LONGEST_DUMP_S

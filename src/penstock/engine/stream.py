@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from penstock.engine.task import TaskResult
     from penstock.engine.timing import Observer, WorkerSettings
 
-__all__ = ["FOLD_AT", "LONG_NS", "BatchStream", "DeliveryHook"]
-
 FOLD_AT: Final = 1024  # light rows: some 300 KB
 # Measuring a batch costs up to 50 us in the main process: 1 % of this.
 LONG_NS: Final = 5_000_000
@@ -74,14 +72,7 @@ class DeliveryHook(Protocol):
         """
 
     def begin(self, batch: Any, where: Callable[[], str]) -> Any:  # noqa: ANN401 - any batch tree
-        """Begin with a batch, without waiting for anything.
-
-        Args:
-            batch: As the workers made it.
-            where: Says which one it is, for messages: "epoch 0, step 3".
-
-        Returns:
-            Something for `finish`.
+        """Begin with a batch, without waiting for anything; return something for `finish`.
 
         Raises:
             Exception: of this batch, which is lost.
@@ -123,15 +114,7 @@ class BatchStream:
         observer: Observer | None = None,
         hook: DeliveryHook | None = None,
     ) -> None:
-        """Begin `epoch`.
-
-        Args:
-            plan: Plan of the stream.
-            epoch: The first epoch, or the rest of one.
-            faults: Log of bad samples; None is one of its own.
-            observer: Observer of every batch; None measures nothing.
-            hook: Delivery hook of each batch before the loop gets it; None is none.
-        """
+        """Begin `epoch`."""
         self._plan = plan
         self._hook = hook
         self._observer = observer
@@ -319,20 +302,7 @@ class BatchStream:
         num_workers: int = 0,
         lookahead: int = 0,
     ) -> WorkerSettings | None:
-        """Give the observer the row of a batch that the loop gets now, or note its light row.
-
-        Args:
-            observer: The observer.
-            made: Result with the batch.
-            indices: Indices of its samples.
-            worker_id: See `TimingRow`, as for the others.
-            num_ready: See there.
-            num_workers: See there.
-            lookahead: See there.
-
-        Returns:
-            The settings that the observer wants; None for the present ones.
-        """
+        """Give the observer the row of a batch; return the settings that it wants, if any."""
         num_bad, self._num_bad = self._num_bad, 0
         if not observer.measures:
             asked_ns, given_ns, consumer_ns = self._clock.give_lightly()

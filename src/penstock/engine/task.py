@@ -23,18 +23,6 @@ if TYPE_CHECKING:
 
     from penstock.engine.recover import BadSample
 
-__all__ = [
-    "BeginEpoch",
-    "Kind",
-    "Task",
-    "TaskResult",
-    "WorkerIdentity",
-    "decode_message",
-    "decode_result",
-    "encode_message",
-    "encode_result",
-]
-
 
 class WorkerIdentity(NamedTuple):
     """Identity of one worker of a loader.
@@ -140,11 +128,7 @@ class TaskResult:
     pid: int = 0
 
     def batch(self) -> Any:  # noqa: ANN401 - any batch tree
-        """Return the batch, once; or raise the exception of the user's code.
-
-        Returns:
-            Any batch tree, or `penstock.engine.recover.NO_BATCH` if no sample of it is left.
-        """
+        """Return the batch, or `NO_BATCH`, once; or raise the exception of the user's code."""
         payload, self.payload = self.payload, None
         unpack, self.unpack = self.unpack, None
         if self.kind != Kind.FAILED:
@@ -187,12 +171,7 @@ def decode_message(data: bytes) -> BeginEpoch | Task:
 
 
 def encode_result(result: TaskResult, *more: Any) -> bytes:  # noqa: ANN401
-    """Return a worker's result as bytes, for `decode_result`.
-
-    Args:
-        result: Result whose payload another process can read.
-        more: Plain data that the backend adds.
-    """
+    """Return a worker's result as bytes, for `decode_result`."""
     payload = report_exception(result.payload) if result.kind == Kind.FAILED else result.payload
     position = None if result.position is None else tuple(result.position)
     fields = (

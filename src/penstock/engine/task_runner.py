@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from penstock.engine.status_page import StatusWriter
     from penstock.engine.task import BeginEpoch, Task
 
-__all__ = ["BatchMaker", "TaskRunner"]
-
 T = TypeVar("T")
 
 
@@ -69,15 +67,7 @@ class TaskRunner:
         restores_generators: bool = False,
         in_thread: bool = False,
     ) -> None:
-        """Begin as a worker that is not set up.
-
-        Args:
-            output: Destination of batches.
-            status: Writer of the worker's status.
-            identity: Identity of this worker.
-            restores_generators: See `BatchMaker`.
-            in_thread: See `BatchMaker`.
-        """
+        """Begin as a worker that is not set up."""
         self.maker: BatchMaker | None = None
         self.failure: Exception | None = None
         self.notices: dict[str, Any] = {}
@@ -100,11 +90,7 @@ class TaskRunner:
             self.failure = error
 
     def begin_epoch(self, begun: BeginEpoch) -> TaskResult | None:
-        """Begin an epoch, or go on at a position in one.
-
-        Returns:
-            The result that a worker added during the epoch is ready; None for other workers.
-        """
+        """Begin an epoch; return that a worker which was added during the epoch is ready."""
         self._has_ended = False
         if self._spec is not None:
             self._status.begin_generation(begun.generation)
@@ -197,18 +183,6 @@ class BatchMaker:
     ) -> None:
         """Begin an epoch; this makes the iterator of an iterable dataset.
 
-        Args:
-            spec: Spec of the worker: how a task becomes a batch.
-            output: Destination of the batches.
-            status: Writer of the worker's status.
-            identity: Identity of this worker.
-            begun: The epoch, and the position to go on from.
-            notices: Receives findings for the next result.
-            restores_generators: Whether to restore the global generators, which are the user's,
-                after each batch.
-            in_thread: Whether this is one of several threads that share the global generators,
-                which it leaves alone.
-
         Raises:
             Exception: what the dataset raises when it is notified of the epoch, or iterated.
         """
@@ -286,16 +260,7 @@ class BatchMaker:
             set_shard(outer)
 
     def make(self, indices: Any, step: int = 0, hints: RetryHints | None = None) -> Any:  # noqa: ANN401
-        """Return the batch of `indices` as `Output.finish` gives it.
-
-        Args:
-            indices: A list, an int64 array, or what the sampler gave; with their place, if seeded.
-            step: Number of the batch in its epoch.
-            hints: Hints on samples that end workers; None if there are none.
-
-        Returns:
-            The batch, or `penstock.engine.recover.NO_BATCH` if none of its samples could be made
-            and the fault policy goes on without them.
+        """Return the batch of `indices` as `Output.finish` gives it, or `NO_BATCH`.
 
         Raises:
             StopIteration: this worker's shard of the iterable has ended.
@@ -328,12 +293,9 @@ class BatchMaker:
         return self._recovery.take_bad()
 
     def plain_maker(self) -> PlainMaker | None:
-        """Return a function that makes the batch of some indices by the shortest way.
+        """Return what makes batches by the shortest way; None if there are streams or a policy.
 
         It does what `make` does, without what only some loaders need.
-
-        Returns:
-            The function; None where there are random streams or a policy, or a stream has a state.
         """
         faults = self._spec.faults
         if self._random is not None or faults.tolerates or faults.retries:
@@ -349,11 +311,6 @@ class BatchMaker:
         """Read, collate and pack one sample of a batch of a map-style dataset, and drop it.
 
         This finds a sample that ends the process. Exceptions are ignored: `make` will raise them.
-
-        Args:
-            indices: Indices of the batch, as for `make`.
-            number: Number of the sample in it.
-            hints: Hints on samples that end workers.
         """
         indices, position, stride = _parts_of(indices)
         hints = RetryHints(True, () if hints is None else hints.quarantined)

@@ -28,25 +28,6 @@ if TYPE_CHECKING:
 
     from penstock.engine.plan import Epoch
 
-__all__ = [
-    "LIGHT",
-    "NO_TIMES",
-    "UNKNOWN",
-    "WORKERS_PART",
-    "ConsumerClock",
-    "CoreTime",
-    "EpochEnd",
-    "Observer",
-    "RunQueue",
-    "TimingRow",
-    "WorkerSettings",
-    "light_times",
-    "num_samples_of",
-    "replaced",
-    "row_of_worker",
-    "sample_us_of",
-]
-
 UNKNOWN: Final = -1  # starved time where the system does not say
 
 
@@ -206,18 +187,7 @@ class Observer(Protocol):
     def batch_given(
         self, row: TimingRow, indices: object, sample_us: bytes, epoch: Epoch
     ) -> WorkerSettings | None:
-        """Take note of a batch of `epoch`.
-
-        Args:
-            row: Timing of the batch.
-            indices: Keys of its samples as the sampler drew them (a list, an int64 array, a key);
-                None for an iterable's.
-            sample_us: Times of its samples; see `sample_us_of`.
-            epoch: Epoch that it belongs to.
-
-        Returns:
-            New settings; None to leave them.
-        """
+        """Take note of a batch of `epoch`; return new settings, or None."""
 
     def worker_replaced(self) -> None:
         """Take note that a worker died, and that another takes its place."""
@@ -324,12 +294,7 @@ class ConsumerClock:
     """
 
     def __init__(self, cpu_clock: Callable[[], int]) -> None:
-        """Begin before the first batch.
-
-        Args:
-            cpu_clock: CPU time of the consumer in nanoseconds: of its process, or of its thread
-                alone where workers are in the same process.
-        """
+        """Begin before the first batch."""
         self.taken_ns = 0
         self._core_time = CoreTime(cpu_clock)
         self._is_light = False
@@ -375,11 +340,7 @@ class ConsumerClock:
             self._is_measuring = True
 
     def give(self) -> tuple[int, int, int, int, int]:
-        """Return what it measured of a batch that the consumer gets now, whose own code begins.
-
-        Returns:
-            The fields of `TimingRow` from trainer_cpu_ns to consumer_ns.
-        """
+        """Return what it measured of a batch that the consumer gets now, whose own code begins."""
         if not self._arrived_ns:
             self.arrived()
         self.taken_ns, self._arrived_ns = self._arrived_ns, 0
@@ -396,12 +357,7 @@ class ConsumerClock:
         return self._asked_ns, self.taken_ns, self._consumer_ns
 
     def given_until(self, taken_ns: int, asked_ns: int | None = None) -> None:
-        """Note batches that the consumer was given without being measured.
-
-        Args:
-            taken_ns: When the consumer's own code began last; 0 if it has no batch yet.
-            asked_ns: When it asked for another one; None if it has not.
-        """
+        """Note batches that the consumer was given without being measured."""
         self._is_measuring = False
         self.taken_ns, self._arrived_ns = taken_ns, 0
         if asked_ns is not None:

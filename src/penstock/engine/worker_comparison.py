@@ -24,8 +24,6 @@ from penstock.warn import users_level
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["FirstSamples", "changed_states", "note_states"]
-
 _log = logging.getLogger("penstock")
 _notified: weakref.WeakSet[type] = weakref.WeakSet()  # datasets that were logged
 

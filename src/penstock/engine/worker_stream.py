@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from penstock.engine.task import TaskResult
     from penstock.engine.timing import Observer
 
-__all__ = ["WorkerStream"]
-
 _ADDED_AT_ONCE: Final = 2  # per batch; a fork of a large process takes tens of milliseconds
 
 
@@ -205,13 +203,10 @@ class WorkerStream(BatchStream):
         return self._carry_out(self._scheduler.handle(event))
 
     def _on_timeout(self) -> float:
-        """Kill the awaited worker, if it is stuck and another may take its place.
+        """Kill the awaited worker if it is stuck; else return the seconds until it counts as that.
 
         One that has moved on within the time, to another sample or another task, is slow: a new one
         would take as long for its batch, so it is waited for.
-
-        Returns:
-            Seconds to wait until it counts as stuck; 0.0 if it was killed.
 
         Raises:
             WorkerTimeout: no other may take its place. The message holds the worker's stacks.

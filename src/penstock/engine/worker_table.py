@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from penstock.engine.status_page import StatusSnapshot
     from penstock.engine.task import TaskResult
 
-__all__ = ["Activity", "KnownWorker", "WorkerProgress", "WorkerTable"]
-
 _OF_A_TASK: Final = (Phase.READING, Phase.COLLATING, Phase.SENDING)
 
 
@@ -84,13 +82,7 @@ class WorkerTable(Generic[WorkerT]):
     """
 
     def __init__(self, plan: Plan, *, drawings_advice: str = UNSEEDED, warns: bool = False) -> None:
-        """Begin without workers.
-
-        Args:
-            plan: Plan of the backend.
-            drawings_advice: Advice on functions that draw from the global generators.
-            warns: Whether to warn of shards that begin alike even without a seed.
-        """
+        """Begin without workers."""
         self.workers: dict[int, WorkerT] = {}
         self.generation = 0
         self.epoch: Epoch | None = None
@@ -154,12 +146,9 @@ class WorkerTable(Generic[WorkerT]):
         return Task(self.generation, step, indices, hints, is_measured)
 
     def accept(self, worker: WorkerT, result: TaskResult) -> BackendEvent | None:
-        """Return the event that follows from a result.
+        """Return the event that follows from a result; None for a worker or an epoch that is gone.
 
         Reports of another process become exceptions again, with a note of where they were raised.
-
-        Returns:
-            The event; None for a worker that is gone, and for an epoch that is over.
         """
         notices, worker_id = result.notices or {}, worker.worker_id
         if worker.is_gone or self.workers.get(worker_id) is not worker:
@@ -233,15 +222,7 @@ class WorkerTable(Generic[WorkerT]):
     def death(
         self, worker: WorkerT, activity: Activity, end: str, advice: str, *, limit: int = 2
     ) -> WorkerLost:
-        """Return the event that `worker` is gone.
-
-        Args:
-            worker: The worker.
-            activity: Activity of the worker at its end.
-            end: Description of its end; the activity in words follows it.
-            advice: Advice on what to do about it.
-            limit: Number of such deaths that prove a sample guilty.
-        """
+        """Return the event that `worker` is gone."""
         worker.is_gone = True
         step, sample, words = activity
         return WorkerLost(worker.worker_id, f"{end} {words}", advice, step, sample, limit)

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["RayStream", "RayTable"]
-
 _SHUFFLED_ROWS: Final = 256  # rows that Ray Data shuffles out at once for a loader without batches
 
 

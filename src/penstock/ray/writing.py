@@ -16,8 +16,6 @@ from penstock.faults import annotate
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["read_in_tasks"]
-
 _ROWS_AT_ONCE: Final = 256  # that are made to a table together; Ray Data joins them
 _ROWS_OF_TASK: Final = 10_000
 

@@ -48,19 +48,6 @@ if TYPE_CHECKING:
 ItemT = TypeVar("ItemT")
 _Lane = Literal["small", "large"]
 
-__all__ = [
-    "ALIGNMENT_BYTES",
-    "INLINE_LIMIT_BYTES",
-    "MIN_POOLED_BYTES",
-    "Arena",
-    "BufferPool",
-    "Extent",
-    "NewSlot",
-    "SlotPool",
-    "SlotWriter",
-    "slot_size",
-]
-
 ALIGNMENT_BYTES: Final = 64  # a cache line, and the widest vector load (AVX-512)
 INLINE_LIMIT_BYTES: Final = 4096  # smaller leaves cost less inside the message than in a slot
 _SMALL_BYTES: Final = 64 * 1024
@@ -117,12 +104,7 @@ class SlotPool:
     """
 
     def __init__(self, max_free: int = 4) -> None:
-        """Start with no slot at all.
-
-        Args:
-            max_free: Free slots kept for reuse, of small and of large arrays each; more are given
-                up as they come back. Enough is one per batch that may be under way at a time.
-        """
+        """Start with no slot at all."""
         self.size_bytes = 0
         self._max_free = max_free
         self._slots: dict[int, Mapping] = {}
@@ -325,11 +307,7 @@ class Leases(Generic[ItemT]):
     """
 
     def __init__(self, page_lock: PageLock | None = None) -> None:
-        """Start with no lease.
-
-        Args:
-            page_lock: Says when devices have finished their reads; None if there are none.
-        """
+        """Start with no lease."""
         # A weak reference calls back only while it exists itself, so they are kept here.
         self._items: dict[weakref.ref[object], tuple[ItemT, int]] = {}  # int: forks that were over
         self._ended: deque[weakref.ref[object]] = deque()
@@ -384,12 +362,7 @@ class Arena:
     """
 
     def __init__(self, page_lock: PageLock | None = None) -> None:
-        """Start with no slot.
-
-        Args:
-            page_lock: Locks every slot while it is mapped here; None locks nothing. An arena that
-                ends while slots cool does not wait: the lock unmaps them when nothing reads them.
-        """
+        """Start with no slot."""
         self._page_lock = page_lock
         self.leases: Leases[int] = Leases(page_lock)
         self._slots: dict[int, Mapping] = {}
@@ -413,14 +386,11 @@ class Arena:
             del self._slots[slot]
 
     def take_freed(self) -> tuple[list[int], list[int]]:
-        """Return the slots that have come back since the last call (`Leases.take_ended`).
+        """Return slots that may be used again, and others that may not: a child may see them.
 
         A child that was forked while a slot was leased goes on seeing its bytes. Slots that cooled
         at the fork may be used again: no view of them was left that the child could inherit, and
         the device that reads them is this process's.
-
-        Returns:
-            Those that may be used again, and those that may not, as a forked child may see them.
         """
         ended, inherited = self.leases.take_ended(), self.leases.inherited
         if not inherited:
@@ -448,13 +418,7 @@ class BufferPool:
     """
 
     def __init__(self, max_free_bytes: int = 256 << 20, page_lock: PageLock | None = None) -> None:
-        """Start with no memory.
-
-        Args:
-            max_free_bytes: Free memory kept for reuse; what comes back beyond it goes to the
-                system.
-            page_lock: Locks all its memory; None locks nothing.
-        """
+        """Start with no memory."""
         self._max_free_bytes = max_free_bytes
         self._page_lock = page_lock
         self._begin()

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
     from penstock.transport.page_lock import PageLock
 
-__all__ = ["Mapping", "anonymous_mapping", "as_bytes", "create_segment"]
-
 _MAP_FAILED: Final = ctypes.c_void_p(-1).value
 
 
@@ -80,12 +78,6 @@ class Mapping:
         page_lock: PageLock | None = None,
     ) -> None:
         """Map `size_bytes` of `fd` (-1 with `MAP_ANONYMOUS`), which the caller may close.
-
-        Args:
-            fd: What to map.
-            size_bytes: How much of it, from its beginning.
-            flags: As mmap(2) has them.
-            page_lock: Locks the pages for as long as they are mapped; None leaves them as they are.
 
         Raises:
             TransportError: the system gives no more memory.

@@ -33,16 +33,6 @@ if TYPE_CHECKING:
     from penstock.engine.scheduler import BackendEvent
     from penstock.engine.worker_table import WorkerProgress
 
-__all__ = [
-    "BACKENDS",
-    "LONGEST_WAIT_S",
-    "Backend",
-    "BackendTraits",
-    "close_at_exit",
-    "open_backend",
-    "traits_of",
-]
-
 # Of one system call. A signal that comes just before it, or that the kernel gives to another
 # thread, does not end it; Python acts upon the signal when the call is over.
 LONGEST_WAIT_S: Final = 1.0
@@ -86,11 +76,7 @@ class Backend(Protocol):
         """Give a worker the task of making `step` of the current epoch. Does not block."""
 
     def events(self, timeout_s: float | None) -> Sequence[BackendEvent]:
-        """Return what happened since the last call, waiting for the first thing to happen.
-
-        Returns:
-            Events of the current epoch; none if `timeout_s` went by.
-        """
+        """Return what happened since the last call, waiting for the first thing to happen."""
 
     def respawn(self, worker_id: int) -> None:
         """Start another worker in the place of a dead one, which goes on in the current epoch.
@@ -115,20 +101,10 @@ class Backend(Protocol):
         """End a worker that is stuck; `events` then reports its death."""
 
     def diagnose(self, worker_id: int, *, with_stacks: bool) -> WorkerProgress:
-        """Return what a worker is doing, and how far it is.
-
-        Args:
-            worker_id: Number of the worker.
-            with_stacks: Whether the words hold the stacks of its threads. Showing them disturbs it,
-                and there is room only for some.
-        """
+        """Return what a worker is doing, and how far it is."""
 
     def close(self, *, in_a_hurry: bool = False) -> None:
-        """Stop the workers and wait until they are gone; a second call does nothing.
-
-        Args:
-            in_a_hurry: Whether to give them less time to finish what they are doing.
-        """
+        """Stop the workers and wait until they are gone; a second call does nothing."""
 
 
 @dataclass(frozen=True, slots=True)

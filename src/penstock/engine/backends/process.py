@@ -72,8 +72,6 @@ if TYPE_CHECKING:
     from penstock.engine.scheduler import BackendEvent, WorkerLost
     from penstock.transport.channel import Frame
 
-__all__ = ["HeldInterrupts", "ProcessBackend", "WorkerProcess"]
-
 _GRACE_S: Final = 3.0  # for a worker to finish its task and its user's clean-up
 _SHORT_GRACE_S: Final = 0.3  # in a hurry, or after Ctrl-C
 _TERMINATE_S: Final = 1.0

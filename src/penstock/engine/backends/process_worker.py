@@ -51,8 +51,6 @@ if TYPE_CHECKING:
     from penstock.engine.task import Task, TaskResult, WorkerIdentity
     from penstock.transport.channel import Frame
 
-__all__ = ["run_worker", "set_up_worker"]
-
 _NOT_IN_MAIN: Final = (
     "A worker that is spawned imports the main script, and does not find it there: define it at "
     'the top level, not below if __name__ == "__main__", or in a module.'
@@ -60,14 +58,7 @@ _NOT_IN_MAIN: Final = (
 
 
 def run_worker(sock: socket.socket, identity: WorkerIdentity, spec: WorkerSpec | None) -> None:
-    """Serve tasks until the channel closes.
-
-    Args:
-        sock: This worker's end of its channel.
-        identity: Identity of this worker.
-        spec: Spec of the worker; None if it comes as a shared segment in the first frame, behind
-            the status page.
-    """
+    """Serve tasks until the channel closes."""
     # A forked worker may carry the main process's handler.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     owner = Owner()
@@ -105,10 +96,6 @@ def end_with_parent(fd: int) -> None:
 
     When the main process is gone the kernel sends SIGIO, which ends a process even while native
     code holds the interpreter.
-
-    Args:
-        fd: Reading end of a pipe whose writing end is the main process's alone: children that
-            Python forks close it at once.
     """
     # Opened anew: all workers share the owner and the flags of what was sent.
     with contextlib.suppress(OSError):  # a system without: the end of the channel has to do
@@ -121,10 +108,7 @@ def end_with_parent(fd: int) -> None:
 
 
 def set_up_worker(spec: WorkerSpec, identity: WorkerIdentity) -> dict[str, bytes]:
-    """Prepare a process as a worker: seeds, identity, `worker_init_fn`.
-
-    Returns:
-        Digests of the generators that it seeded anew, where batches draw from them as they are.
+    """Seed a process as a worker, call `worker_init_fn`; return digests of what that has seeded.
 
     Raises:
         Exception: what `worker_init_fn` raises.

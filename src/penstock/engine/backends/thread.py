@@ -68,8 +68,6 @@ if TYPE_CHECKING:
     from penstock.engine.scheduler import BackendEvent
     from penstock.engine.task import BeginEpoch
 
-__all__ = ["NO_GENERATION", "ThreadBackend", "ThreadStatus", "Unwanted"]
-
 _GRACE_S: Final = 3.0  # for a worker to finish its sample and its user's clean-up
 _SHORT_GRACE_S: Final = 0.3  # after Ctrl-C, or when the interpreter ends
 _ADVICE_ON_HANG: Final = (
@@ -157,11 +155,6 @@ class ThreadWorker(KnownWorker):
 
     def __init__(self, identity: WorkerIdentity, plan: Plan, outbox: Outbox) -> None:
         """Prepare a worker. An iterable dataset is copied here.
-
-        Args:
-            identity: Identity of the worker.
-            plan: Plan of the backend.
-            outbox: Queue of its results.
 
         Raises:
             ConfigError: an iterable dataset cannot be copied for several workers.

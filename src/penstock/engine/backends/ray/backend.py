@@ -64,8 +64,6 @@ if TYPE_CHECKING:
     from penstock.engine.scheduler import BackendEvent
     from penstock.engine.task import Task, TaskResult
 
-__all__ = ["RayBackend", "RemoteWorker", "deserialize_tree", "times_by_our_clock"]
-
 _GRACE_S: Final = 3.0  # for a worker to finish its sample and its user's clean-up
 _SHORT_GRACE_S: Final = 0.3  # after Ctrl-C
 _STACKS_S: Final = 5.0  # for a worker to say what it is doing

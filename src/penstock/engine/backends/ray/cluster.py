@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from penstock.options import Ray
 
-__all__ = ["check_actor_options", "connect", "survived_forks", "what_is_free"]
-
 _ANY: Final = (None, "auto", "local")  # addresses that any connection satisfies
 
 _lock = threading.Lock()
@@ -170,8 +168,9 @@ def _host_and_port(address: str) -> tuple[str, int]:
 
 
 def _init(ray: ModuleType, address: str | None) -> None:
-    if address is not None:
-        _refuse_client(address)
+    # As Ray does; its own note of a cluster on this machine is none of Ray Client's.
+    meant = os.environ.get("RAY_ADDRESS", "") if address in (None, "auto") else str(address)
+    _refuse_client(meant)
     on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
         # The dashboard is for one that is started here; a cluster's own stays as it is.
@@ -187,15 +186,10 @@ def _init(ray: ModuleType, address: str | None) -> None:
 
 
 def what_is_free(ray: ModuleType, options: Ray) -> str:
-    """Return in a sentence what a worker asks for, what the cluster has of it, and what is free.
-
-    Args:
-        ray: The module, connected.
-        options: Of workers that wait for a place.
-    """
+    """Return in a sentence what a worker asks for, what the cluster has of it, and what is free."""
     asked = {key: value for key, value in options.actor.items() if key != "runtime_env"}
     has, left = (
-        ", ".join(f"{number:g} {name}" for name, number in found.items() if ":" not in name)
+        ", ".join(f"{found[name]:g} {name}" for name in sorted(found) if ":" not in name)
         for found in (ray.cluster_resources(), ray.available_resources())
     )
     return f"each asks for {asked}; the cluster has {has}; free are {left}."

@@ -55,8 +55,6 @@ if TYPE_CHECKING:
     from penstock.engine.status_page import StatusSnapshot
     from penstock.engine.task import BeginEpoch, Task, TaskResult, WorkerIdentity
 
-__all__ = ["Answer", "Handshake", "RayWorker", "SerializedTree", "serialize_tree", "versions_here"]
-
 _RSS_UNIT: Final = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss
 
 
@@ -177,15 +175,7 @@ class RayWorker:
     async def make(
         self, begun: bytes, task: bytes, number: int, num_come: int, trial: int | None = None
     ) -> Answer:
-        """Do a task when its turn has come, and return the answer.
-
-        Args:
-            begun: The epoch that it belongs to, encoded; it is begun if it is a new one.
-            task: What to do, encoded.
-            number: Number of the call in this epoch, from 0.
-            num_come: How many answers of this epoch the main process has.
-            trial: Number of the sample to try by itself; None makes the batch.
-        """
+        """Do a task when its turn has come, and return the answer."""
         epoch: Any = decode_message(begun)
         # Tasks of earlier generations are dropped.
         self._status.wanted = max(self._status.wanted, epoch.generation)

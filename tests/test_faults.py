@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bad samples: left out, replaced, counted, named; the same whoever makes them."""
+"""Bad samples: left out, replaced, counted, named; the same who makes them."""
 
 from __future__ import annotations
 
@@ -163,8 +163,8 @@ def test_the_number_of_workers_does_not_show(way, on_error):
             on_error=on_error,
         )
         epochs = [rows(loader), rows(loader)]
-        told = [(f.index, f.epoch, f.step, f.replaced_by, str(f)) for f in loader.failures]
-        seen.append((epochs, told))
+        noted = [(f.index, f.epoch, f.step, f.replaced_by, str(f)) for f in loader.failures]
+        seen.append((epochs, noted))
     assert seen[0] == seen[1] == seen[2]
     assert seen[0][0][0] != seen[0][0][1]
 

@@ -25,7 +25,7 @@ HEAD = f"""
         return len(os.listdir("/proc/self/task"))
 
     def report():
-        # Pools spin for a moment after their work; where a running thread is, cannot be told.
+        # Pools spin for a moment after their work; where a running thread is, cannot be noted.
         deadline = time.monotonic() + 20
         while any(state(tid) == "R" for tid in os.listdir("/proc/self/task") if int(tid) != os.getpid()):
             assert time.monotonic() < deadline
@@ -43,7 +43,7 @@ HEAD = f"""
 """  # noqa: E501
 
 pytestmark = pytest.mark.skipif(
-    not Path("/proc/self/task").exists(), reason="threads can be told on Linux only"
+    not Path("/proc/self/task").exists(), reason="threads can be noted on Linux only"
 )
 
 

@@ -76,7 +76,7 @@ def _note_asked() -> None:
 
 
 def set_worker_info(info: WorkerInfo | None) -> None:
-    """Make `info` what `get_worker_info` returns in this process, which nobody has asked yet."""
+    """Make `info` what `get_worker_info` returns in this process."""
     global _current, _was_asked
     _here.info = _here.shard = None  # this process may have been forked from a worker thread
     _current = info
@@ -119,13 +119,13 @@ def current_shard() -> ShardInfo:
 def shard_unasked() -> ShardInfo:
     """Return the same as `current_shard`, without counting as a stream that deals itself out.
 
-    Whether somebody asked decides whether a loader warns of workers that read the same.
+    Whether it was called decides whether a loader warns of workers that read the same.
     """
     return _shard if _here.shard is None else _here.shard
 
 
 def was_asked() -> bool:
-    """Return whether anybody has asked in this worker which worker or shard it is."""
+    """Return whether this worker was asked which worker or shard it is."""
     return _was_asked if _here.info is None else _here.was_asked
 
 

@@ -53,7 +53,7 @@ class Noisy(torch.utils.data.Dataset):
 
 
 class Scripted:
-    """In the place of the tuner: changes the workers after the batches that it is told."""
+    """In the place of the tuner: changes the workers after the batches that it is noted."""
 
     reason = "as the test says"
     max_workers = 4
@@ -144,7 +144,7 @@ def test_workers_may_change_while_workers_are_killed():
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
         killed = batches(folder, num_workers="auto", on_error=FaultPolicy("skip", max_respawns=10))
-        assert len(list(folder.iterdir())) == 3, "nobody was killed"
+        assert len(list(folder.iterdir())) == 3, "no one was killed"
         assert equal(killed, batches(folder))
 
 
@@ -271,10 +271,9 @@ def test_what_stands_between_batches_is_the_main_processes_and_a_failed_batch_is
         except StopIteration:
             break
     assert [row.step for row in seen[:-1]] == [0, 2, 4]
-    begun = [told.asked_ns - told.consumer_ns for told in seen[1:]]
+    begun = [noted.asked_ns - noted.consumer_ns for noted in seen[1:]]
     given = [row.given_ns for row in seen[:-1]]
-    # The main process's own code begins anew where a failed batch was told, not at the batch before
-    # it.
+    # The main process's own code begins anew where a batch failed, not at the batch before it.
     assert all(own_ns > before for own_ns, before in zip(begun, given, strict=True))
 
 

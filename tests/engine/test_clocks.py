@@ -101,7 +101,7 @@ class Core:
         self.time = CoreTime(lambda: self.cpu_ns)
 
     def work(self, took_ns, cpu_ns, starved_ns=0):
-        """Return what is told of a piece."""
+        """Return what is noted of a piece."""
         self.time.begin()
         self.cpu_ns += cpu_ns
         self.starved_ns += starved_ns
@@ -119,11 +119,11 @@ def test_nothing_is_measured_of_work_that_another_thread_takes_over(monkeypatch)
     core.work(20_000_000, 10_000_000)
     core.time.begin()
     core.cpu_ns += 999_000_000
-    told = []
-    thread = threading.Thread(target=lambda: told.append(core.time.end(30_000_000)))
+    noted = []
+    thread = threading.Thread(target=lambda: noted.append(core.time.end(30_000_000)))
     thread.start()
     thread.join()
-    assert told == [(30_000_000, UNKNOWN)]
+    assert noted == [(30_000_000, UNKNOWN)]
 
 
 def test_where_the_system_does_not_tell_of_its_run_queue_nothing_is_made_up(monkeypatch):

@@ -223,7 +223,7 @@ class World:
         # -1: a worker whose shard is exhausted answers nothing more
 
     def run(self, *, kill_after=None):
-        """Move one of the parties at a time until the epoch is over; fails if nobody can move."""
+        """Move one of the parties at a time until the epoch is over; fails if no one can move."""
         for moves in range(100_000):
             if self.finished or self.failed:
                 return
@@ -505,7 +505,7 @@ def test_shares_of_an_iterable_go_on_with_the_worker_that_takes_the_place(
         if left and worker_id is not None and worker_id not in world.dead:
             left -= 1
             if world.shards[worker_id] < 0:
-                # It had told that its shard is exhausted: nobody takes its place, nor misses it.
+                # It had noted that its shard is exhausted: no one takes its place, nor misses it.
                 before = world.num_respawns
                 world.die(worker_id)
                 assert world.num_respawns == before
@@ -590,7 +590,7 @@ def test_machines_may_go_at_any_moment_and_cost_no_respawn(
     def choose(movers):
         nonlocal losses_left, num_lost
         worker_id = data.draw(st.sampled_from([None, None, *range(num_workers)]))
-        if movers == [False, True]:  # whether answers are lost; nobody else moves in between
+        if movers == [False, True]:  # whether answers are lost; no one else moves in between
             return data.draw(st.booleans())
         if losses_left and worker_id is not None and worker_id not in world.dead:
             losses_left -= 1
@@ -629,7 +629,7 @@ def test_machines_may_go_at_any_moment_and_cost_no_respawn(
 def test_deaths_of_unknown_cause_in_a_batch_end_the_epoch_at_the_limit_though_none_counts(
     deaths, limit
 ):
-    """As in a pool, where nobody knows whose sample it was: it cannot go on for ever."""
+    """As in a pool, where no one knows whose sample it was: it cannot go on for ever."""
     world = World(lambda m: m[0], num_workers=1, lookahead=2, in_order=True, num_steps=2)
     for _ in range(deaths):
         if not world.dead:
@@ -697,7 +697,7 @@ def test_workers_may_change_at_any_moment_and_every_step_is_delivered_once(
     steps = [step for step, _ in world.delivered]
     assert sorted(steps) == list(range(num_steps))
     assert not in_order or steps == list(range(num_steps))
-    # Who was to leave is gone when all is answered, and who never came is missed by nobody.
+    # Who was to leave is gone when all is answered, and who never came is missed by no one.
     assert world.present <= set(range(world.num_workers))
     assert world.num_abandoned or world.present == set(range(world.num_workers))
 
@@ -788,7 +788,7 @@ def test_no_step_waits_for_a_worker_that_has_not_started(
             else:
                 world.get_ready(to_start[0])
             continue
-        assert movers, "nobody can move"
+        assert movers, "no one can move"
         mover = world.choose(movers)
         world.request() if mover == "user" else world.move(mover)
     steps = [step for step, _ in world.delivered]

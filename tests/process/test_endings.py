@@ -32,7 +32,7 @@ LONGEST_S = 60.0  # for a script as a whole
 
 
 @contextlib.contextmanager
-def trainer(body, *command):
+def program(body, *command):
     """Run a training in a process of its own; `command` runs it, if not Python by itself."""
     head = f"""
         import ctypes, gc, os, signal, sys, threading
@@ -134,12 +134,12 @@ LOOPS = {
         del stream
     """,
     "cycle": """
-        class Trainer:
+        class Program:
             pass
-        trainer = Trainer()
-        trainer.itself, trainer.stream = trainer, start(DATASET)
+        program = Program()
+        program.itself, program.stream = program, start(DATASET)
         wait_for_go()
-        del trainer
+        del program
         gc.collect()
     """,
 }
@@ -151,7 +151,7 @@ LOOPS = {
 )
 def test_a_loop_left_while_all_workers_are_stuck_leaves_nothing(loop, heeds_sigterm):
     dataset = f"Stuck(8, heeds_sigterm={heeds_sigterm})"
-    with trainer(
+    with program(
         "before = holdings()"
         + textwrap.dedent(LOOPS[loop]).replace("DATASET", dataset)
         + "batch = None\nprint(before == holdings(), before, holdings())"
@@ -194,7 +194,7 @@ TRAINERS = {
 )
 def test_a_main_process_that_ends_while_all_workers_are_stuck_leaves_none(how, heeds_sigterm):
     body, code = TRAINERS[how]
-    with trainer(body.replace("DATASET", f"Stuck(8, heeds_sigterm={heeds_sigterm})")) as process:
+    with program(body.replace("DATASET", f"Stuck(8, heeds_sigterm={heeds_sigterm})")) as process:
         workers = stuck_workers_of(process)
         begun = time.monotonic()
         if how.startswith("SIG"):
@@ -209,7 +209,7 @@ def test_a_main_process_that_ends_while_all_workers_are_stuck_leaves_none(how, h
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_killed_main_process_s_stuck_workers_end_though_a_child_of_it_lives_on(method):
-    with trainer(f"""
+    with program(f"""
         stream = start(Stuck(8), multiprocessing_context="{method}")
         next(stream)
         wait_for_go()
@@ -233,7 +233,7 @@ def test_a_killed_main_process_s_stuck_workers_end_though_a_child_of_it_lives_on
 @pytest.mark.parametrize("method", METHODS)
 def test_a_forked_child_that_exits_as_programs_do_leaves_the_workers_alone(method):
     # With sys.exit, unlike os._exit, multiprocessing ends what it takes for the child's children.
-    with trainer(f"""
+    with program(f"""
         stream = start(Rows(), multiprocessing_context="{method}")
         next(stream)
         if (pid := os.fork()) == 0:
@@ -322,7 +322,7 @@ def joining(cgroup):
 
 
 def test_a_worker_killed_for_its_memory_is_told_so_with_the_figures(cgroup):
-    with trainer(
+    with program(
         """
         from penstock.errors import WorkerDied
         try:
@@ -342,7 +342,7 @@ def test_a_worker_killed_for_its_memory_is_told_so_with_the_figures(cgroup):
 
 
 def test_under_a_policy_a_sample_that_takes_too_much_memory_is_skipped(cgroup):
-    with trainer(
+    with program(
         """
         loader = Loader(Gluttonous(), batch_size=2, num_workers=2, on_error="skip")
         print(sum(len(batch) for batch in loader), [f.index for f in loader.failures])

@@ -113,7 +113,7 @@ def test_an_iterator_cannot_go_on_in_a_forked_child_and_says_so(make, backend):
     assert firsts(batches) == ALL[1:]
 
 
-# Exit statuses that somebody else takes
+# Exit statuses that someone else takes
 
 PROGRAM = """
     import json, os, signal, sys, time
@@ -157,7 +157,7 @@ HOWS = ("ignored", "inherited", "reaped")
 
 @pytest.mark.parametrize("how", HOWS)
 def test_an_epoch_ends_at_once_though_somebody_else_takes_the_exit_statuses(how):
-    told = run(
+    noted = run(
         how,
         """
         loader = Loader(Rows(), batch_size=4, num_workers=2, persistent_workers=True)
@@ -173,7 +173,7 @@ def test_an_epoch_ends_at_once_though_somebody_else_takes_the_exit_statuses(how)
         print(json.dumps([num_batches, *ended, processes[0].is_alive()]))
         """,
     )
-    num_batches, wall_s, cpu_s, is_alive = told
+    num_batches, wall_s, cpu_s, is_alive = noted
     assert (num_batches, is_alive) == (16, False)
     assert wall_s < 2.0  # 5 s if it has to be killed
     assert cpu_s < 1.0
@@ -181,7 +181,7 @@ def test_an_epoch_ends_at_once_though_somebody_else_takes_the_exit_statuses(how)
 
 @pytest.mark.parametrize("how", HOWS)
 def test_a_death_whose_exit_status_somebody_else_took_is_told_at_once_and_as_unknown(how):
-    told = run(
+    noted = run(
         how,
         """
         batches = iter(Loader(Killed(), batch_size=4, num_workers=1))
@@ -193,7 +193,7 @@ def test_a_death_whose_exit_status_somebody_else_took_is_told_at_once_and_as_unk
             print(json.dumps([time.monotonic() - begun, str(error)]))
         """,
     )
-    wall_s, message = told
+    wall_s, message = noted
     assert wall_s < 2.0
     assert "worker 0 ended with an exit status that is unknown while reading sample 13" in message
     assert "SIGCHLD is ignored in this process" in message
@@ -231,7 +231,7 @@ def test_only_a_signal_of_a_crash_is_laid_to_native_code(how, is_native, capfd):
     message = death_of(Ends(how), capfd)
     assert f"was killed by {how} while reading sample 13" in message
     assert ("native code" in message) == is_native
-    assert ("Somebody sent it that signal." in message) == (not is_native)
+    assert ("Another process sent it that signal." in message) == (not is_native)
 
 
 def test_a_worker_whose_descriptors_were_closed_says_so(capfd):

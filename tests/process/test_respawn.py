@@ -389,16 +389,16 @@ def test_a_replacement_that_ends_workers_is_quarantined_not_the_sample_that_it_s
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_a_worker_in_native_code_that_holds_the_interpreter_ends_with_the_main_process(method):
-    trainer = subprocess.Popen(
+    program = subprocess.Popen(
         [sys.executable, "-m", deadly_datasets.__name__, method],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         text=True,
     )
-    pids = [int(pid) for pid in trainer.stdout.readline().split()]
+    pids = [int(pid) for pid in program.stdout.readline().split()]
     workers = [psutil.Process(pid) for pid in pids]
-    trainer.kill()
-    trainer.communicate()
+    program.kill()
+    program.communicate()
     gone, alive = psutil.wait_procs(workers, timeout=5)
     assert not alive
     assert len(gone) == 2

@@ -153,7 +153,7 @@ def calls_of(generation, seed=None):
     return arguments
 
 
-def told(answer):
+def noted(answer):
     """An answer in plain values, to be compared."""
     if answer.kind != "answer":
         return answer.kind
@@ -248,7 +248,7 @@ class Link:
         for (generation, number, _), answer in zip(due, answers, strict=True):
             if generation != self.generation:
                 continue
-            said = told(answer)
+            said = noted(answer)
             if said == "dropped" and number in self.answers:
                 continue  # a late copy, of what has come
             if number not in self.answers and self.data.draw(st.booleans(), label="lost"):
@@ -319,15 +319,15 @@ def test_a_new_generationbegins_with_its_first_task_even_if_the_second_is_there_
     async def scenario():
         async with opened(Stream(draws=False)) as worker:
             first, second = calls_of(1), calls_of(2)
-            assert told(await worker.make(*first(0), 0)) == (0, [0, 1, 2], [0.0] * 3)
+            assert noted(await worker.make(*first(0), 0)) == (0, [0, 1, 2], [0.0] * 3)
             early = asyncio.ensure_future(worker.make(*first(2), 0))
             newer = asyncio.ensure_future(worker.make(*second(1), 0))
             begun = await worker.make(*second(0), 0)
-            assert told(begun) == (0, [0, 1, 2], [0.0] * 3)
-            assert told(await newer) == (4, [3, 4, 5], [0.0] * 3)
-            assert told(await early) == "dropped"
-            assert told(await worker.make(*first(1), 0)) == "dropped"
-            assert told(await worker.make(*second(2), 0))[1] == [6, 7, 8]
+            assert noted(begun) == (0, [0, 1, 2], [0.0] * 3)
+            assert noted(await newer) == (4, [3, 4, 5], [0.0] * 3)
+            assert noted(await early) == "dropped"
+            assert noted(await worker.make(*first(1), 0)) == "dropped"
+            assert noted(await worker.make(*second(2), 0))[1] == [6, 7, 8]
 
     run(scenario())
 
@@ -365,7 +365,7 @@ def test_a_wish_to_end_is_answered_with_what_was_being_done_and_again_if_it_is_l
     async def scenario():
         async with opened(dataset) as worker:
             call = calls_of(1)
-            assert told(await worker.make(*call(0), 0))[1] == [0, 1, 2]
+            assert noted(await worker.make(*call(0), 0))[1] == [0, 1, 2]
             ended = await worker.make(*call(1), 0)
             again = await worker.make(*call(1), 0)
             for answer in (ended, again):
@@ -398,7 +398,7 @@ def test_a_worker_that_ends_has_no_call_waiting_any_more():
             answers = await asyncio.gather(*calls)
             assert {answer.kind for answer in answers} == {"dropped"}
             assert gate.read == [0]
-            assert told(await worker.make(*call(1), 0)) == "dropped"
+            assert noted(await worker.make(*call(1), 0)) == "dropped"
             assert (await worker.make(*call(1), 0, 0)).kind == "dropped"
             await worker.until_end()
 

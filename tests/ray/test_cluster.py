@@ -80,8 +80,8 @@ def test_what_is_no_address_is_refused(cluster, address):
 def test_ray_client_is_refused_with_what_to_do_instead(cluster):
     with pytest.raises(ConfigError, match="Run the main process on a node of the cluster"):
         connect(Ray("ray://10.0.0.1:10001"))
-    told = said_by(REFUSED, "ray://10.0.0.1:10001")
-    assert "Run the main process on a node of the cluster" in told
+    noted = said_by(REFUSED, "ray://10.0.0.1:10001")
+    assert "Run the main process on a node of the cluster" in noted
     by_environment = said_by(REFUSED, "auto", RAY_ADDRESS="ray://10.0.0.1:10001")
     assert "Run the main process on a node of the cluster" in by_environment
 
@@ -93,13 +93,13 @@ def test_the_address_may_come_from_the_environment(cluster):
 
 def test_other_versions_are_told(cluster):
     ray = cluster.ray
-    told = said_by(
+    noted = said_by(
         "import ray; ray.__version__ = '0.0.1'" + textwrap.dedent(REFUSED), cluster.address
     )
     python = ".".join(map(str, sys.version_info[:3]))
-    assert told.startswith(f"Ray cannot be used, address={cluster.address!r}: ")
-    assert f"The cluster was started with: Ray: {ray.__version__} Python: {python}" in told
-    assert f"was started with: Ray: 0.0.1 Python: {python}" in told
+    assert noted.startswith(f"Ray cannot be used, address={cluster.address!r}: ")
+    assert f"The cluster was started with: Ray: {ray.__version__} Python: {python}" in noted
+    assert f"was started with: Ray: 0.0.1 Python: {python}" in noted
 
 
 def _connect_in_child(answer):
@@ -116,10 +116,10 @@ def test_a_forked_child_is_told_that_the_connection_is_its_parents(cluster):
     answer = context.SimpleQueue()
     child = context.Process(target=_connect_in_child, args=(answer,))
     child.start()
-    told = answer.get()
+    noted = answer.get()
     child.join()
     answer.close()
-    assert told.startswith(f"this process ({child.pid}) was forked from one that was connected")
+    assert noted.startswith(f"this process ({child.pid}) was forked from one that was connected")
     child.close()
 
 
@@ -141,9 +141,9 @@ def test_what_is_free_tells_amounts_and_no_secrets(cluster):
         "runtime_env": {"env_vars": {"TOKEN": "hunter2"}},
         "scheduling_strategy": "SPREAD",
     }
-    told = what_is_free(cluster.ray, Ray(**given))
+    noted = what_is_free(cluster.ray, Ray(**given))
     amounts = "4 CPU, 100 far, # memory, 100 near, # object_store_memory"
-    assert re.sub(r"\S+ (\w*memory)", r"# \1", told) == (
+    assert re.sub(r"\S+ (\w*memory)", r"# \1", noted) == (
         "each asks for {'num_cpus': 3, 'resources': {'far': 1000}, 'scheduling_strategy': 'SPREAD'}"
         f"; the cluster has {amounts}; free are {amounts}."
     )

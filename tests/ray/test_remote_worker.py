@@ -149,7 +149,7 @@ class Watch:
         if asked.kind != "make":
             return
         assert worker.is_ready, "sent before the spec was open"
-        # Where to go on is told until it is known to have come: the first answer says so.
+        # Where to go on is noted until it is known to have come: the first answer says so.
         has_begun = asked.args[3] > 0
         position = None if has_begun or worker._generation == 1 else ShardPosition(2)
         assert asked.begun == (worker._generation, 1, False, position)

@@ -234,14 +234,14 @@ def test_a_time_is_told_within_the_way_there_and_back(offset, there, work, back)
     received = ended + back
     fields = {"begun_ns": begun + offset, "ended_ns": ended + offset, "idle_ns": 3}
     told_bytes = times_by_our_clock(replaced(NO_TIMES, **fields), sent, received)
-    times, told = row_of_worker(replaced(NO_TIMES, **fields)), row_of_worker(told_bytes)
-    assert sent <= told.begun_ns
-    assert told.ended_ns <= received
-    assert told == times._replace(begun_ns=told.begun_ns, ended_ns=told.ended_ns)
-    assert told.ended_ns - told.begun_ns == work
-    assert abs(told.begun_ns - begun) <= there + back
+    times, noted = row_of_worker(replaced(NO_TIMES, **fields)), row_of_worker(told_bytes)
+    assert sent <= noted.begun_ns
+    assert noted.ended_ns <= received
+    assert noted == times._replace(begun_ns=noted.begun_ns, ended_ns=noted.ended_ns)
+    assert noted.ended_ns - noted.begun_ns == work
+    assert abs(noted.begun_ns - begun) <= there + back
     if offset == 0:
-        assert told == times
+        assert noted == times
 
 
 def test_the_times_of_a_batch_that_was_not_measured_stay():

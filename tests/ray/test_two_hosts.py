@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The trainer on one host, its workers on another, and the link between them breaks in mid-epoch.
+"""The program on one host, its workers on another, and the link between them breaks in mid-epoch.
 
 Hosts are network namespaces with a switch between them, see `tests.ray.hosts`. Whatever happens to
-the link, the trainer gets the batches of num_workers=0, each once.
+the link, the program gets the batches of num_workers=0, each once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.ray.trainer_on_host import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-TRAINER = Path(__file__).with_name("trainer_on_host.py")
+PROGRAM = Path(__file__).with_name("trainer_on_host.py")
 CUT_AFTER = 30  # steps, far from the end
 NUM_IN_FLIGHT = 2 * 4 + 2  # steps that may be on their way: prefetch of 2 workers, and ours
 CUT_S = 5.0
@@ -54,7 +54,7 @@ def expected(kind: str) -> list[str]:
     return [digest_of(batch) for batch in open_loader(kind, num_workers=0)]
 
 
-class Trainer:
+class Program:
     """The program on its host, as seen through what it writes.
 
     Attributes:
@@ -70,9 +70,9 @@ class Trainer:
         self._log = log
         self._lines: queue.SimpleQueue[tuple[IO[str], str]] = queue.SimpleQueue()
         reading, writing = os.pipe()
-        command = [sys.executable, str(TRAINER), hosts.ray_address, kind, str(log), str(writing)]
+        command = [sys.executable, str(PROGRAM), hosts.ray_address, kind, str(log), str(writing)]
         try:
-            self._process = hosts.popen("trainer", command, pass_fds=[writing])
+            self._process = hosts.popen("program", command, pass_fds=[writing])
         finally:
             os.close(writing)
         self._steps = os.fdopen(reading)
@@ -108,7 +108,7 @@ class Trainer:
             self.said.append(line)
         elif not line and not self.is_done:
             self.take_for(1.0)
-            self.fail("the trainer has ended")
+            self.fail("the program has ended")
         elif line.startswith("step "):
             _, step, digest = line.split()
             assert int(step) == len(self.digests)
@@ -135,7 +135,7 @@ class Trainer:
         assert self._process.wait(PATIENCE_S) == 0
 
     def fail(self, why: str) -> None:
-        pytest.fail(f"{why}; the trainer said:\n{''.join(self.said)}")
+        pytest.fail(f"{why}; the program said:\n{''.join(self.said)}")
 
     def num_reads(self) -> collections.Counter[int]:
         """How many times each sample was read."""
@@ -154,29 +154,29 @@ def namespaces() -> None:
 
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[Hosts]:
-    with Hosts("trainer", "far", env=BREAKS_SOON) as hosts:
-        hosts.start_head("trainer")
+    with Hosts("program", "far", env=BREAKS_SOON) as hosts:
+        hosts.start_head("program")
         hosts.start_node("far", num_cpus=2, resources={"far": 2})
         yield hosts
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_link_that_breaks_and_comes_back_loses_nothing_and_doubles_nothing(hosts, kind, tmp_path):
-    with contextlib.closing(Trainer(hosts, kind, tmp_path / "log")) as trainer:
-        trainer.take_until(CUT_AFTER)
+    with contextlib.closing(Program(hosts, kind, tmp_path / "log")) as program:
+        program.take_until(CUT_AFTER)
         hosts.cut("far")
         try:
-            while trainer.take(0.0):
+            while program.take(0.0):
                 pass
-            num_at_cut = len(trainer.digests)
-            trainer.take_for(CUT_S)
+            num_at_cut = len(program.digests)
+            program.take_for(CUT_S)
         finally:
             hosts.restore("far")
-        assert not trainer.is_done
-        assert len(trainer.digests) <= num_at_cut + 3 * NUM_IN_FLIGHT, "the trainer did not wait"
-        trainer.take_rest()
-        assert trainer.digests == expected(kind)
-        num_reads = trainer.num_reads()
+        assert not program.is_done
+        assert len(program.digests) <= num_at_cut + 3 * NUM_IN_FLIGHT, "the program did not wait"
+        program.take_rest()
+        assert program.digests == expected(kind)
+        num_reads = program.num_reads()
     assert len(num_reads) == NUM_STEPS * BATCH_SIZE
     if kind == "iterable":  # its workers have not gone on twice
         assert set(num_reads.values()) == {1}

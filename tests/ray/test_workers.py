@@ -304,16 +304,16 @@ def test_who_waits_for_ray_is_told_what_is_missing_and_goes_on_when_it_comes(
 ):
     monkeypatch.setattr(ray_backend, "_DOUBT_S", 7.0)  # longer than the timeout
     loader = by_ray(Drawn(), actor={"resources": {"extra": 1}}, timeout=6)
-    told = []
+    noted = []
 
     def tell(message, *_):
-        told.append(str(message))
+        noted.append(str(message))
         extra_nodes.add()
 
     monkeypatch.setattr(ray_backend.warnings, "warn", lambda text, *_, **__: tell(text))
     assert_same(list(loader), without_workers(Drawn()))
-    assert "wait" in told[0]
-    assert "'resources': {'extra': 1}" in told[0]
+    assert "wait" in noted[0]
+    assert "'resources': {'extra': 1}" in noted[0]
 
 
 def run(text, *arguments, **options):

@@ -138,11 +138,11 @@ def test_an_exception_does_not_keep_the_samples_of_its_batch():
 
 
 def test_a_shared_dataset_is_notified_of_an_epoch_once_and_what_it_raises_is_raised_at_once():
-    told = []
+    noted = []
 
     class Moody(Numbers):
         def set_epoch(self, epoch):
-            told.append((epoch, sample_rng().integers(1 << 30)))
+            noted.append((epoch, sample_rng().integers(1 << 30)))
             if epoch == 1:
                 raise Odd("epoch", epoch)
 
@@ -153,12 +153,12 @@ def test_a_shared_dataset_is_notified_of_an_epoch_once_and_what_it_raises_is_rai
     assert "while epoch 1 began" in caught.value.__notes__
     loader.set_epoch(2)
     assert len(list(loader)) == 6
-    threads, told = told, []
+    threads, noted = noted, []
     loader = Loader(Moody(), 4, seed=5)
     list(loader)
     loader.set_epoch(2)
     list(loader)
-    assert [*told[:1], *told[1:]] == [threads[0], threads[2]]
+    assert [*noted[:1], *noted[1:]] == [threads[0], threads[2]]
 
 
 # Deaths
@@ -170,7 +170,7 @@ def test_a_system_exit_is_a_death_that_says_where(end):
 
     def make(index):
         if index == 9:
-            given.wait(30)  # a death is told at once, whatever others are still making
+            given.wait(30)  # a death is noted at once, whatever others are still making
             end()
         return float(index)
 
@@ -472,15 +472,15 @@ def test_a_forked_child_has_no_threads_and_neither_hangs_nor_waits():
 def test_a_child_of_a_worker_ends_with_its_status_though_its_stdout_is_closed(
     error, status, said, tmp_path
 ):
-    told = tmp_path / "told"
+    noted = tmp_path / "noted"
     child = os.fork()
     if child == 0:
         sys.stdout = io.StringIO()
         sys.stdout.close()
-        sys.stderr = told.open("w")  # with a buffer
+        sys.stderr = noted.open("w")  # with a buffer
         _leave(error)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == status
-    assert told.read_text() == said
+    assert noted.read_text() == said
 
 
 # Memory

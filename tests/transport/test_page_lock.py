@@ -221,7 +221,7 @@ TestLeases.settings = settings(max_examples=60, stateful_step_count=40, deadline
 
 
 class ArenaMachine(RuleBasedStateMachine):
-    """A worker, a main process, and a device that is behind: it never reads what it was not told.
+    """A worker, a main process, and a device that is behind: it never reads what it was not noted.
 
     Other threads fork meanwhile; no slot is used again that was leased when a child appeared.
     """
@@ -410,7 +410,7 @@ def test_the_pool_uses_nothing_again_that_a_forked_child_may_see():
     held = [filled(pool, 1) for _ in range(4)]
     del held[2:]
     held.append(filled(pool, 1))  # one of two that came back; the other is free
-    held.pop()  # and this one has come back by the fork, though nobody has noticed
+    held.pop()  # and this one has come back by the fork, though no one has noticed
     go_read, go_write = os.pipe()
     pid = os.fork()
     if pid == 0:

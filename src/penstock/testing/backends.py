@@ -197,8 +197,8 @@ class BackendContract:
         backend = self.started(Squares())
         begun = time.monotonic_ns()
         event = self.run_one(backend, 0, 0, list(range(50)))
-        told = event.outcome.times
-        times = row_of_worker(told)
+        sent = event.outcome.times
+        times = row_of_worker(sent)
         assert begun <= times.begun_ns <= times.ended_ns <= time.monotonic_ns()
         assert times.num_samples == 50
         assert times.num_bytes >= 50 * 2000 * 4
@@ -206,7 +206,7 @@ class BackendContract:
         assert times.collate_ns > 0
         assert times.fetch_ns + times.collate_ns <= times.ended_ns - times.begun_ns
         assert times.cpu_ns > 0
-        assert len(sample_us_of(told)) in (0, 50 * 4)
+        assert len(sample_us_of(sent)) in (0, 50 * 4)
         backend.close()
 
     def test_samples_that_the_policy_leaves_out_are_told_with_the_batch(self) -> None:

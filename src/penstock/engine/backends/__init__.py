@@ -24,7 +24,7 @@ import atexit
 import pkgutil
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -67,11 +67,7 @@ class Backend(Protocol):
         """
 
     def submit(
-        self,
-        worker_id: int,
-        step: int,
-        indices: object,
-        hints: RetryHints | None = None,
+        self, worker_id: int, step: int, indices: object, hints: RetryHints | None = None
     ) -> None:
         """Give a worker the task of making `step` of the current epoch. Does not block."""
 
@@ -143,10 +139,10 @@ def open_backend(plan: Plan) -> Backend:
     return backend
 
 
-_to_close: weakref.WeakSet[Any] = weakref.WeakSet()
+_to_close: weakref.WeakSet[Backend] = weakref.WeakSet()
 
 
-def close_at_exit(backend: Any) -> None:  # noqa: ANN401 - not all can begin an epoch ahead
+def close_at_exit(backend: Backend) -> None:
     """Close `backend` at interpreter exit, before multiprocessing's own handler runs."""
     _to_close.add(backend)
     atexit.unregister(_close_all)

@@ -294,7 +294,7 @@ class WorkerProcess(KnownWorker):
         else:
             end = f"was killed by {signal_name(-code)}"
             is_native = -code in _NATIVE_SIGNALS
-            advice = _ADVICE_NATIVE if is_native else "Somebody sent it that signal."
+            advice = _ADVICE_NATIVE if is_native else "Another process sent it that signal."
         return end, self.status_page.last_words() or advice
 
 
@@ -418,7 +418,7 @@ class ProcessBackend:
             warn_of_fork(stacklevel=users_level())  # threads may have been started since
         with self._held_interrupts:
             worker = self._start_worker(worker_id, joins_late=joins_late)
-        self._tell_epoch(worker)
+        self._post(worker, encode_message(self._table.message_of(worker)))
 
     def add_worker(self, worker_id: int) -> None:
         """Start one process more; a removed one of the same number may still be ending."""
@@ -459,10 +459,7 @@ class ProcessBackend:
         """Notify every worker; results of earlier epochs are dropped."""
         self._table.begin_epoch(epoch)
         for worker in self._table.workers.values():
-            self._tell_epoch(worker)
-
-    def _tell_epoch(self, worker: WorkerProcess) -> None:
-        self._post(worker, encode_message(self._table.message_of(worker)))
+            self._post(worker, encode_message(self._table.message_of(worker)))
 
     def await_start(self) -> tuple[int, ...]:
         """Return no worker: those of this machine start at once."""

@@ -310,12 +310,11 @@ class ThreadBackend:
         if not epoch.is_announced or spec.is_iterable:
             return
         try:
-            if spec.seed is None:
-                announce_epoch(spec.dataset, epoch.number)
-                return
-            streams = SampleStreams(spec.seed, epoch.number, seeds_globals=False)
-            with streams.active():
-                streams.begin_iterator()
+            with contextlib.ExitStack() as stack:
+                if spec.seed is not None:
+                    streams = SampleStreams(spec.seed, epoch.number, seeds_globals=False)
+                    stack.enter_context(streams.active())
+                    streams.begin_iterator()
                 announce_epoch(spec.dataset, epoch.number)
         except Exception as error:
             annotate(error, f"while epoch {epoch.number} began")

@@ -176,7 +176,7 @@ class BatchMaker:
         status: StatusWriter,
         identity: WorkerIdentity,
         begun: BeginEpoch,
-        notices: dict[str, Any],
+        notices: dict[str, Any] | None = None,
         *,
         restores_generators: bool = False,
         in_thread: bool = False,
@@ -187,7 +187,7 @@ class BatchMaker:
             Exception: what the dataset raises when it is notified of the epoch, or iterated.
         """
         self.num_asked = 0
-        self._notices = notices
+        self._notices = {} if notices is None else notices
         self._spec = spec
         self._status = status
         status.is_watched = spec.faults.max_respawns > 0

@@ -83,6 +83,7 @@ def indices_of(batches):
         ({"max_failures": -1}, ConfigError),
         ({"max_failures": 1.5}, ConfigError),
         ({"max_failures": "few"}, TypeError),
+        ({"max_failures": True}, TypeError),
         ({"max_respawns": -1}, ConfigError),
         ({"max_respawns": 1.0}, TypeError),
         ({"retries": -2}, ConfigError),

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import math
 import numbers
-import operator
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple
 
@@ -75,14 +74,21 @@ class FaultPolicy:
             raise ConfigError(f"on_error must be one of {_CHOICES}, got {self.on_error!r}")
         for name in ("max_respawns", "retries"):
             value = getattr(self, name)
-            if operator.index(value) < 0:
+            if not hasattr(value, "__index__") or isinstance(value, bool):
+                raise TypeError(f"{name} must be an int, got {value!r}")
+            if value < 0:
                 raise ConfigError(f"{name} must be 0 or more, got {value}")
-        bound: Any = self.max_failures
-        if bound is not None and not 0 <= bound <= (1 if self._is_share else math.inf):
-            raise ConfigError(
-                "max_failures must be an int of 0 or more (a number of samples), a float from 0 to "
-                f"1 (a share), or None; got {bound!r}"
-            )
+        if self.max_failures is not None:
+            self._check_max_failures(self.max_failures)
+
+    def _check_max_failures(self, bound: Any) -> None:  # noqa: ANN401 - it is being checked
+        choices = (
+            "an int of 0 or more (a number of samples), a float from 0 to 1 (a share), or None"
+        )
+        if isinstance(bound, bool) or not isinstance(bound, numbers.Real):
+            raise TypeError(f"max_failures must be {choices}; got {bound!r}")
+        if not 0 <= float(bound) <= (1 if self._is_share else float("inf")):
+            raise ConfigError(f"max_failures must be {choices}; got {bound!r}")
 
     @property
     def _is_share(self) -> bool:
@@ -104,7 +110,7 @@ class FaultPolicy:
             1094.8683298050514
         """
         if self.max_failures is None:
-            return math.inf
+            return float("inf")
         if self._is_share:
             expected = self.max_failures * max(num_samples, _FEWEST_JUDGED)
             return expected + 3 * math.sqrt(expected)

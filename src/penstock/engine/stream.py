@@ -188,7 +188,7 @@ class BatchStream:
             self.close(in_a_hurry=True)
         # The wait for it is no time of the main process's own code.
         elif self._observer is not None and self._observer.measures:
-            self._clock.take()
+            self._clock.give()
         else:
             self._clock.given_until(time.monotonic_ns())
         return False

@@ -346,10 +346,6 @@ class ConsumerClock:
         self.taken_ns, self._arrived_ns = self._arrived_ns, 0
         return self._cpu_ns, self._starved_ns, self._asked_ns, self.taken_ns, self._consumer_ns
 
-    def take(self) -> None:
-        """The consumer's own code begins without a batch; up to here it waited."""
-        self.give()
-
     def give_lightly(self) -> tuple[int, int, int]:
         """Return asked_ns, given_ns and consumer_ns of a batch that the consumer gets now."""
         self._is_measuring = False

@@ -72,17 +72,11 @@ class WorkerStream(BatchStream):
             self.backend.add_worker(worker_id)
         self._workers = self._wanted
         self.backend.begin_epoch(epoch)
-        self._scheduler = self._scheduler_of(epoch)
-        self._carry_out(self._scheduler.refill())
-        if self._overdue:
-            raise self._overdue.pop()
-
-    def _scheduler_of(self, epoch: Epoch) -> scheduler.Scheduler:
         plan, given = self._plan, epoch.progress.given
         num_workers, prefetch_factor = self._wanted
         any_worker = plan.is_worker_free or bool(plan.max_workers)
         turn = given.turn if plan.spec.is_iterable else given.num_steps
-        return scheduler.Scheduler(
+        self._scheduler = scheduler.Scheduler(
             num_workers,
             num_workers * prefetch_factor,
             in_order=plan.in_order,
@@ -93,6 +87,9 @@ class WorkerStream(BatchStream):
             max_respawns=plan.spec.faults.max_respawns,
             can_quarantine=plan.spec.faults.tolerates,
         )
+        self._carry_out(self._scheduler.refill())
+        if self._overdue:
+            raise self._overdue.pop()
 
     def _next(self) -> Any:  # noqa: ANN401 - any batch tree, or NO_BATCH
         if self._overdue:

@@ -11,7 +11,7 @@ import functools
 import importlib
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
@@ -39,6 +39,8 @@ The shortest way: no seed, no fault policy, nothing measured. For cheap samples,
 is the loader's own work. So what is the same for every batch is decided once; the function does the
 rest.
 """
+
+_MOST_NAMED: Final = 8  # samples that are None
 
 
 class Output(Protocol):
@@ -180,13 +182,14 @@ class Assembler:
         searched = samples if self._spec.collate_fn is None else ()
         none = [k for k, sample in enumerate(searched) if sample is None]
         if none:
-            named = f"samples {none} of this batch"
+            named = f"of the {len(samples)} samples of this batch, those at {none} are None"
             if indices is not None:
-                named = name_samples(self._spec.dataset, [indices[k] for k in none])
+                some = [name_samples(self._spec.dataset, [indices[k]]) for k in none[:_MOST_NAMED]]
+                named = f"the dataset returned None for {', '.join(some)}"
             annotate(
                 error,
-                f"the dataset returned None for {named}: return a sample, or raise an exception "
-                "for one that cannot be made and set on_error='skip' or 'replace' in the loader",
+                f"{named}: return a sample, or raise an exception for one that cannot be made and "
+                "set on_error='skip' or 'replace' in the loader",
             )
         if indices is not None:
             if isinstance(error, CollateError):

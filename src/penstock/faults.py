@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What to do about samples that cannot be made and workers that die, and what is known of them."""
+"""What to do about samples that cannot be made and workers that die, and the record of both."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import os
@@ -68,8 +69,7 @@ def _with_callers(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _up_to_engine(frames: Iterable[FrameType]) -> list[FrameType]:
-    users = itertools.takewhile(lambda f: not f.f_code.co_filename.startswith(_ENGINE), frames)
-    return list(users)
+    return list(itertools.takewhile(lambda f: not f.f_code.co_filename.startswith(_ENGINE), frames))
 
 
 def stack_of_error(error: BaseException) -> str:
@@ -80,7 +80,7 @@ def stack_of_error(error: BaseException) -> str:
     return "".join(traceback.format_list(users or entries))
 
 
-_NAMES: Final = ("transform", "target_transform", "transforms", "whole_transform")
+_NAMES: Final = ("dataset", "transform", "target_transform", "transforms", "whole_transform")
 _DEEPEST: Final = 5  # of transforms made of transforms, and datasets made of datasets
 
 
@@ -92,11 +92,7 @@ def transform_that_raised(dataset: object, error: BaseException) -> str | None:
     """
     # Not the first frame, our own, in which `error` is a variable: looking at a frame's variables
     # makes a copy of them that lives as long as the frame, and the two would keep each other.
-    traceback = error.__traceback__ and error.__traceback__.tb_next
-    frames = []
-    while traceback is not None:
-        frames.append(traceback.tb_frame)
-        traceback = traceback.tb_next
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)][1:]
     return innermost_transform(dataset, frames)
 
 
@@ -121,20 +117,12 @@ def innermost_transform(dataset: object, frames: Iterable[FrameType]) -> str | N
 def _transforms_of(owner: object, depth: int) -> Iterator[Any]:
     if depth > _DEEPEST:
         return
-    inner = _attribute(owner, "dataset")  # of a Subset, say
-    if inner is not None:
-        yield from _transforms_of(inner, depth + 1)
     for name in _NAMES:
-        value = _attribute(owner, name)
-        parts = value if isinstance(value, (list, tuple)) else [value]
-        for part in parts:
-            if callable(part):
+        value = None
+        with contextlib.suppress(Exception):  # a property that fails
+            value = getattr(owner, name, None)
+        for part in value if isinstance(value, (list, tuple)) else [value]:
+            if name != "dataset" and callable(part):
                 yield part
+            if part is not None:
                 yield from _transforms_of(part, depth + 1)
-
-
-def _attribute(owner: object, name: str) -> Any:  # noqa: ANN401
-    try:
-        return getattr(owner, name, None)
-    except Exception:  # a property that fails: this is asked while another error is being told
-        return None

@@ -5,10 +5,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 __all__ = ["WorkerInfo", "get_worker_info"]
 
@@ -79,7 +76,7 @@ def _note_asked() -> None:
 
 
 def set_worker_info(info: WorkerInfo | None) -> None:
-    """Make `info` what `get_worker_info` returns in this process, which nobody has asked yet."""
+    """Make `info` what `get_worker_info` returns in this process."""
     global _current, _was_asked
     _here.info = _here.shard = None  # this process may have been forked from a worker thread
     _current = info
@@ -88,9 +85,7 @@ def set_worker_info(info: WorkerInfo | None) -> None:
 
 def set_thread_info(info: WorkerInfo | None) -> None:
     """Make `info` what `get_worker_info` returns in this thread alone; None ends that."""
-    _here.info = info
-    _here.shard = None
-    _here.was_asked = False
+    _here.info, _here.shard, _here.was_asked = info, None, False
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +98,6 @@ class ShardInfo:
         batch_size: Samples in a batch; None where samples come as they are.
         rank: Of the ranks that train together.
         world_size: Their number.
-        compared: Returns what is to be dealt out, compared with what other workers have; None where
-            they cannot differ, or cannot be asked.
     """
 
     worker_id: int = 0
@@ -112,7 +105,6 @@ class ShardInfo:
     batch_size: int | None = None
     rank: int = 0
     world_size: int = 1
-    compared: Callable[[Iterable[Any]], Iterator[Any]] | None = None
 
 
 _shard = ShardInfo()
@@ -127,13 +119,13 @@ def current_shard() -> ShardInfo:
 def shard_unasked() -> ShardInfo:
     """Return the same as `current_shard`, without counting as a stream that deals itself out.
 
-    Whether somebody asked decides whether a loader warns of workers that read the same.
+    Whether it was called decides whether a loader warns of workers that read the same.
     """
     return _shard if _here.shard is None else _here.shard
 
 
 def was_asked() -> bool:
-    """Return whether anybody has asked in this worker which worker or shard it is."""
+    """Return whether this worker was asked which worker or shard it is."""
     return _was_asked if _here.info is None else _here.was_asked
 
 

@@ -16,7 +16,6 @@ from penstock.engine.backends.process import ProcessBackend
 from penstock.engine.fault_log import FaultLog
 from penstock.engine.plan import Epoch, Plan, WorkerSpec
 from penstock.engine.scheduler import WorkerReady
-from penstock.engine.task import Kind
 from penstock.epochs import EpochIterator
 from penstock.errors import WorkerDied
 from penstock.faults import policy_of
@@ -144,17 +143,6 @@ def test_what_fails_on_the_way_is_raised_in_its_own_turn_and_the_others_come(wor
 
 
 @pytest.mark.parametrize("workers", WORKERS)
-def test_a_sample_that_raises_is_raised_in_its_own_turn(workers):
-    hook = Recorded()
-    batches = batches_of(hook, workers, indices=[0, 1, -1, 3])
-    assert [int(when_ready(batches)[0][0]) for _ in range(2)] == [0, 1]
-    with pytest.raises(ValueError, match="a bad sample"):
-        next(batches)
-    assert int(next(batches)[0][0]) == 3
-    batches.close()
-
-
-@pytest.mark.parametrize("workers", WORKERS)
 def test_a_batch_of_which_nothing_is_left_is_not_handed_over(workers):
     hook = Recorded()
     with pytest.warns(UserWarning, match="left out"):
@@ -200,12 +188,6 @@ def test_what_fails_while_looking_ahead_is_raised_after_the_batch(monkeypatch):
         next(batches)
     with pytest.raises(StopIteration):
         next(batches)
-
-
-@pytest.mark.parametrize("workers", WORKERS)
-def test_batches_out_of_order_are_handed_over_too(workers):
-    given = list(batches_of(Recorded(), workers, in_order=False))
-    assert sorted(int(batch[0]) for batch, _ in given) == list(range(NUM_STEPS))
 
 
 @pytest.mark.parametrize("workers", WORKERS[1:])
@@ -260,15 +242,6 @@ def test_ctrl_c_while_a_batch_is_begun_ahead_closes_the_stream_and_counts_nothin
         next(batches)
 
 
-def test_what_failed_while_looking_ahead_does_not_reach_the_next_epoch(monkeypatch):
-    batches = batches_of(Recorded(), (1, "process"), prefetch_factor=1, keep_workers=True)
-    break_when_nobody_waits(monkeypatch, batches._stream.backend)
-    next(batches)
-    batches._stream.begin_epoch(epoch_of([5, 6], number=1))
-    assert [int(batch[0]) for batch, _ in EpochIterator(batches._stream)] == [5, 6]
-    batches.close()
-
-
 def test_a_sampler_that_raises_while_looking_ahead_keeps_no_workers_alive(monkeypatch):
     def broken():
         yield from ()
@@ -287,21 +260,6 @@ def test_a_sampler_that_raises_while_looking_ahead_keeps_no_workers_alive(monkey
     gc.disable()
     try:
         del stream, batches
-        assert ref() is None
-    finally:
-        gc.enable()
-
-
-def test_an_error_that_waits_for_its_turn_keeps_no_workers_alive():
-    gc.disable()
-    try:
-        batches = batches_of(Recorded(refused=(1,)), (1, "process"), prefetch_factor=4)
-        when_ready(batches)
-        stream = batches._stream
-        assert stream._scheduler.peek()[1].kind == Kind.FAILED
-        del stream
-        ref = weakref.ref(batches._stream)
-        del batches
         assert ref() is None
     finally:
         gc.enable()

@@ -68,7 +68,7 @@ class World:
         self.known_at_once = set()  # steps whose worker notes each sample anyway
         self.may_have_answered = False  # whether a death may take answers along with it
         self.present = set(range(num_workers))
-        self.starting = set()
+        self.starting = set(beginning.get("starting", ()))
         self.num_abandoned = 0
         self.survives = False  # whether every death is survived
         self.num_workers = num_workers
@@ -223,7 +223,7 @@ class World:
         # -1: a worker whose shard is exhausted answers nothing more
 
     def run(self, *, kill_after=None):
-        """Move one of the parties at a time until the epoch is over; fails if nobody can move."""
+        """Move one of the parties at a time until the epoch is over; fails if no one can move."""
         for moves in range(100_000):
             if self.finished or self.failed:
                 return
@@ -253,26 +253,6 @@ worlds = {
 }
 
 
-@given(data=st.data(), num_steps=st.integers(0, 40), **worlds)
-def test_every_step_is_delivered_once_and_in_order_whatever_happens_when(
-    data, num_steps, num_workers, prefetch, in_order
-):
-    world = World.drawn(
-        data,
-        num_workers=num_workers,
-        lookahead=num_workers * prefetch,
-        in_order=in_order,
-        num_steps=num_steps,
-    )
-    world.run()
-    steps = [step for step, _ in world.delivered]
-    assert sorted(steps) == list(range(num_steps))
-    assert all(outcome == ("made", step) for step, outcome in world.delivered)
-    if in_order:
-        assert steps == list(range(num_steps))
-    assert len(world.scheduler._tasks) == 0
-
-
 @given(
     data=st.data(),
     first=st.integers(0, 10),
@@ -280,60 +260,11 @@ def test_every_step_is_delivered_once_and_in_order_whatever_happens_when(
     any_worker=st.booleans(),
     **worlds,
 )
-def test_an_epoch_that_is_resumed_makes_the_steps_that_were_not_given_and_no_other(
+def test_every_step_that_was_not_given_is_delivered_once_and_in_order_whatever_happens_when(
     data, first, rest, any_worker, num_workers, prefetch, in_order
 ):
     steps = range(first, first + rest)
     skipped = data.draw(st.sets(st.sampled_from(steps))) if rest else set()
-    world = World.drawn(
-        data,
-        num_workers=num_workers,
-        lookahead=num_workers * prefetch,
-        in_order=in_order,
-        num_steps=rest,
-        any_worker=any_worker,
-        first_step=first,
-        first_worker=first % num_workers,
-        skipped=skipped,
-    )
-    world.run()
-    wanted = [step for step in steps if step not in skipped]
-    delivered = [step for step, _ in world.delivered]
-    assert (delivered if in_order else sorted(delivered)) == wanted
-    # Indices are counted from 0 here: those of step s are number s - first.
-    assert all(indices == step - first for step, (_, indices) in world.submitted.items())
-
-
-@given(data=st.data(), num_steps=st.integers(0, 40), **worlds)
-def test_where_any_worker_will_do_the_one_with_the_least_to_do_gets_the_step(
-    data, num_steps, num_workers, prefetch, in_order
-):
-    world = World.drawn(
-        data,
-        num_workers=num_workers,
-        lookahead=num_workers * prefetch,
-        in_order=in_order,
-        num_steps=num_steps,
-        any_worker=True,
-    )
-    world.run()
-    for step, (worker_id, _) in world.submitted.items():
-        assert world.loads[step][worker_id] == min(world.loads[step])
-    assert sorted(step for step, _ in world.delivered) == list(range(num_steps))
-
-
-def test_an_epoch_that_is_over_stays_over():
-    world = World(lambda m: m[0], num_workers=1, lookahead=1, in_order=True, num_steps=0)
-    for _ in range(2):
-        world.finished = False
-        world.request()
-        assert world.finished
-
-
-@given(data=st.data(), num_steps=st.integers(0, 40), **worlds)
-def test_steps_go_round_the_workers_in_turn_and_no_more_than_the_lookahead_are_under_way(
-    data, num_steps, num_workers, prefetch, in_order
-):
     lookahead = num_workers * prefetch
 
     def choose(movers):
@@ -346,14 +277,33 @@ def test_steps_go_round_the_workers_in_turn_and_no_more_than_the_lookahead_are_u
         num_workers=num_workers,
         lookahead=lookahead,
         in_order=in_order,
-        num_steps=num_steps,
+        num_steps=rest,
+        any_worker=any_worker,
+        first_step=first,
+        first_worker=first % num_workers,
+        skipped=skipped,
     )
     world.run()
-    if in_order:
-        assert all(worker == step % num_workers for step, (worker, _) in world.submitted.items())
-    assert [indices for _, (_, indices) in sorted(world.submitted.items())] == list(
-        range(num_steps)
-    )
+    wanted = [step for step in steps if step not in skipped]
+    delivered = [step for step, _ in world.delivered]
+    assert (delivered if in_order else sorted(delivered)) == wanted
+    assert all(outcome == ("made", step) for step, outcome in world.delivered)
+    assert world.scheduler._tasks == {}
+    # Indices are counted from 0 here: those of step s are number s - first.
+    assert all(indices == step - first for step, (_, indices) in world.submitted.items())
+    for turn, (step, (worker_id, _)) in enumerate(world.submitted.items(), first):
+        if any_worker:  # the one with the least to do gets it
+            assert world.loads[step][worker_id] == min(world.loads[step])
+        elif in_order:
+            assert worker_id == turn % num_workers
+
+
+def test_an_epoch_that_is_over_stays_over():
+    world = World(lambda m: m[0], num_workers=1, lookahead=1, in_order=True, num_steps=0)
+    for _ in range(2):
+        world.finished = False
+        world.request()
+        assert world.finished
 
 
 @given(data=st.data(), **worlds)
@@ -555,7 +505,7 @@ def test_shares_of_an_iterable_go_on_with_the_worker_that_takes_the_place(
         if left and worker_id is not None and worker_id not in world.dead:
             left -= 1
             if world.shards[worker_id] < 0:
-                # It had told that its shard is exhausted: nobody takes its place, nor misses it.
+                # It had noted that its shard is exhausted: no one takes its place, nor misses it.
                 before = world.num_respawns
                 world.die(worker_id)
                 assert world.num_respawns == before
@@ -640,7 +590,7 @@ def test_machines_may_go_at_any_moment_and_cost_no_respawn(
     def choose(movers):
         nonlocal losses_left, num_lost
         worker_id = data.draw(st.sampled_from([None, None, *range(num_workers)]))
-        if movers == [False, True]:  # whether answers are lost; nobody else moves in between
+        if movers == [False, True]:  # whether answers are lost; no one else moves in between
             return data.draw(st.booleans())
         if losses_left and worker_id is not None and worker_id not in world.dead:
             losses_left -= 1
@@ -679,7 +629,7 @@ def test_machines_may_go_at_any_moment_and_cost_no_respawn(
 def test_deaths_of_unknown_cause_in_a_batch_end_the_epoch_at_the_limit_though_none_counts(
     deaths, limit
 ):
-    """As in a pool, where nobody knows whose sample it was: it cannot go on for ever."""
+    """As in a pool, where no one knows whose sample it was: it cannot go on for ever."""
     world = World(lambda m: m[0], num_workers=1, lookahead=2, in_order=True, num_steps=2)
     for _ in range(deaths):
         if not world.dead:
@@ -747,7 +697,7 @@ def test_workers_may_change_at_any_moment_and_every_step_is_delivered_once(
     steps = [step for step, _ in world.delivered]
     assert sorted(steps) == list(range(num_steps))
     assert not in_order or steps == list(range(num_steps))
-    # Who was to leave is gone when all is answered, and who never came is missed by nobody.
+    # Who was to leave is gone when all is answered, and who never came is missed by no one.
     assert world.present <= set(range(world.num_workers))
     assert world.num_abandoned or world.present == set(range(world.num_workers))
 
@@ -811,82 +761,35 @@ def test_nobody_waits_for_a_newcomer_that_is_lost_when_the_sampler_gave_nothing(
     assert (removal, type(end)) == (RemoveWorker(1, "no memory"), Finish)
 
 
-def test_a_batch_comes_with_the_indices_that_it_was_made_of():
-    scheduler = Scheduler(1, 1)
-    scheduler.refill()
-    scheduler.drawn(0, "indices of step 0")
-    scheduler.request()
-    *_, delivery = scheduler.handle(TaskDone(0, 0, "batch"))
-    assert (delivery.outcome, delivery.indices) == ("batch", "indices of step 0")
-
-
-def test_a_task_that_is_answered_is_kept_no_longer():
-    world = World(lambda m: m[0], num_workers=2, lookahead=4, in_order=False, num_steps=50)
-    world.run()
-    assert world.scheduler._tasks == {}
-
-
-@given(st.data())
-def test_no_step_waits_for_a_worker_that_has_not_started(data):
-    num_workers = data.draw(st.integers(1, 4))
-    prefetch = data.draw(st.integers(1, 3))
-    num_steps = data.draw(st.integers(0, 20))
+@given(data=st.data(), num_steps=st.integers(0, 20), **worlds)
+def test_no_step_waits_for_a_worker_that_has_not_started(
+    data, num_steps, num_workers, prefetch, in_order
+):
     starting = data.draw(st.sets(st.integers(0, num_workers - 1)))
     never = data.draw(st.sets(st.sampled_from(sorted(starting)))) if starting else set()
     if len(never) == num_workers:
         never.pop()
-    scheduler = Scheduler(
-        num_workers,
-        num_workers * prefetch,
+    world = World.drawn(
+        data,
+        num_workers=num_workers,
+        lookahead=num_workers * prefetch,
+        in_order=in_order,
+        num_steps=num_steps,
         any_worker=True,
         starting=starting,
         max_respawns=100,
     )
-    to_start = sorted(starting - never)
-    working, delivered, drawn = [], [], 0
-    is_finished = is_requested = False
-
-    def carry_out(decisions):
-        nonlocal drawn, is_finished, is_requested
-        left = list(decisions)
-        while left:
-            decision = left.pop(0)
-            if isinstance(decision, Draw):
-                is_left = drawn < num_steps
-                found = scheduler.drawn(drawn, drawn) if is_left else scheduler.drained()
-                drawn += is_left
-                left = [*found, *left]
-            elif isinstance(decision, Submit):
-                assert decision.worker_id not in never
-                assert decision.worker_id not in to_start
-                working.append((decision.worker_id, decision.step))
-            elif isinstance(decision, Deliver):
-                delivered.append(decision.step)
-                is_requested = False
-            elif isinstance(decision, Finish):
-                is_finished = True
+    while not world.finished:
+        movers = world.movable_workers() + ([] if world.is_waiting else ["user"])
+        to_start = sorted(world.starting - never)
+        if to_start and (not movers or data.draw(st.booleans())):
+            if data.draw(st.integers(0, 3)) == 0:
+                world.die(to_start[0], counts=False)
             else:
-                assert isinstance(decision, Respawn), decision
-
-    carry_out(scheduler.refill())
-    while not is_finished:
-        moves = []
-        if not is_requested:
-            moves.append("request")
-        if to_start:
-            moves += ["ready", "dies while it starts"]
-        if working:
-            moves.append("done")
-        assert moves, "nobody can move"
-        move = data.draw(st.sampled_from(moves))
-        if move == "request":
-            is_requested = True
-            carry_out(scheduler.request())
-        elif move == "ready":
-            carry_out(scheduler.handle(WorkerReady(to_start.pop(0))))
-        elif move == "done":
-            worker_id, step = working.pop(data.draw(st.integers(0, len(working) - 1)))
-            carry_out(scheduler.handle(TaskDone(worker_id, step, None)))
-        elif data.draw(st.integers(0, 3)) == 0:  # not for ever
-            carry_out(scheduler.handle(WorkerLost(to_start[0], "", counts=False)))
-    assert delivered == list(range(num_steps))
+                world.get_ready(to_start[0])
+            continue
+        assert movers, "no one can move"
+        mover = world.choose(movers)
+        world.request() if mover == "user" else world.move(mover)
+    steps = [step for step, _ in world.delivered]
+    assert (steps if in_order else sorted(steps)) == list(range(num_steps))

@@ -109,25 +109,6 @@ def test_a_state_with_batches_given_ahead_gives_the_others():
     assert batches.epoch.progress.given == Given(num_steps=5)
 
 
-@pytest.mark.parametrize(("policy", "second"), [("skip", None), ("replace", "other")])
-def test_policies_go_on_without_bad_samples(policy, second):
-    batches = iterate(5, -1, 6, policy=policy, covers_dataset=True)
-    with pytest.warns(UserWarning, match="1 bad sample"):
-        found = outcomes(batches)
-    assert found[0] == [5]
-    assert found[-1] == [6]
-    assert len(found) == (2 if second is None else 3)
-    given = batches.epoch.progress.given
-    assert (given.num_asked, given.num_failed) == (3, 1)
-
-
-def test_a_stream_ends_with_its_last_samples():
-    batches = iterate(*[None] * 9, dataset=Numbers())
-    assert outcomes(batches) == [[0], [1], [2], [3], [4]]
-    (shard,) = batches.epoch.progress.given.shards.values()
-    assert shard.num_batches == 5
-
-
 def test_a_batch_is_the_loops_alone():
     batches = iterate(0, 1, dataset=[np.zeros(3), np.ones(3)])
     batch = weakref.ref(next(batches))

@@ -382,14 +382,6 @@ def test_bad_samples_at_the_end_of_a_shard_come_with_the_end():
     assert (end.kind, end.num_asked, list(end.bad)) == (Kind.EXHAUSTED, 0, [])
 
 
-def test_a_stream_goes_on_where_it_was():
-    worker = worker_of(Generator("none"))
-    first = worker.run(0, BATCHES[0])
-    again = worker_of(Generator("none"), begin=False)
-    again.runner.begin_epoch(BeginEpoch(1, 0, position=first.position))
-    assert firsts(again.run(1, BATCHES[1]).batch()) == [4, 5, 6, 7]
-
-
 def test_a_worker_that_joins_says_once_that_it_can_begin():
     worker = worker_of(OneByOne("none"), identity=WorkerIdentity(joins_late=True), begin=False)
     ready = worker.runner.begin_epoch(BeginEpoch(4, 0))
@@ -399,9 +391,9 @@ def test_a_worker_that_joins_says_once_that_it_can_begin():
 
 def test_what_was_found_out_comes_with_the_next_result():
     worker = worker_of(OneByOne("none"))
-    worker.runner.notice(states={"random": b"digest"})
+    worker.runner.notices["states"] = {"random": b"digest"}
     first, second, _ = worker.run_all()
-    assert first.notices.states == {"random": b"digest"}
+    assert first.notices == {"states": {"random": b"digest"}}
     assert second.notices is None
 
 
@@ -473,16 +465,6 @@ def test_a_result_crosses_to_another_process():
     (bad,) = again.bad
     assert bad.index == BAD
     assert isinstance(pickle.loads(bad.error.pickled), Broken)
-
-
-def test_what_was_raised_crosses_as_a_report():
-    result = worker_of(OneByOne("raise")).run(1, BATCHES[1])
-    again, _ = decode_result(encode_result(result))
-    assert again.kind == Kind.FAILED
-    assert (
-        again.payload.text == "test_task_runner.Broken: sample 5" or "Broken" in again.payload.text
-    )
-    assert "sample" in again.payload.traceback
 
 
 def test_no_result_keeps_what_raised_alive():

@@ -18,14 +18,6 @@ from penstock.transport.packing import pack
 START_METHODS = [(0, None), (2, "fork"), (2, "spawn")]
 
 
-class Tripled(Doubled):
-    """Overrides the call alone: the inherited `collate_into` does not stand for it."""
-
-    def __call__(self, samples):
-        batch, names, notes = super().__call__(samples)
-        return batch * 1.5, names, notes
-
-
 class Single(Doubled):
     """Has `collate_into`, which is for batches, and takes a sample by itself."""
 
@@ -34,16 +26,6 @@ class Single(Doubled):
 
     def __call__(self, sample):
         return sample
-
-
-class AnswersToAnyName:
-    """What a mock or a proxy is like."""
-
-    def __getattr__(self, name):
-        return self
-
-    def __call__(self, samples):
-        return len(samples)
 
 
 @pytest.mark.parametrize(("num_workers", "method"), START_METHODS)
@@ -89,12 +71,6 @@ def test_what_lies_in_the_slot_is_not_placed_again():
     pool.close()
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_memory_is_the_slots_where_there_are_workers(method):
-    loader = Loader(Rows(), 4, num_workers=1, multiprocessing_context=method, collate_fn=Doubled())
-    assert [notes["is_copied"] for _, _, notes in loader] == [False] * 3
-
-
 def test_a_spawned_worker_without_torch_stays_without_and_gives_tensors():
     loader = DataLoader(
         Rows(), 6, num_workers=1, multiprocessing_context="spawn", collate_fn=Doubled()
@@ -102,19 +78,6 @@ def test_a_spawned_worker_without_torch_stays_without_and_gives_tensors():
     for batch, _, notes in loader:
         assert (notes["torch"], notes["kind"]) == (False, "late tensor")
         assert isinstance(batch, torch.Tensor)
-
-
-def test_a_subclass_that_overrides_the_call_has_it_used():
-    batches = list(Loader(Rows(), 4, collate_fn=Tripled()))
-    assert batches[0][0][:, 0, 0].tolist() == [0.0, 3.0, 6.0, 9.0]
-
-
-def test_an_object_that_answers_to_any_name_is_called():
-    assert list(Loader(Rows(), 4, collate_fn=AnswersToAnyName())) == [4, 4, 4]
-
-
-def test_samples_by_themselves_are_given_to_the_call():
-    assert [batch[0][0, 0] for batch in Loader(Rows(2), None, collate_fn=Single())] == [0.0, 1.0]
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -43,6 +43,5 @@ def test_a_worker_freezes_its_modules_and_no_garbage(start_method):
     loader = Loader(Frozen(), batch_size=1, num_workers=1, multiprocessing_context=start_method)
     samples = [(int(frozen[0]), int(left[0])) for frozen, left in loader]
     assert samples[0][0] > 5000
-    assert samples[2][0] >= samples[0][0]
     assert [left for _, left in samples] == [0] * 6
     assert gc.get_freeze_count() == before

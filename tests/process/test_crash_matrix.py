@@ -149,7 +149,7 @@ MATRIX = {
         "hang":        (TimesOut(), SKIPS_STUCK),
         "MemoryError": (NO_MEMORY,  SKIPS_NO_MEMORY),
     },
-    # All batches are there by then; what a worker does while it ends is nobody's loss.
+    # All batches are there by then; what a worker does while it ends is no one's loss.
     "shutdown": {
         "raise":       (Unharmed(), Unharmed()),
         "unpicklable": (Unharmed(), Unharmed()),

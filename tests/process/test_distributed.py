@@ -103,7 +103,7 @@ def go_on(world_size, batch_size, count, state, rank_saved, epoch, **options):
     """All ranks up to `count` batches in all; their batches, and the state of one of them."""
     shares, states = [], []
     for rank in range(world_size):
-        # The ranks' generators differ, as they do where nobody has seeded them.
+        # The ranks' generators differ, as they do where no one has seeded them.
         for seed in (random.seed, np.random.seed, torch.manual_seed):
             seed(1000 + rank)
         loader = loader_of(batch_size=batch_size, num_replicas=world_size, rank=rank, **options)

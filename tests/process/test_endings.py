@@ -32,7 +32,7 @@ LONGEST_S = 60.0  # for a script as a whole
 
 
 @contextlib.contextmanager
-def trainer(body, *command):
+def program(body, *command):
     """Run a training in a process of its own; `command` runs it, if not Python by itself."""
     head = f"""
         import ctypes, gc, os, signal, sys, threading
@@ -134,12 +134,12 @@ LOOPS = {
         del stream
     """,
     "cycle": """
-        class Trainer:
+        class Program:
             pass
-        trainer = Trainer()
-        trainer.itself, trainer.stream = trainer, start(DATASET)
+        program = Program()
+        program.itself, program.stream = program, start(DATASET)
         wait_for_go()
-        del trainer
+        del program
         gc.collect()
     """,
 }
@@ -151,7 +151,7 @@ LOOPS = {
 )
 def test_a_loop_left_while_all_workers_are_stuck_leaves_nothing(loop, heeds_sigterm):
     dataset = f"Stuck(8, heeds_sigterm={heeds_sigterm})"
-    with trainer(
+    with program(
         "before = holdings()"
         + textwrap.dedent(LOOPS[loop]).replace("DATASET", dataset)
         + "batch = None\nprint(before == holdings(), before, holdings())"
@@ -194,7 +194,7 @@ TRAINERS = {
 )
 def test_a_main_process_that_ends_while_all_workers_are_stuck_leaves_none(how, heeds_sigterm):
     body, code = TRAINERS[how]
-    with trainer(body.replace("DATASET", f"Stuck(8, heeds_sigterm={heeds_sigterm})")) as process:
+    with program(body.replace("DATASET", f"Stuck(8, heeds_sigterm={heeds_sigterm})")) as process:
         workers = stuck_workers_of(process)
         begun = time.monotonic()
         if how.startswith("SIG"):
@@ -207,25 +207,13 @@ def test_a_main_process_that_ends_while_all_workers_are_stuck_leaves_none(how, h
         assert process.returncode == code
 
 
-BY_A_LIBRARY = "ctypes.PyDLL(None).fork()"  # past the hooks that close copies of descriptors
-
-
-@pytest.mark.parametrize(
-    ("method", "fork"),
-    [
-        *((method, "os.fork()") for method in METHODS),
-        ("fork", BY_A_LIBRARY),
-        ("spawn", BY_A_LIBRARY),
-    ],
-)
-def test_a_killed_main_process_s_stuck_workers_end_though_a_child_of_it_lives_on(method, fork):
-    # The child has copies of the main process's descriptors, so that their ends tell nobody
-    # anything.
-    with trainer(f"""
+@pytest.mark.parametrize("method", METHODS)
+def test_a_killed_main_process_s_stuck_workers_end_though_a_child_of_it_lives_on(method):
+    with program(f"""
         stream = start(Stuck(8), multiprocessing_context="{method}")
         next(stream)
         wait_for_go()
-        if (pid := {fork}) == 0:
+        if (pid := os.fork()) == 0:
             signal.pause()
         print(pid, flush=True)
         signal.pause()
@@ -245,29 +233,12 @@ def test_a_killed_main_process_s_stuck_workers_end_though_a_child_of_it_lives_on
 @pytest.mark.parametrize("method", METHODS)
 def test_a_forked_child_that_exits_as_programs_do_leaves_the_workers_alone(method):
     # With sys.exit, unlike os._exit, multiprocessing ends what it takes for the child's children.
-    with trainer(f"""
+    with program(f"""
         stream = start(Rows(), multiprocessing_context="{method}")
         next(stream)
         if (pid := os.fork()) == 0:
             sys.exit(0)
         print(os.waitpid(pid, 0)[1], sum(1 for _ in stream))
-    """) as process:
-        out, err = finish(process)
-        assert (out.splitlines()[1:], err) == (["0 31"], "")
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_a_loop_may_be_left_in_a_forked_child_and_go_on_in_the_main_process(method):
-    with trainer(f"""
-        stream = start(Rows(), multiprocessing_context="{method}")
-        for step, batch in enumerate(stream):
-            assert batch[1, 0] == 2 * step + 1
-            if step == 2 and (pid := os.fork()) == 0:
-                stream.close()
-                del stream
-                gc.collect()
-                os._exit(0)
-        print(os.waitpid(pid, 0)[1], step)
     """) as process:
         out, err = finish(process)
         assert (out.splitlines()[1:], err) == (["0 31"], "")
@@ -319,78 +290,7 @@ def test_a_reference_cycle_of_all_is_collected_whole(persistent):
     assert slots_mapped() == slots_before
 
 
-def test_a_collection_inside_the_loop_of_another_loader_disturbs_nothing():
-    # The collector may run anywhere, also in the middle of a call on another loader's stream.
-    steps = 0
-    for batch in Loader(Rows(), batch_size=2, num_workers=2):
-        other = iter(Loader(Rows(8), num_workers=1))
-        Owner(stream=other, batch=next(other))
-        del other
-        gc.collect()
-        assert batch[0, 0] == 2 * steps
-        steps += 1
-    assert steps == 32
-
-
 # Limits
-
-
-def in_mount_namespace(command):
-    """Return what runs a script after `command`, in a mount namespace of its own."""
-    probe = subprocess.run(
-        ["unshare", "-m", "mount", "-t", "tmpfs", "-o", "ro", "penstock-test", "/mnt"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if probe.returncode:
-        pytest.skip(f"no mount namespace of our own to be had here: {probe.stderr.strip()}")
-    return ["unshare", "-m", "sh", "-c", command + ' && exec "$0" "$@"']
-
-
-@pytest.fixture
-def read_only_temp_folders():
-    """Return what runs a script where no folder for temporary files takes any."""
-    root = Path(__file__).resolve()
-    folders = [Path("/tmp"), Path("/var/tmp")]
-    if any(root.is_relative_to(folder) for folder in folders):
-        pytest.skip("the tests themselves lie in a folder for temporary files")
-    mount = "mount -t tmpfs -o ro penstock-test"
-    # Python tries the working folder last.
-    return in_mount_namespace(" && ".join([*(f"{mount} {f}" for f in folders), "cd /tmp"]))
-
-
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_read_only_temp_folder_is_enough(method, read_only_temp_folders):
-    with trainer(
-        f"""
-        import tempfile
-        try:
-            print(tempfile.gettempdir())
-        except FileNotFoundError:
-            print("no temp folder")
-        print(sum(1 for _ in start(Rows(), multiprocessing_context="{method}")))
-        """,
-        *read_only_temp_folders,
-    ) as process:
-        out, err = finish(process)
-        first, _pids, last = out.splitlines()
-        assert (first, last, err) == ("no temp folder", "32", "")
-
-
-def test_a_fork_server_without_a_temp_folder_says_that_it_needs_one(read_only_temp_folders):
-    with trainer(
-        """
-        try:
-            start(Rows(), multiprocessing_context="forkserver")
-        except Exception as error:
-            print(type(error).__name__, error)
-        """,
-        *read_only_temp_folders,
-    ) as process:
-        out, err = finish(process)
-        assert "No usable temporary directory found" in out
-        assert err == ""
 
 
 LIMIT_BYTES = 300 << 20
@@ -422,7 +322,7 @@ def joining(cgroup):
 
 
 def test_a_worker_killed_for_its_memory_is_told_so_with_the_figures(cgroup):
-    with trainer(
+    with program(
         """
         from penstock.errors import WorkerDied
         try:
@@ -442,7 +342,7 @@ def test_a_worker_killed_for_its_memory_is_told_so_with_the_figures(cgroup):
 
 
 def test_under_a_policy_a_sample_that_takes_too_much_memory_is_skipped(cgroup):
-    with trainer(
+    with program(
         """
         loader = Loader(Gluttonous(), batch_size=2, num_workers=2, on_error="skip")
         print(sum(len(batch) for batch in loader), [f.index for f in loader.failures])

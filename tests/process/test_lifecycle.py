@@ -18,24 +18,13 @@ import psutil
 import pytest
 from tests.process.faulty_datasets import Blocking, Noting, Rows
 from tests.support.holdings import sizes_of_mapped_slots
-from tests.support.processes import completed, holds_in_child, told_by
+from tests.support.processes import completed, told_by
 
 from penstock import Loader, get_worker_info
 from penstock.data import IterableDataset
 from penstock.engine import stream as stream_module
 from penstock.engine.backends import process
-from penstock.errors import WorkerDied
 from penstock.torch import DataLoader
-from penstock.transport import arena
-
-
-class LongLastWords(Rows):
-    """Raises with a long message, and ends its worker with the next sample."""
-
-    def __getitem__(self, index):
-        if index == 0:
-            raise ValueError("x" * 200_000)
-        os._exit(1)
 
 
 class UnevenShares(IterableDataset):
@@ -106,16 +95,6 @@ def test_ten_thousand_batches_grow_nothing(monkeypatch):
     assert after["mappings"] == after["children"] == 0
 
 
-def test_held_batches_are_distinct_and_correct_and_cost_no_descriptors():
-    fds = resources()["fds"]
-    batches = list(Loader(Rows(400), batch_size=2, num_workers=2))
-    assert resources()["fds"] == fds
-    for step, batch in enumerate(batches):
-        assert_rows(batch, 2 * step)
-    batches[0][:] = -1
-    assert_rows(batches[1], 2)
-
-
 class Reporting(Rows):
     """Sets an event as sample `at` is read."""
 
@@ -162,13 +141,6 @@ def test_workers_whose_loader_is_closed_while_they_start_set_nothing_up(tmp_path
     loader = Loader(Rows(), num_workers=1, worker_init_fn=noting, multiprocessing_context="spawn")
     iter(loader).close()
     assert not noting.path.exists()
-
-
-def test_two_iterators_of_one_loader_do_not_disturb_each_other():
-    loader = Loader(Rows(), batch_size=4, num_workers=2)
-    for first, (one, two) in enumerate(zip(loader, loader, strict=True)):
-        assert_rows(one, 4 * first)
-        assert_rows(two, 4 * first)
 
 
 def test_persistent_workers_are_the_same_processes_in_every_epoch():
@@ -265,45 +237,6 @@ def test_control_c_raises_in_the_main_process_only_and_leaves_no_worker():
     assert alive == []
 
 
-def test_control_c_in_the_loops_own_code_does_not_wait_for_a_slow_sample():
-    process = run_script(
-        """
-        import multiprocessing
-
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        begun, begin = os.pipe()
-
-        class Slow:
-            def __len__(self):
-                return 2
-
-            def __getitem__(self, index):
-                if index == 1:
-                    os.write(begin, b"x")
-                    time.sleep(2.5)  # less than a worker that is not interrupted may take
-                return index
-
-        def train():
-            for batch in Loader(Slow(), num_workers=1):
-                os.read(begun, 1)  # the worker is at it
-                processes.extend(multiprocessing.active_children())
-                os.killpg(0, signal.SIGINT)  # as a terminal does
-                signal.pause()
-
-        processes = []
-        try:
-            train()
-        except KeyboardInterrupt:
-            pass
-        print([process.exitcode for process in processes], flush=True)
-        """,
-        start_new_session=True,
-    )
-    out, err = finish(process)
-    assert out == f"[{-signal.SIGTERM}]\n"
-    assert "Traceback" not in err
-
-
 @pytest.mark.parametrize("backend", ["process", "thread"])
 def test_a_control_c_that_does_not_end_the_wait_is_raised_all_the_same(backend):
     """The kernel gave it to another thread, or it came just before the system call."""
@@ -346,23 +279,6 @@ def test_an_interpreter_that_exits_with_live_iterators_ends_cleanly():
     assert (process.returncode, out, err) == (0, "ok\n", "")
 
 
-def test_a_fork_in_the_main_process_disturbs_neither_side():
-    stream = iter(Loader(Rows(), batch_size=4, num_workers=2))
-    batch = next(stream)
-
-    def drops_it():
-        nonlocal stream
-        is_whole = bool((batch[2] == 2).all())
-        del stream
-        gc.collect()
-        return is_whole
-
-    assert holds_in_child(drops_it)
-    for step, batch in enumerate(stream, start=1):
-        assert_rows(batch, 4 * step)
-    assert step == 15
-
-
 def test_a_forked_child_keeps_seeing_the_batch_it_was_forked_with():
     stream = iter(Loader(Rows(), batch_size=4, num_workers=2))
     batch = next(stream)
@@ -391,26 +307,9 @@ def test_a_death_that_nobody_asked_about_does_not_hang_the_next_epoch():
     loader._stream.close()
 
 
-def test_a_long_message_of_a_worker_that_died_is_still_read():
-    stream = iter(Loader(LongLastWords(), num_workers=1, prefetch_factor=2))
-    with pytest.raises(ValueError, match="x" * 1000):
-        next(stream)
-    with pytest.raises(WorkerDied):
-        next(stream)
-
-
 def test_a_worker_that_dies_after_its_share_of_an_iterable_is_not_missed():
     stream = iter(Loader(UnevenShares(), num_workers=2, batch_size=None, prefetch_factor=1))
     assert sorted(stream) == list(range(50))
-
-
-def test_a_loop_that_drops_its_batches_needs_two_slots_of_each_worker(monkeypatch):
-    monkeypatch.setattr(process, "_SLOT_PATIENCE_S", 60.0)  # however busy the machine is
-    monkeypatch.setattr(arena, "_WAITED_S", 600.0)
-    context = multiprocessing.get_context("fork")
-    loader = Loader(Rows(60, 500_000), batch_size=1, num_workers=2, multiprocessing_context=context)
-    most = max(sum(size > 1 << 20 for size in sizes_of_mapped_slots()) for _ in loader)
-    assert 2 <= most <= 4
 
 
 def test_keeping_the_labels_does_not_keep_the_images():
@@ -464,23 +363,6 @@ def test_a_worker_blocked_on_sending_and_a_consumer_with_large_tasks_do_not_wait
     batches = [[index % 100 for index in range(100_000)] for _ in range(12)]
     loader = Loader(texts, batch_sampler=batches, num_workers=2, prefetch_factor=6)
     assert [batch == texts for batch in loader] == [True] * 12
-
-
-class BrokenSampler:
-    """Yields three indices and raises."""
-
-    def __iter__(self):
-        yield from (0, 1, 2)
-        raise LookupError("no more, unexpectedly")
-
-
-def test_what_the_sampler_raises_is_raised_and_the_workers_go_with_the_iterator():
-    before = resources()
-    stream = iter(Loader(Rows(), sampler=BrokenSampler(), num_workers=1, prefetch_factor=2))
-    with pytest.raises(LookupError):
-        list(stream)
-    del stream
-    assert resources() == before
 
 
 def test_an_interrupted_wait_leaves_persistent_workers_that_start_anew():

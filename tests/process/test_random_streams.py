@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Seeded streams drawn at random give one epoch, whoever makes it and however often it is begun."""
+"""Seeded streams drawn at random give one epoch, who makes it and however often it is begun."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.process.plain_datasets import Huge, ImportsLate, Mixed, Plain, Unstackable
+from tests.process.plain_datasets import ImportsLate, Mixed, Plain, Unstackable
 from tests.support.comparing import assert_same
 from tests.support.processes import python
 
@@ -59,13 +59,6 @@ def test_values_of_mixed_types_become_what_torch_makes_of_them():
     theirs = torchs(Mixed(), batch_size=4)
     ours = batches_of(DataLoader, Mixed(), batch_size=4)
     assert_same(theirs, ours)
-
-
-def test_an_integer_beyond_64_bits_is_an_error_and_not_a_float():
-    with pytest.raises(ValueError, match="Overflow when unpacking long long"):
-        without_workers(Huge(), batch_size=2)
-    with pytest.raises(ValueError, match="Overflow when unpacking long long"):
-        batches_of(DataLoader, Huge(), batch_size=2)
 
 
 LATE = """

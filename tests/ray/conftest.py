@@ -2,7 +2,7 @@
 """A real Ray cluster of two nodes, for all tests here, and what they are held to besides.
 
 Two nodes on one machine: each has its own raylet, object store and workers, so what crosses from
-one to the other crosses as between machines. The trainer is this process, on the near one.
+one to the other crosses as between machines. The program is this process, on the near one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import pytest
 from tests.conftest import GRACE_S
 from tests.support.holdings import Holdings
 
-# Before anybody imports ray, which reads them then.
+# Before anyone imports ray, which reads them then.
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"  # else ray.init warns of a change to come
 
@@ -110,7 +110,7 @@ class LocalCluster:
         return self._cluster.address
 
     def add_node(self, **node_args):
-        """Start another node; return its id. Whoever starts it ends it, see `extra_nodes`."""
+        """Start another node; return its id. Who starts it ends it, see `extra_nodes`."""
         node = self._cluster.add_node(**_node(**node_args))
         self._started[node.node_id] = node
         return node.node_id
@@ -162,7 +162,7 @@ def extra_nodes(cluster):
 
 
 class ExtraNodes:
-    """The nodes of one test: what `_node` says unless told, and a resource "extra"."""
+    """The nodes of one test: what `_node` says unless noted, and a resource "extra"."""
 
     def __init__(self, cluster):
         self._cluster = cluster
@@ -298,11 +298,11 @@ def _left_here(before):
 
 def _is_rays(process):
     try:
-        told = " ".join(process.cmdline())
+        noted = " ".join(process.cmdline())
         parents = process.parents()
     except psutil.Error:
         return True  # it has ended, and a zombie of ours has a command line of its own
-    return _names_ray(told) or any(_names_ray(_line(parent)) for parent in parents)
+    return _names_ray(noted) or any(_names_ray(_line(parent)) for parent in parents)
 
 
 def _line(process):

@@ -4,7 +4,7 @@
 Each host has an interface, an address and a loopback of its own, and no way to another host but
 the switch: a bridge in a namespace of its own. `Hosts.cut` takes a host's port out of the bridge.
 Its packets then vanish both ways, as with a broken cable somewhere behind the host: its own
-interface, addresses and routes stay as they are, and nobody is told. Files and shared memory are
+interface, addresses and routes stay as they are, and no one is noted. Files and shared memory are
 the machine's, so each Ray node gets a folder and an object store of its own.
 
 Needs root and iproute2, nothing else: `tc`'s netem is missing from some kernels.
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 RAY = Path(sys.executable).with_name("ray")
-GCS_PORT = 6379  # the namespace's own, so nobody else has it
+GCS_PORT = 6379  # the namespace's own, so no one else has it
 STORE_BYTES = 150 * 2**20
 START_S = 90.0  # on an idle machine with 2 cores a node takes 2 to 3 s
 

@@ -18,7 +18,7 @@ from penstock import sample_rng, worker_info
 from penstock.data import IterableDataset
 from penstock.engine.assembly import PlainOutput
 from penstock.engine.backends import process_worker
-from penstock.engine.backends.ray.worker import Answer, RayWorker, serialize_tree, value_of
+from penstock.engine.backends.ray.worker import RayWorker, serialize_tree, value_of
 from penstock.engine.plan import BatchIndices, WorkerSpec
 from penstock.engine.status_page import Phase, StatusWriter
 from penstock.engine.task import (
@@ -153,7 +153,7 @@ def calls_of(generation, seed=None):
     return arguments
 
 
-def told(answer):
+def noted(answer):
     """An answer in plain values, to be compared."""
     if answer.kind != "answer":
         return answer.kind
@@ -248,7 +248,7 @@ class Link:
         for (generation, number, _), answer in zip(due, answers, strict=True):
             if generation != self.generation:
                 continue
-            said = told(answer)
+            said = noted(answer)
             if said == "dropped" and number in self.answers:
                 continue  # a late copy, of what has come
             if number not in self.answers and self.data.draw(st.booleans(), label="lost"):
@@ -319,15 +319,15 @@ def test_a_new_generationbegins_with_its_first_task_even_if_the_second_is_there_
     async def scenario():
         async with opened(Stream(draws=False)) as worker:
             first, second = calls_of(1), calls_of(2)
-            assert told(await worker.make(*first(0), 0)) == (0, [0, 1, 2], [0.0] * 3)
+            assert noted(await worker.make(*first(0), 0)) == (0, [0, 1, 2], [0.0] * 3)
             early = asyncio.ensure_future(worker.make(*first(2), 0))
             newer = asyncio.ensure_future(worker.make(*second(1), 0))
             begun = await worker.make(*second(0), 0)
-            assert told(begun) == (0, [0, 1, 2], [0.0] * 3)
-            assert told(await newer) == (4, [3, 4, 5], [0.0] * 3)
-            assert told(await early) == "dropped"
-            assert told(await worker.make(*first(1), 0)) == "dropped"
-            assert told(await worker.make(*second(2), 0))[1] == [6, 7, 8]
+            assert noted(begun) == (0, [0, 1, 2], [0.0] * 3)
+            assert noted(await newer) == (4, [3, 4, 5], [0.0] * 3)
+            assert noted(await early) == "dropped"
+            assert noted(await worker.make(*first(1), 0)) == "dropped"
+            assert noted(await worker.make(*second(2), 0))[1] == [6, 7, 8]
 
     run(scenario())
 
@@ -358,20 +358,6 @@ def test_at_no_moment_while_a_generationbegins_is_a_later_task_of_it_in_turn():
     end_thread(worker)
 
 
-def test_answers_are_kept_until_they_have_come_and_no_longer():
-    async def scenario():
-        async with opened(Stream(draws=False)) as worker:
-            call = calls_of(1)
-            first = [await worker.make(*call(number), 0) for number in range(4)]
-            again = [await worker.make(*call(number), 0) for number in range(4)]
-            assert all(a is b for a, b in zip(first, again, strict=True))
-            assert told(await worker.make(*call(4), 3))[1] == [12, 13, 14]
-            assert sorted(worker._kept) == [3, 4]
-            assert told(await worker.make(*call(2), 0)) == "dropped"
-
-    run(scenario())
-
-
 @pytest.mark.parametrize("dataset", [Numbers(False, ends_at=4), Stream(False, ends_at=4)])
 def test_a_wish_to_end_is_answered_with_what_was_being_done_and_again_if_it_is_lost(dataset):
     """An iterator that has raised says that it has no more: nothing else may be taken from it."""
@@ -379,7 +365,7 @@ def test_a_wish_to_end_is_answered_with_what_was_being_done_and_again_if_it_is_l
     async def scenario():
         async with opened(dataset) as worker:
             call = calls_of(1)
-            assert told(await worker.make(*call(0), 0))[1] == [0, 1, 2]
+            assert noted(await worker.make(*call(0), 0))[1] == [0, 1, 2]
             ended = await worker.make(*call(1), 0)
             again = await worker.make(*call(1), 0)
             for answer in (ended, again):
@@ -388,27 +374,6 @@ def test_a_wish_to_end_is_answered_with_what_was_being_done_and_again_if_it_is_l
                 assert "test_actor.py" in answer.message
                 assert (answer.snapshot.step, answer.snapshot.phase) == (4, Phase.READING)
                 assert answer.snapshot.number == 1
-
-    run(scenario())
-
-
-def test_what_nobody_wants_any_more_is_broken_off_at_the_next_sample():
-    gates["wanted"] = gate = Gate()
-
-    async def scenario():
-        async with opened(Numbers(False, gate="wanted")) as worker:
-            stale = asyncio.ensure_future(worker.make(*calls_of(1)(0), 0))
-            assert await _next(gate.reached) == 0
-            newer = asyncio.ensure_future(worker.make(*calls_of(2)(5), 0))
-            while worker._status.wanted < 2:
-                await asyncio.sleep(0)
-            gate.opened.release(100)
-            assert told(await stale) == "dropped"
-            assert gate.read == [0]
-            assert not newer.done()
-            assert told(await worker.make(*calls_of(2)(0), 0))[1] == [0, 1, 2]
-            assert gate.read == [0, 0, 1, 2]
-        assert told(await newer) == "dropped"
 
     run(scenario())
 
@@ -433,7 +398,7 @@ def test_a_worker_that_ends_has_no_call_waiting_any_more():
             answers = await asyncio.gather(*calls)
             assert {answer.kind for answer in answers} == {"dropped"}
             assert gate.read == [0]
-            assert told(await worker.make(*call(1), 0)) == "dropped"
+            assert noted(await worker.make(*call(1), 0)) == "dropped"
             assert (await worker.make(*call(1), 0, 0)).kind == "dropped"
             await worker.until_end()
 
@@ -486,21 +451,3 @@ async def _next(reached):
             return reached.get_nowait()
         except queue.Empty:
             await asyncio.sleep(0.001)
-
-
-def test_a_worker_whose_spec_cannot_be_opened_says_so_with_every_task():
-    async def scenario():
-        worker = RayWorker(IDENTITY)
-        broken = serialize_tree(WorkerSpec(Numbers(False), False, True))._replace(
-            pickled=b"no pickle"
-        )
-        assert await worker.open(broken) == Answer("answer")
-        for number in (0, 1):
-            answer = await worker.make(*calls_of(1)(number), 0)
-            result, _ = decode_result(answer.message)
-            assert result.kind == Kind.FAILED
-            assert "UnpicklingError" in result.payload.text
-        await worker.close()
-        end_thread(worker)
-
-    run(scenario())

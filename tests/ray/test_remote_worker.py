@@ -84,7 +84,7 @@ class MainProcess:
         self.worker.open("serialized")
 
     def submit(self, step, indices, hints=None):
-        self.worker.tasks[self.worker._generation, step] = indices
+        self.worker.tasks[step] = indices
         self.worker.submit(Task(self.worker._generation, step, indices, hints))
 
     def answer(self, asked):
@@ -142,14 +142,14 @@ class Watch:
         at_hand = steps_at_hand(worker)
         sent = [step for step in self.held if step in at_hand]
         assert at_hand == sent == list(self.held)[: len(sent)]
-        assert [step for _, step in worker.tasks] == list(self.held)
+        assert list(worker.tasks) == list(self.held)
 
     def _check_new(self, asked):
         worker = self.main.worker
         if asked.kind != "make":
             return
         assert worker.is_ready, "sent before the spec was open"
-        # Where to go on is told until it is known to have come: the first answer says so.
+        # Where to go on is noted until it is known to have come: the first answer says so.
         has_begun = asked.args[3] > 0
         position = None if has_begun or worker._generation == 1 else ShardPosition(2)
         assert asked.begun == (worker._generation, 1, False, position)
@@ -255,7 +255,7 @@ def test_a_dead_worker_is_sent_nothing_and_keeps_the_tasks_that_were_not_taken(
     assert len(main.actor.of("make")) == num_tasks, "sent to a dead worker"
     lost = list(range(in_turn, num_tasks))
     assert steps_at_hand(worker) == lost
-    assert [step for _, step in worker.tasks] == [*lost, 100]
+    assert list(worker.tasks) == [*lost, 100]
     assert list(worker.other_steps) == lost[1:]
 
 

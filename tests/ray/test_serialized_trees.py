@@ -18,18 +18,11 @@ from hypothesis.extra import numpy as npst
 from tests.support.comparing import assert_same
 
 import penstock.torch  # noqa: F401 - which knows tensors
-from penstock.engine.backends.ray import backend
 from penstock.engine.backends.ray.backend import _writable, deserialize_tree, times_by_our_clock
 from penstock.engine.backends.ray.worker import SerializedTree, serialize_tree, value_of
 from penstock.engine.timing import NO_TIMES, replaced, row_of_worker
 
 LARGE = 64 * 1024  # bytes; smaller buffers are copied, whosever memory they lie in
-
-
-@pytest.fixture(autouse=True)
-def no_store_of_another_test():
-    """Its memory may be anybody's by now; a backend begins like this as well."""
-    backend._store.clear()
 
 
 class Store:
@@ -209,56 +202,6 @@ def test_memory_that_may_be_written_is_not_copied():
     assert (view.nbytes, view.format, view.ndim) == (array.nbytes, "B", 1)
 
 
-def test_a_part_of_an_object_is_viewed_where_it_lies():
-    whole = Store().keep(bytes(range(256)) * 2048)
-    parts = [whole[LARGE : 3 * LARGE], whole[4 * LARGE : 6 * LARGE]]
-    for part, view in zip(parts, map(_writable, parts), strict=True):
-        assert bytes(view) == part.tobytes()
-        view[:] = bytes(len(view))
-        assert not part.any()
-    assert whole[:LARGE].any()
-    assert whole[3 * LARGE : 4 * LARGE].any()
-
-
-@pytest.mark.parametrize(
-    "array",
-    [
-        pytest.param(lambda: Store(prot=mmap.PROT_READ).keep(bytes(2 * LARGE)), id="read-only"),
-        pytest.param(
-            lambda: Store(prot=mmap.PROT_READ, flags=mmap.MAP_PRIVATE).keep(bytes(2 * LARGE)),
-            id="private",
-        ),
-        pytest.param(lambda: np.frombuffer(b"x" * (2 * LARGE), np.uint8), id="of an immutable"),
-        pytest.param(lambda: Store().keep(b"small"), id="small"),
-    ],
-)
-def test_memory_that_may_not_be_written_is_copied(array):
-    """Writing into it would end the process, or change what is not to change."""
-    found = array()
-    content = found.tobytes()
-    _writable(Store().keep(bytes(2 * LARGE)))  # there are others, which may be written
-    view = _writable(found)
-    assert bytes(view) == content
-    view[0] = 7
-    assert found.tobytes() == content
-
-
-def test_memory_that_is_mapped_later_is_known_as_well():
-    store = Store()
-    for _ in range(3):
-        array = store.keep(bytes(4 * LARGE))
-        view = _writable(array)
-        view[5] = 1
-        assert array[5] == 1
-
-
-def test_an_array_that_may_be_written_is_taken_as_it_is():
-    array = np.zeros(10, np.uint8)
-    view = _writable(array)
-    view[3] = 1
-    assert array[3] == 1
-
-
 def test_a_buffer_lives_as_long_as_the_last_view_of_it_and_no_longer():
     """Ray may use the memory of an object again as soon as its buffer is gone."""
     serialized = Store().hand_over(serialize_tree({"x": np.arange(100_000), "y": 1}))
@@ -291,14 +234,14 @@ def test_a_time_is_told_within_the_way_there_and_back(offset, there, work, back)
     received = ended + back
     fields = {"begun_ns": begun + offset, "ended_ns": ended + offset, "idle_ns": 3}
     told_bytes = times_by_our_clock(replaced(NO_TIMES, **fields), sent, received)
-    times, told = row_of_worker(replaced(NO_TIMES, **fields)), row_of_worker(told_bytes)
-    assert sent <= told.begun_ns
-    assert told.ended_ns <= received
-    assert told == times._replace(begun_ns=told.begun_ns, ended_ns=told.ended_ns)
-    assert told.ended_ns - told.begun_ns == work
-    assert abs(told.begun_ns - begun) <= there + back
+    times, noted = row_of_worker(replaced(NO_TIMES, **fields)), row_of_worker(told_bytes)
+    assert sent <= noted.begun_ns
+    assert noted.ended_ns <= received
+    assert noted == times._replace(begun_ns=noted.begun_ns, ended_ns=noted.ended_ns)
+    assert noted.ended_ns - noted.begun_ns == work
+    assert abs(noted.begun_ns - begun) <= there + back
     if offset == 0:
-        assert told == times
+        assert noted == times
 
 
 def test_the_times_of_a_batch_that_was_not_measured_stay():

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import subprocess
@@ -16,15 +15,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from tests.ray.conftest import InCluster, _becomes
-from tests.ray.ray_datasets import Drawn, Stream, Suicidal, SuicidalStream, Table, WhoAmI
+from tests.ray.ray_datasets import Drawn, Stream, Suicidal, SuicidalStream, Table
 
 from penstock import Loader, Ray
 from penstock.engine.backends.ray import backend as ray_backend
 from penstock.engine.backends.ray.backend import Call, Come
 from penstock.engine.backends.ray.worker import versions_here
-from penstock.errors import ConfigError, UnpicklableError, WorkerDied
+from penstock.errors import ConfigError, WorkerDied
 from penstock.faults import FaultPolicy
 from penstock.torch import DataLoader
 
@@ -167,28 +165,6 @@ def test_an_actor_that_dies_ends_the_epoch_where_none_may_take_its_place(cluster
             list(stream)
 
 
-def test_two_deaths_prove_nothing_where_nobody_says_how_an_actor_ended(tmp_path):
-    # Preempted, or out of memory by another's fault, twice at the same sample.
-    loader = by_ray(Suicidal(str(tmp_path), [9], times=2), on_error="skip")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        got = list(loader)
-    assert_same(got, without_workers(Drawn()))
-    assert loader.failures == []
-    assert len(os.listdir(tmp_path)) == 2
-
-
-def test_an_actor_that_dies_between_two_epochs_is_replaced_and_nothing_is_counted(cluster):
-    loader = by_ray(Drawn(), persistent_workers=True)  # on_error="raise"
-    expected = Loader(Drawn(), batch_size=8, seed=5)
-    assert_same(list(loader), list(expected))
-    backend = loader._stream.backend
-    cluster.ray.kill(actor_of(backend, 0))
-    assert _becomes(lambda: not backend.is_whole, 30.0)
-    assert_same(list(loader), list(expected))
-    close(loader)
-
-
 def test_in_a_placement_group_that_captures_actors_workers_are_outside_of_it(cluster):
     from ray.util.placement_group import placement_group, remove_placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -251,47 +227,6 @@ def test_an_epoch_goes_on_from_its_state():
     assert_same([*got, *again], without_workers(Drawn(), shuffle=True))
 
 
-def test_an_iterable_goes_on_from_its_state():
-    loader = by_ray(Stream())
-    expected = of_processes(Stream())
-    with closing(iter(loader)) as stream:
-        got = [next(stream) for _ in range(7)]
-        state = loader.state_dict()
-    again = by_ray(Stream())
-    with pytest.warns(UserWarning, match="read once more"):
-        again.load_state_dict(state)
-    assert_same([*got, *again], expected)
-
-
-def test_a_stream_is_dealt_out_to_ranks_and_workers(monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    for rank in range(2):
-        monkeypatch.setenv("RANK", str(rank))
-        got = list(by_ray(Stream(), DataLoader))
-        assert_same(got, without_workers(Stream(), DataLoader))
-        assert {int(batch["index"][0]) % 2 for batch in got} == {rank}
-
-
-def test_a_worker_knows_itself_by_us_and_by_torch():
-    for batch in by_ray(WhoAmI(salt=7), DataLoader):
-        by_us, by_torch = batch.numpy().swapaxes(0, 1)
-        assert (by_us == by_torch).all()
-        assert (by_us[:, 1:] == [2, 7, 1]).all()
-        assert set(by_us[:, 0]) <= {0, 1}
-
-
-def test_unseeded_the_batches_are_those_of_process_workers():
-    torch.manual_seed(3)
-    processes = {"num_workers": 2, "multiprocessing_context": "forkserver"}
-    expected = list(DataLoader(Drawn(), batch_size=8, shuffle=True, **processes))
-    torch.manual_seed(3)
-    loader = DataLoader(Drawn(), batch_size=8, shuffle=True, num_workers=2, backend=Ray(**ANY))
-    got = list(loader)
-    for batch, other in zip(got, expected, strict=True):
-        assert batch["index"].tolist() == other["index"].tolist()
-        assert batch["global"].tolist() == other["global"].tolist()
-
-
 def test_a_batch_lies_in_the_object_store_and_may_be_written():
     loader = by_ray(Drawn(64, size=50_000))
     batches = list(loader)
@@ -313,16 +248,6 @@ def mapped_at(address):
         if start <= address < end:
             return line
     return ""
-
-
-def test_batches_that_are_held_keep_their_values_and_the_store_is_empty_afterwards(cluster):
-    before = InCluster.now(cluster)
-    held = list(by_ray(Drawn(160, size=30_000)))
-    for batch in held:
-        assert (batch["large"] == batch["index"][:, None]).all()
-    del held, batch
-    gc.collect()
-    assert _becomes(lambda: not InCluster.now(cluster).left_since(before), 20.0)
 
 
 def test_a_dataset_is_put_into_the_store_once_and_its_arrays_are_views_of_it(cluster):
@@ -357,26 +282,6 @@ def objects_of(num_bytes, cluster):
     }
 
 
-def test_a_loader_left_in_mid_epoch_leaves_nothing(cluster):
-    for _ in range(2):
-        for step, _batch in enumerate(by_ray(Drawn())):
-            if step == 3:
-                break
-    del _batch
-    kept = by_ray(Drawn(), persistent_workers=True)
-    for _ in range(2):
-        for _batch in kept:
-            break
-    assert_same(list(kept), list(_third_epoch()))
-    close(kept)
-
-
-def _third_epoch():
-    loader = Loader(Drawn(), batch_size=8, seed=5)
-    loader.set_epoch(2)
-    return loader
-
-
 def test_the_numbers_of_the_account_are_of_this_clock_and_of_all_workers():
     loader = by_ray(Drawn())
     list(loader)
@@ -399,23 +304,16 @@ def test_who_waits_for_ray_is_told_what_is_missing_and_goes_on_when_it_comes(
 ):
     monkeypatch.setattr(ray_backend, "_DOUBT_S", 7.0)  # longer than the timeout
     loader = by_ray(Drawn(), actor={"resources": {"extra": 1}}, timeout=6)
-    told = []
+    noted = []
 
     def tell(message, *_):
-        told.append(str(message))
+        noted.append(str(message))
         extra_nodes.add()
 
     monkeypatch.setattr(ray_backend.warnings, "warn", lambda text, *_, **__: tell(text))
     assert_same(list(loader), without_workers(Drawn()))
-    assert "wait" in told[0]
-    assert "'resources': {'extra': 1}" in told[0]
-
-
-def test_what_cannot_be_pickled_is_named():
-    dataset = Drawn()
-    dataset.reader = {"stream": (k for k in [])}
-    with pytest.raises(UnpicklableError, match=r"reader\['stream'\]"):
-        iter(by_ray(dataset))
+    assert "wait" in noted[0]
+    assert "'resources': {'extra': 1}" in noted[0]
 
 
 def run(text, *arguments, **options):

@@ -28,14 +28,8 @@ BATCH_SIZE = 16
 SAMPLE_BYTES = 2**16  # a batch of 1 MiB lies in Ray's object store and crosses the link from there
 SAMPLE_S = 0.0015  # so that the epoch is far from its end when the link is cut
 
-GATED_FROM = 30 * BATCH_SIZE  # samples of a stream from here on wait at the gate, if there is one
 
 KINDS = ("map", "iterable")
-
-
-def gate_of(log: str) -> str:
-    """Return the path of the gate: a FIFO, open once somebody has it open for writing."""
-    return f"{log}.gate"
 
 
 class Reader:
@@ -50,8 +44,6 @@ class Reader:
             file = os.open(self.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
             os.write(file, b"%d\n" % index)  # one write, so that lines of two workers stay whole
             os.close(file)
-            if index >= GATED_FROM and os.path.exists(gate_of(self.log)):
-                os.close(os.open(gate_of(self.log), os.O_RDONLY))
         noise = sample_rng().integers(0, 256, SAMPLE_BYTES, np.uint8)
         noise[:8] = np.frombuffer(np.int64(index).tobytes(), np.uint8)
         return noise

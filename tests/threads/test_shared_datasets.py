@@ -6,15 +6,13 @@ from __future__ import annotations
 import io
 import sys
 import tarfile
-import threading
 
 import numpy as np
 import pytest
 
 from penstock import Loader
 from penstock.collate import default_collate
-from penstock.data import PackedList, Subset
-from penstock.data.ragged import RaggedArray
+from penstock.data import Subset
 
 cv2 = pytest.importorskip("cv2")
 pytest.importorskip("PIL")
@@ -144,20 +142,6 @@ def test_a_pipeline_over_any_store(photos, tmp_path, store, output, collate_fn):
         dataset.close()
 
 
-def test_records_of_a_server(photos, mongod):  # noqa: F811
-    pack(ImageFolder(photos, decode=None), mongod.uri("tests.of_threads"), num_workers=0)
-    opened = []
-
-    def make():
-        pipeline = ImagePipeline.train(32)
-        opened.append(StoreDataset(mongod.uri("tests.of_threads"), transform=pipeline))
-        return opened[-1]
-
-    assert_threads_give_what_one_gives(make)
-    for dataset in opened:
-        dataset.close()
-
-
 def test_records_of_every_kind_from_lmdb(tmp_path):
     samples = [
         {"x": np.full(k % 5 + 1, k), "name": f"sample {k}", "pair": (k, float(k))}
@@ -213,24 +197,3 @@ def test_an_albumentations_chain():
             return chain(image)
 
     assert_threads_give_what_one_gives(Images)
-
-
-def test_lists_and_ragged_arrays_are_read_by_all_threads():
-    names = PackedList([f"photo {k}" * (k % 7) for k in range(300)])
-    rows = RaggedArray.of([range(k % 5) for k in range(300)])
-    wrong, barrier = [], threading.Barrier(NUM_THREADS)
-
-    def read(first):
-        barrier.wait()
-        wrong.extend(
-            k
-            for k in [*range(first, 300), *range(first)]
-            if names[k] != f"photo {k}" * (k % 7) or rows[k].tolist() != list(range(k % 5))
-        )
-
-    threads = [threading.Thread(target=read, args=(70 * k,)) for k in range(NUM_THREADS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []

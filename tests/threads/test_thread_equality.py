@@ -8,8 +8,6 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from penstock import FaultPolicy, Loader, sample_rng
 from penstock.collate import default_collate
@@ -119,23 +117,6 @@ def test_any_number_of_threads_gives_what_no_workers_give(case):
     assert stream(kind(), 2, "process", **options) == expected
 
 
-@settings(max_examples=20, deadline=None)
-@given(
-    batch_size=st.integers(1, 9),
-    num_workers=st.integers(1, 4),
-    prefetch_factor=st.integers(1, 4),
-    kind=st.sampled_from([OwnNoise, BatchNoise, Dealt]),
-)
-def test_batch_size_prefetching_and_number_of_threads_are_matters_of_speed(
-    batch_size, num_workers, prefetch_factor, kind
-):
-    def batches(**options):
-        return plain(Loader(kind(), batch_size, seed=3, **options))
-
-    of_threads = batches(num_workers=num_workers, backend="thread", prefetch_factor=prefetch_factor)
-    assert of_threads == batches()
-
-
 def test_shares_of_a_stream_are_those_of_no_workers():
     expected = stream(Dealt(), 0)
     for num_workers in (1, 2, 3, 4):
@@ -161,17 +142,6 @@ def test_a_resumed_stream_of_threads_goes_on_where_it_was(kind, num_workers):
         rest = loader()
         rest.load_state_dict(state)
         assert plain(begun) + plain(rest) == whole
-
-
-def test_an_epoch_that_is_left_early_does_not_show_in_the_next():
-    loader = Loader(OwnNoise(), 2, num_workers=3, backend="thread", seed=7, persistent_workers=True)
-    expected = plain(loader)
-    for number in (1, 3, 0):
-        batches = iter(loader)
-        for _ in range(number):
-            next(batches)
-    loader.set_epoch(0)
-    assert plain(loader) == expected
 
 
 @pytest.mark.parametrize("seed", [None, 7])

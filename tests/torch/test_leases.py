@@ -9,6 +9,7 @@ from multiprocessing.reduction import ForkingPickler
 import numpy as np
 import pytest
 import torch
+from tests.support.slots import deliver
 
 import penstock.torch as pt
 from penstock.collate import Collator
@@ -74,9 +75,7 @@ def unpacked(tree):
     """Return a tree that came through a slot, and what counts the leases."""
     pool, arena = SlotPool(), Arena()
     packed = pack(tree, SlotWriter(pool))
-    for new in pool.take_new():
-        arena.add(*new)
-    return unpack(packed, arena.lease(packed.slots)), lambda: arena.num_leases
+    return unpack(packed, deliver(pool, arena, packed.slots)), lambda: len(arena.leases)
 
 
 def recycled(make):

@@ -23,14 +23,14 @@ def kind_of_memory(address):
 
 
 class Copy(NamedTuple):
-    """Bytes that a device was told to read, and what they were then."""
+    """Bytes that a device was noted to read, and what they were then."""
 
     address: int
     data: bytes
 
 
 class Fence(NamedTuple):
-    """Over once the device has done as much as it had been told by then."""
+    """Over once the device has done as much as it had been noted by then."""
 
     device: FakePageLock
     num_begun: int
@@ -40,12 +40,12 @@ class Fence(NamedTuple):
 
 
 class FakePageLock:
-    """A device that reads the memory of copies long after it was told to.
+    """A device that reads the memory of copies long after it was noted to.
 
     Attributes:
         locked: Address -> bytes of what is locked now.
         num_locks: Calls that locked something.
-        num_begun: Copies that it was told.
+        num_begun: Copies that it was noted.
         num_done: Those that it has made.
         mistakes: What should never be: memory that changed before it was read, a second unlock, ...
     """

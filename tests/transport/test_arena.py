@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from tests.support.slots import deliver
 
 from penstock.errors import TransportError
-from penstock.transport import arena, memory
 from penstock.transport.arena import Arena, BufferPool, SlotPool, SlotWriter, slot_size
 from penstock.transport.memory import Mapping, create_segment
 
@@ -28,14 +28,6 @@ def num_fds() -> int:
 def num_mappings() -> int:
     with open("/proc/self/maps") as maps:
         return sum("memfd:penstock" in line for line in maps)
-
-
-def deliver(pool: SlotPool, arena: Arena, slots: list[int]) -> dict[int, memoryview]:
-    for new in pool.take_new():
-        arena.add(*new)
-    leased = arena.lease(slots)
-    arena.remove(pool.take_retired())
-    return leased
 
 
 @given(st.integers(0, 1 << 40))
@@ -123,7 +115,7 @@ def test_a_slot_comes_back_when_the_last_view_is_garbage_and_not_before():
     assert arena.take_freed() == ([], [])
     del row
     assert arena.take_freed() == ([extent.slot], [])
-    assert arena.num_leases == 0
+    assert len(arena.leases) == 0
 
 
 def test_views_may_die_in_any_thread():
@@ -161,66 +153,8 @@ def test_slots_converge_to_the_largest_batch():
         pool.release(arena.take_freed()[0])
     arena.remove(pool.take_retired())
     assert len(pool._slots) == 1
-    assert pool.size_bytes == arena.size_bytes == slot_size(3_000_000)
-
-
-def pool_that_waits(**waits):
-    """A pool whose slots come back as `back` lists them; each wait that was wanted is kept."""
-
-    def await_returns(timeout_s):
-        waited.append(timeout_s)
-        pool.release(back)
-        came, back[:] = bool(back), []
-        return came
-
-    waited, back = [], []
-    pool = SlotPool(await_returns=await_returns, **waits)
-    return pool, waited, back
-
-
-def test_a_third_large_slot_is_made_when_none_of_two_has_come_back_in_time():
-    pool, waited, back = pool_that_waits(patience_s=0.1)
-    first, second = (pool.acquire("large", 2_000_000) for _ in range(2))
-    assert waited == []  # two are enough; none is waited for before
-    back.append(first)
-    assert pool.acquire("large", 2_000_000) == first
-    third = pool.acquire("large", 2_000_000)
-    assert third not in {first, second}
-    assert [0 < wait_s <= 0.1 for wait_s in waited] == [True] * 2
-    assert pool.acquire("small", 10_000) not in {first, second, third}
-    assert len(waited) == 2  # small ones are made at once
-    pool.close()
-
-
-def test_slots_of_the_batch_itself_and_those_to_be_given_up_are_not_waited_for():
-    pool, waited, _ = pool_that_waits(patience_s=0.1)
-    writer = SlotWriter(pool)
-    for size in (2_000_000, 2_000_000, 2_000_000):
-        writer.reserve(size)
-    writer.finish()
-    writer.reserve(6_000_000)
-    writer.finish()
-    assert waited == []
-    pool.close()
-
-
-def test_all_waits_together_have_a_limit(monkeypatch):
-    now_s = [100.0]
-    monkeypatch.setattr(arena.time, "monotonic", lambda: now_s[0])
-    pool, waited, _ = pool_that_waits(patience_s=0.15)
-
-    def wait(timeout_s):
-        now_s[0] += timeout_s
-        return False
-
-    pool._await_returns = lambda timeout_s: waited.append(timeout_s) or wait(timeout_s)
-    for _ in range(5):
-        pool.acquire("large", 2_000_000)
-    assert waited == pytest.approx([0.15, 0.05, 0.0], abs=0.01)  # none before the third slot
-    now_s[0] += 10.0
-    pool.acquire("large", 2_000_000)
-    assert waited[-1] == pytest.approx(0.1, abs=0.01)  # 1 % of the time
-    pool.close()
+    assert pool.size_bytes == slot_size(3_000_000)
+    assert len(arena._slots) == 1
 
 
 def test_descriptors_and_mappings_do_not_grow_with_held_batches_nor_stay_after_them():
@@ -248,18 +182,6 @@ def test_empty_arrays_below_the_limit_and_of_objects_are_ordinary_memory():
     writer.empty((10_000,), object)
     assert writer.finish() == []
     assert pool.size_bytes == 0
-
-
-def test_the_fallback_without_memfd_shares_memory_and_leaves_no_name(monkeypatch):
-    monkeypatch.setattr(memory, "_nameless_fd", memory._unlinked_shm_fd)
-    before = set(os.listdir("/dev/shm"))
-    fd = create_segment(100_000)
-    assert set(os.listdir("/dev/shm")) == before
-    assert not os.get_inheritable(fd)
-    one, two = Mapping(fd, 100_000), Mapping(fd, 100_000)
-    os.close(fd)
-    np.frombuffer(one.view(), np.uint8)[:] = 9
-    assert (np.frombuffer(two.view(), np.uint8) == 9).all()
 
 
 def test_memory_that_cannot_be_had_is_an_error_that_says_how_much():

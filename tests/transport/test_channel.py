@@ -90,6 +90,6 @@ def test_descriptors_that_were_never_taken_are_closed_with_the_channel():
     two._read(0)
     two.close()
     one.close()
-    assert os.read(read_fd, 1) == b""  # nobody holds the writing end
+    assert os.read(read_fd, 1) == b""  # no one holds the writing end
     os.close(read_fd)
     assert len(os.listdir("/proc/self/fd")) == before - 2

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from tests.support.comparing import assert_same
+from tests.support.slots import deliver
 
 from penstock.transport.arena import Arena, Extent, SlotPool, SlotWriter
 from penstock.transport.packing import pack, unpack
@@ -27,11 +28,7 @@ class Pipe:
 
     def send(self, tree):
         packed = pack(tree, self.writer)
-        for new in self.pool.take_new():
-            self.arena.add(*new)
-        leased = self.arena.lease(packed.slots)
-        self.arena.remove(self.pool.take_retired())
-        return packed, unpack(packed, leased)
+        return packed, unpack(packed, deliver(self.pool, self.arena, packed.slots))
 
     def recycle(self):
         self.pool.release(self.arena.take_freed()[0])

@@ -31,11 +31,11 @@ def adapted(
     arguments that choose one are refused.
     """
     data: Any = sys.modules.get("ray.data")
-    stream: Any = sys.modules.get("penstock.ray.stream")
+    reading: Any = sys.modules.get("penstock.ray.reading")
     kinds = [getattr(data, name, None) for name in ("Dataset", "DataIterator")]
     is_rays = isinstance(dataset, tuple(kind for kind in kinds if isinstance(kind, type)))
-    if is_rays or (stream is not None and isinstance(dataset, stream.RayStream)):
+    if is_rays or (reading is not None and isinstance(dataset, reading.RayStream)):
         adapter: Any = importlib.import_module("penstock.ray.data")
-        found: tuple[Any, Any] = adapter.for_loader(dataset, collate_fn, batch_size, orders)
+        found: tuple[Any, Any] = adapter.for_loader(dataset, collate_fn, orders)
         return found
     return dataset, collate_fn

@@ -34,7 +34,7 @@ def shard(items: Iterable[T], by: Literal["batch", "item"] = "batch") -> Iterato
             files that hold many samples each.
 
     Raises:
-        ConfigError: `by` is neither; or the items differ between worker threads.
+        ConfigError: `by` is neither.
 
     Example:
         >>> from penstock import Loader
@@ -49,8 +49,6 @@ def shard(items: Iterable[T], by: Literal["batch", "item"] = "batch") -> Iterato
         raise ConfigError(f"by should be 'batch' or 'item', but got by={by!r}.")
     info = current_shard()
     size = info.batch_size or 1 if by == "batch" else 1
-    if info.compared is not None:
-        items = info.compared(items)
     num_items = size * info.world_size
 
     def dealt() -> Iterator[T]:

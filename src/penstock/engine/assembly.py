@@ -6,12 +6,11 @@ The output is memory of this process (`PlainOutput`), unless a backend packs bat
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import importlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
@@ -33,8 +32,6 @@ if TYPE_CHECKING:
     from penstock.randomness.samples import SampleStreams
     from penstock.transport.page_lock import PageLock
 
-__all__ = ["Assembler", "Output", "PlainMaker", "PlainOutput"]
-
 PlainMaker = Callable[[Any, list[Any]], int]
 """Takes the indices of a task, appends its batch to a list, returns the number of samples.
 
@@ -44,15 +41,13 @@ rest.
 """
 
 _MOST_NAMED: Final = 8  # samples that are None
-_DEEPEST: Final = 3
-_MOST_COUNTED: Final = 64  # items of a container; the others are assumed as large
 
 
 class Output(Protocol):
     """Destination of batches."""
 
-    def begin(self, *, counts_bytes: bool) -> None:
-        """Begin a batch; `counts_bytes` says whether `take_cost` has to know its bytes."""
+    def begin(self) -> None:
+        """Begin a batch."""
 
     def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """Return memory for an array of the current batch."""
@@ -82,12 +77,10 @@ class PlainOutput:
         self._page_lock = page_lock
         self._pool = BufferPool(page_lock=page_lock)
         self._num_bytes = 0
-        self._counts_bytes = True
 
-    def begin(self, *, counts_bytes: bool) -> None:
+    def begin(self) -> None:
         """Begin a batch; see `Output`."""
         self._num_bytes = 0
-        self._counts_bytes = counts_bytes
 
     def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
         """Return memory for an array; it comes back when the last view of it is garbage."""
@@ -99,15 +92,12 @@ class PlainOutput:
     empty.stays_here = True  # type: ignore[attr-defined]
 
     def take_cost(self) -> tuple[int, int, int]:
-        """Return the cost of the batch, by the memory that it asked for, if any; see `Output`."""
+        """Return the cost of the batch, by the memory that it asked for; see `Output`."""
         num_bytes, self._num_bytes = self._num_bytes, 0
         return num_bytes, self._pool.size_bytes, 0
 
     def finish(self, batch: object) -> object:
         """Return the batch itself."""
-        if self._counts_bytes and not self._num_bytes:  # a collate function of the user's made it
-            with contextlib.suppress(Exception):  # whatever classes of the user's do
-                self._num_bytes = _num_bytes(batch)
         return batch
 
     def dry_run(self, batch: object) -> None:
@@ -119,16 +109,6 @@ class PlainOutput:
     def close(self) -> None:
         """Give the free memory back, even while this is referred to; batches stay valid."""
         self._pool = BufferPool(page_lock=self._page_lock)
-
-
-def _num_bytes(tree: Any, depth: int = _DEEPEST) -> int:  # noqa: ANN401
-    """Return about how many bytes the arrays and tensors of a batch have."""
-    if isinstance(tree, Mapping):
-        tree = list(tree.values())
-    if isinstance(tree, (list, tuple)):
-        some = tree[: _MOST_COUNTED if depth else 0]
-        return sum(_num_bytes(item, depth - 1) for item in some) * len(tree) // max(len(some), 1)
-    return len(tree) if isinstance(tree, bytes) else int(getattr(tree, "nbytes", 0))
 
 
 class DefaultCollate(BatchMemory, Protocol):
@@ -177,13 +157,7 @@ class Assembler:
         return trials
 
     def collate(self, samples: Any, position: int, indices: Any = None) -> Any:  # noqa: ANN401
-        """Return a batch of samples, or the one sample by itself where the spec is not batched.
-
-        Args:
-            samples: The samples.
-            position: Place of the batch's first sample in the epoch's global order.
-            indices: Of the samples, for a note; None for those of an iterable.
-        """
+        """Return a batch of samples, or the one sample by itself where the spec is not batched."""
         self._status.phase(Phase.COLLATING)
         self._status.batch_of(length_of(samples) or 0)  # `__getitems__` may give an iterator
         if self._streams is not None and self._spec.collate_fn is not None:

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from penstock.engine.plan import Epoch, Given
     from penstock.engine.recover import BadSample
 
-__all__ = ["FaultLog", "said_of_stop"]
-
 _MOST_KEPT: Final = 10_000  # records; a night's run over a rotten disk is not to fill the memory
 _FIRST: Final = 10
 _FEW: Final = 3
@@ -39,12 +37,7 @@ class FaultLog:
     """
 
     def __init__(self, policy: FaultPolicy, dataset: Any) -> None:  # noqa: ANN401
-        """Begin with none.
-
-        Args:
-            policy: How much is allowed.
-            dataset: May name its samples (`describe`).
-        """
+        """Begin with none."""
         self.policy = policy
         self.quarantined: dict[Hashable, tuple[str, str]] = {}  # samples that end workers, and how
         self._dataset = dataset
@@ -63,12 +56,7 @@ class FaultLog:
     def record(
         self, found: Sequence[BadSample], epoch: Epoch, step: int, worker_id: int | None
     ) -> int:
-        """Record the bad samples of a step, when it is given or known to have failed.
-
-        Returns:
-            How many of them were not known yet in this epoch. Replacements, and samplers that draw
-            a sample more than once, come upon the same ones again.
-        """
+        """Record the bad samples of a step; return how many were not known yet in this epoch."""
         num_new = 0
         progress = epoch.progress
         for bad in found:
@@ -94,16 +82,7 @@ class FaultLog:
         return num_new
 
     def spend(self, given: Given, num_asked: int, num_failed: int, epoch: Epoch) -> Given:
-        """Count what a step cost against the budget; to be called when it is given.
-
-        Args:
-            given: What was given before.
-            num_asked: Samples that were asked for.
-            num_failed: Bad ones that were not known yet.
-            epoch: The epoch under way.
-
-        Returns:
-            `given` with the step's cost.
+        """Return `given` with what a step cost, which counts against the budget.
 
         Raises:
             TooManyFailures: it is more than the policy allows.

@@ -23,19 +23,9 @@ from penstock.transport.packing import NeedsInheritance, dumps
 from penstock.transport.shared import share
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from penstock.engine.plan import WorkerSpec
-
-__all__ = [
-    "ExceptionReport",
-    "copy_of_error",
-    "own_copy",
-    "report_exception",
-    "revive_exception",
-    "share_spec",
-    "unpicklable_error",
-]
 
 _ErrorT = TypeVar("_ErrorT", bound=BaseException)
 _ADVICE: Final = (
@@ -53,13 +43,11 @@ _BY_NAME: Final = (type, types.FunctionType)  # pickled as the name of something
 def share_spec(spec: WorkerSpec) -> int | None:
     """Return the descriptor of a segment that holds `spec`, pickled once for all workers.
 
+    None where the spec holds something that can only be handed to a child while it is being started
+    (a lock, a queue, a tensor in shared memory): then `multiprocessing` has to pickle it.
+
     What plain pickle cannot send (a lambda, a class of a notebook) is pickled by value where
     cloudpickle is installed.
-
-    Returns:
-        The descriptor, the caller's to close, or None where the spec holds something that can
-        only be handed to a child while it is being started (a lock, a queue, a tensor in shared
-        memory): then `multiprocessing` has to pickle it, once per worker.
 
     Raises:
         UnpicklableError: it cannot be pickled at all; names the attributes that cannot.
@@ -118,50 +106,37 @@ def unpicklable_error(
     base: type[pickle.Pickler] = pickle.Pickler,
 ) -> UnpicklableError:
     """Return an error that names what of `spec` made pickling by `base` fail with `error`."""
-    found: list[tuple[str, object, Exception]] = []
-    seen: set[int] = set()
-    for part in ("dataset", "collate_fn", "worker_init_fn"):
-        found += _find_unpicklable(part, getattr(spec, part), seen, base)
-    (path, culprit, cause), *others = found or [("the dataset", spec.dataset, error)]
-    more = "".join(f" Nor can {path}: {_describe(value)}." for path, value, _ in others)
+    parts = [(name, getattr(spec, name)) for name in ("dataset", "collate_fn", "worker_init_fn")]
+    found = next(_find_unpicklable(parts, set(), base), ("the dataset", spec.dataset, error))
+    path, culprit, cause = found
     return UnpicklableError(
         f"{path} cannot be sent to a worker: {type(cause).__name__}: {cause}. "
-        f"It is {_describe(culprit)}.{more} {advice}"
+        f"It is {culprit!r:.80}. {advice}"
     )
 
 
-def _describe(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
-
-
 def _find_unpicklable(
-    path: str, value: object, seen: set[int], base: type[pickle.Pickler]
-) -> list[tuple[str, object, Exception]]:
-    """Return path, object and error of the innermost things below `value` that do not pickle."""
-    if id(value) in seen:
-        return []
-    seen.add(id(value))
-    try:
-        dumps(value, lambda _buffer: False, base=base)
-    except Exception as error:
-        found = []
-        for child_path, child in _children(path, value):
-            found += _find_unpicklable(child_path, child, seen, base)
-        return found or [(path, value, error)]
-    return []
+    members: Iterable[tuple[str, object]], seen: set[int], base: type[pickle.Pickler]
+) -> Iterator[tuple[str, object, Exception]]:
+    """Yield path, object and error of the innermost things that do not pickle."""
+    for path, value in members:
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        try:
+            dumps(value, lambda _buffer: False, base=base)
+        except Exception as error:
+            yield from _find_unpicklable(_children(path, value), seen, base)
+            yield path, value, error
 
 
 def _children(path: str, value: Any) -> Iterator[tuple[str, object]]:  # noqa: ANN401
     if isinstance(value, dict):
-        for key, member in value.items():
-            yield f"{path}[{key!r}]", member
-    elif isinstance(value, (list, tuple, set, frozenset)):
-        for position, member in enumerate(value):
-            yield f"{path}[{position}]", member
+        yield from ((f"{path}[{key!r}]", member) for key, member in value.items())
+    elif isinstance(value, (list, tuple)):
+        yield from ((f"{path}[{k}]", member) for k, member in enumerate(value))
     elif isinstance(value, functools.partial):
-        for name in ("func", "args", "keywords"):
-            yield f"{path}.{name}", getattr(value, name)
+        yield from ((f"{path}.{name}", getattr(value, name)) for name in ("func", "args"))
     elif not isinstance(value, _BY_NAME):
         with contextlib.suppress(Exception):
             state = value.__getstate__()

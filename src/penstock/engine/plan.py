@@ -29,23 +29,6 @@ if TYPE_CHECKING:
     from penstock.faults import Failure
     from penstock.transport.page_lock import PageLock
 
-__all__ = [
-    "BatchIndices",
-    "Epoch",
-    "Framework",
-    "Given",
-    "Plan",
-    "Progress",
-    "RetryHints",
-    "ShardPosition",
-    "UserArray",
-    "WorkerSpec",
-    "dataset_keys",
-    "mark_user_array",
-    "sample_key",
-    "unwrap_indices",
-]
-
 
 class UserArray(NamedTuple):
     """An array that the user's own sampler yielded: the dataset gets it as it is.
@@ -293,12 +276,7 @@ class Given(NamedTuple):
         return self._replace(num_steps=num_steps, ahead=tuple(ahead))
 
     def with_shards(self, shards: Iterable[tuple[int, ShardPosition]], turn: int) -> Given:
-        """Return this with one more batch of an iterable dataset.
-
-        Args:
-            shards: Workers and their shards: of batches that could not be made, then of this one.
-            turn: The worker whose batch comes next.
-        """
+        """Return this with one more batch of an iterable dataset."""
         now = dict(self.shards)
         for worker_id, shard in shards:
             now[worker_id] = shard.after(now.get(worker_id))
@@ -357,15 +335,12 @@ class Epoch:
             `BatchIndices` if the spec has a seed. For an iterable dataset only their numbers count.
         progress: What was given before this iterator, then what this iterator gives.
         is_announced: Whether the dataset is notified of the number, if it has a method `set_epoch`.
-        following: Returns the epoch that comes next unless the user chooses another, without
-            setting it on the sampler; None if its order is not known yet.
     """
 
     number: int
     indices: Iterator[object]
     progress: Progress = field(default_factory=Progress)
     is_announced: bool = False
-    following: Callable[[], Epoch | None] | None = None
 
     def tasks(self) -> Iterator[tuple[int, object]]:
         """Return the steps that were not given yet, each with its indices.

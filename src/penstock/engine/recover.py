@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from penstock.engine.plan import WorkerSpec
     from penstock.engine.status_page import StatusWriter
 
-__all__ = ["NO_BATCH", "BadSample", "BatchItem", "Reader", "Recovery", "drop_frames"]
-
 NO_BATCH: Final = object()
 """Stands for a batch of which no sample is left."""
 
@@ -127,15 +125,7 @@ class Recovery:
         status: StatusWriter,
         replacements: Replacements,
     ) -> None:
-        """Begin an epoch.
-
-        Args:
-            reader: Reader of samples.
-            assembler: Assembler that collates and finishes batches.
-            spec: Spec of the worker, with the fault policy.
-            status: Writer of the worker's status.
-            replacements: What takes the place of bad samples.
-        """
+        """Begin an epoch."""
         self._reader = reader
         self._assembler = assembler
         self._spec = spec
@@ -156,17 +146,7 @@ class Recovery:
     def begin(
         self, keys: list[Any], position: int, stride: int, hints: RetryHints | None
     ) -> list[BatchItem]:
-        """Begin a batch of a map-style dataset.
-
-        Args:
-            keys: Indices of the samples.
-            position: Place of the first in the epoch's global order.
-            stride: From each to the next.
-            hints: Hints on samples that end workers.
-
-        Returns:
-            The items, for `fill` and `join`.
-        """
+        """Return the items of a batch of a map-style dataset, for `fill` and `join`."""
         self._keys = keys
         self._stride = stride
         self._hints = hints or RetryHints()
@@ -176,10 +156,6 @@ class Recovery:
 
     def fill(self, item: BatchItem, error: Exception | None = None) -> None:
         """Make the sample of `item`: its own, a replacement, or none.
-
-        Args:
-            item: Item of the batch.
-            error: Why the sample that it has is bad; None if it has none.
 
         Raises:
             StopIteration: the shard of an iterable has ended.
@@ -216,11 +192,7 @@ class Recovery:
         return None
 
     def _reject(self, item: BatchItem, error: Exception) -> bool:
-        """Record a bad sample: that of `item`, or a partner that the dataset drew for it.
-
-        Returns:
-            Whether to make the sample of `item` again: the policy says so, or only the partner is
-            bad, and the random numbers of the next attempt draw another.
+        """Record a bad sample, or its partner; return whether to make the sample of `item` again.
 
         Raises:
             Exception: `error` itself, if the policy is to raise.
@@ -266,10 +238,6 @@ class Recovery:
 
     def join(self, items: list[BatchItem], position: int) -> Any:  # noqa: ANN401
         """Return the batch of the items that have a sample, finished; `NO_BATCH` if none has.
-
-        Args:
-            items: Items of the batch, filled.
-            position: Place of the batch in the epoch's global order.
 
         Raises:
             Exception: one that no single sample explains; any, if the policy is to raise.
@@ -376,10 +344,6 @@ class Replacements:
 
     def draw(self, item: BatchItem, batch: Sequence[Any]) -> Any:  # noqa: ANN401
         """Return the index of a replacement.
-
-        Args:
-            item: Item with its number of the attempt, and what was tried already.
-            batch: Indices of the whole batch.
 
         Raises:
             TooManyFailures: there is no other sample that was not tried.

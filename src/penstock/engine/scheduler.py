@@ -46,26 +46,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable
 
-__all__ = [
-    "AddWorker",
-    "Answer",
-    "BackendEvent",
-    "Decision",
-    "Deliver",
-    "Draw",
-    "Fail",
-    "Finish",
-    "Quarantine",
-    "RemoveWorker",
-    "Respawn",
-    "Scheduler",
-    "Submit",
-    "TaskDone",
-    "WorkerExhausted",
-    "WorkerLost",
-    "WorkerReady",
-]
-
 
 class TaskDone(NamedTuple):
     """A worker made a batch, or failed to; `outcome` says which and is handed through unread."""
@@ -209,20 +189,7 @@ class Scheduler:
         can_quarantine: bool = False,
         starting: Collection[int] = (),
     ) -> None:
-        """Begin an epoch, or go on in one.
-
-        Args:
-            num_workers: Workers that take tasks, at least 1.
-            lookahead: Steps under way at a time, over all of them.
-            in_order: Whether batches leave in the order of their steps, or as they come.
-            any_worker: Whether a step goes to the worker with the least to do.
-            first_step: Number below which no step is drawn.
-            first_worker: Whose turn it is.
-            max_respawns: How many dead workers are replaced.
-            can_quarantine: Whether the epoch goes on without a sample that kills workers.
-            starting: Workers that have not started yet, and get their first step when they are
-                ready; only with `any_worker`.
-        """
+        """Begin an epoch, or go on in one."""
         self.present = set(range(num_workers))
         self._num_workers = num_workers
         self._lookahead = lookahead

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from penstock.engine.assembly import PlainMaker
     from penstock.engine.plan import Epoch, Plan, ShardPosition
 
-__all__ = ["SerialStream"]
-
 _new: Final = tuple.__new__  # a named tuple's own is a function of Python
 
 
@@ -144,7 +142,7 @@ class SerialStream(BatchStream):
         assert result is not None  # after the end of a stream it is not asked
         self._status.phase(Phase.ENDING)  # in no account: it is the main process's own code
         if result.notices is not None:
-            warn_of_drawings(result.notices.drawings, UNSEEDED)
+            warn_of_drawings(result.notices.get("drawings", ()), UNSEEDED)
         if result.kind == Kind.EXHAUSTED:
             self._count_rest(result, 0)
             self._end()

@@ -21,9 +21,8 @@ from array import array
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from penstock.engine.clocks import CoreTime
 from penstock.engine.plan import sample_key
-from penstock.engine.timing import WORKERS_PART, light_times
+from penstock.engine.timing import WORKERS_PART, CoreTime, light_times
 from penstock.transport.memory import Mapping, create_segment
 
 if TYPE_CHECKING:
@@ -31,22 +30,12 @@ if TYPE_CHECKING:
 
     from penstock.engine.recover import BatchItem
 
-__all__ = [
-    "PHRASES",
-    "Phase",
-    "StatusPage",
-    "StatusSnapshot",
-    "StatusWriter",
-    "open_status",
-    "seconds_since",
-]
-
 _SIZE_BYTES: Final = 256 * 1024  # pages that are not written take no memory
 _WORDS_AT: Final = 4096
 _TEXT_AT: Final = 2 * 4096
-_NUM_CELLS: Final = 9
+_NUM_CELLS: Final = 8
 (
-    _GENERATION, _STEP, _PHASE, _NUMBER, _KEY_BYTES, _PEAK_RSS, _SINCE, _AT_IT_SINCE, _INTERRUPTED,
+    _GENERATION, _STEP, _PHASE, _NUMBER, _KEY_BYTES, _PEAK_RSS, _SINCE, _AT_IT_SINCE,
 ) = range(_NUM_CELLS)  # fmt: skip
 _KEY_AT: Final = 8 * _NUM_CELLS
 _USAGE_INTERVAL: Final = 8  # tasks from one look at the memory to the next
@@ -54,7 +43,6 @@ _RSS_UNIT: Final = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss
 # Asks a worker for its stacks. A real-time signal: no program uses this one by habit.
 _STACKS_SIGNAL: Final = signal.SIGRTMAX - 3 if hasattr(signal, "SIGRTMAX") else signal.SIGUSR2
 _LONGEST_DUMP_S: Final = 2.0
-_INTERRUPTED_LATELY_S: Final = 5.0  # an interrupted program may do some things before it ends
 _READS: Final = 100  # of a page that changes while it is read; one takes some microseconds
 # Timing a sample takes 0.1 us in a busy loop, and 2 us after a sleep, when the caches are cold:
 # half a per cent of this.
@@ -119,8 +107,8 @@ class StatusSnapshot(NamedTuple):
 class StatusWriter:
     """Writer of a worker's status, which also adds up the time of each phase.
 
-    Without a page, as for a worker in the main process, `take_times` reports no memory: it would be
-    that process's.
+    Without a page, as for a worker in the main process, no memory is reported: it would be that
+    process's.
 
     Attributes:
         is_watched: Whether it notes when each sample begins, also where samples are quick: a
@@ -128,9 +116,9 @@ class StatusWriter:
     """
 
     __slots__ = (
-        "_cells", "_core_time", "_is_read", "_key", "_marks", "_measures", "_num_samples",
-        "_num_taken", "_num_tasks", "_samples_end_ns", "_seed_ns", "_since_ns", "_spent_ns",
-        "_times_samples", "_words", "is_watched",
+        "_cells", "_core_time", "_is_process", "_key", "_marks", "_measures", "_num_samples",
+        "_num_taken", "_num_tasks", "_page", "_samples_end_ns", "_seed_ns", "_since_ns",
+        "_spent_ns", "_times_samples", "is_watched",
     )  # fmt: skip
 
     def __init__(
@@ -138,19 +126,12 @@ class StatusWriter:
         page: memoryview | None = None,
         cpu_clock: Callable[[], int] = time.process_time_ns,
     ) -> None:
-        """Write into `page`, or nowhere.
-
-        Args:
-            page: Of the status page.
-            cpu_clock: The worker's CPU time in nanoseconds: of its process, or of its thread alone.
-        """
+        """Write into a page."""
         self.is_watched = False
-        self._is_read = page is not None  # by the main process
-        self._cells: memoryview[int] | list[int] = [0] * _NUM_CELLS
-        self._key = self._words = memoryview(bytearray())
-        if page is not None:
-            self._cells = page[:_KEY_AT].cast("q")
-            self._key, self._words = page[_KEY_AT:_WORDS_AT], page[_WORDS_AT:_TEXT_AT]
+        self._is_process = page is not None
+        self._page = memoryview(bytearray(_WORDS_AT)) if page is None else page
+        self._cells = self._page[:_KEY_AT].cast("q")
+        self._key = self._page[_KEY_AT:_WORDS_AT]
         self._measures = self._times_samples = True  # of the task under way
         self._num_samples = self._seed_ns = 0  # of its batch
         self._num_tasks = self._num_taken = self._samples_end_ns = 0
@@ -186,7 +167,7 @@ class StatusWriter:
         cells[_STEP] = step
         cells[_SINCE] = now
         cells[_AT_IT_SINCE] = 0
-        if self._is_read and self._num_tasks % _USAGE_INTERVAL == 0:
+        if self._is_process and self._num_tasks % _USAGE_INTERVAL == 0:
             cells[_PEAK_RSS] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         self._num_tasks += 1
         cells[_PHASE] = Phase.READING
@@ -202,11 +183,6 @@ class StatusWriter:
     def begin_generation(self, generation: int) -> None:
         """Note that an epoch begins."""
         self.phase(Phase.BEGINNING)
-
-    @property
-    def current_phase(self) -> Phase:
-        """What was noted last."""
-        return Phase(self._cells[_PHASE])
 
     def phase(self, phase: Phase) -> None:
         """Note what is being done, not with a single sample."""
@@ -227,12 +203,8 @@ class StatusWriter:
             if self._times_samples:
                 self._marks.append(now)
 
-    def number_cell(self) -> memoryview[int] | list[int] | None:
-        """Return where to write the number of each sample, instead of calling `sample`.
-
-        Returns:
-            A cell of the status page; None where more is to be written of the samples of this task.
-        """
+    def number_cell(self) -> memoryview[int] | None:
+        """Return a cell for the number of each sample, in place of `sample`; None for `sample`."""
         if self._times_samples or self.is_watched:
             return None
         return self._cells[_NUMBER : _NUMBER + 1]
@@ -262,29 +234,19 @@ class StatusWriter:
                 self._key[: len(key)] = key
                 cells[_KEY_BYTES] = len(key)
 
-    def note_interrupt(self) -> None:
-        """Note a Ctrl-C, which a terminal sends to the main process and its workers alike."""
-        self._cells[_INTERRUPTED] = time.monotonic_ns()
-
     def say_last_words(self, text: str) -> None:
         """Leave a text for the main process, which needs neither a descriptor nor a thread."""
-        words = text.encode("utf-8", "replace")[: len(self._words)]
-        self._words[: len(words)] = words
+        words = text.encode("utf-8", "replace")[: _TEXT_AT - _WORDS_AT]
+        self._page[_WORDS_AT : _WORDS_AT + len(words)] = words
 
-    @property
-    def at_it_since_ns(self) -> int:
-        """When it moved on last, to another sample or phase; 0 where that is not known."""
-        return self._cells[_AT_IT_SINCE]
+    def snapshot(self) -> StatusSnapshot:
+        """Return the status of now, for another thread of this process."""
+        return _snapshot_of(self._page)
 
     def take_times(self, *, num_bytes: int = 0, pool_bytes: int = 0, slot_ns: int = 0) -> bytes:
         """Return what the task took up to this moment; to be called when its batch is packed.
 
         For one that is not measured, it is only the number of its samples.
-
-        Args:
-            num_bytes: Of the batch.
-            pool_bytes: Of all slots of this worker.
-            slot_ns: What making new ones of them took.
         """
         if not self._measures:
             return light_times(self._num_samples)
@@ -317,6 +279,27 @@ class StatusWriter:
     def close(self) -> None:
         """Give back what it holds of the system; a second call does nothing."""
         self._core_time.close()
+
+
+def _snapshot_of(page: memoryview) -> StatusSnapshot:
+    for _ in range(_READS):
+        cells = page[:_KEY_AT].cast("q").tolist()
+        key = bytes(page[_KEY_AT : _KEY_AT + cells[_KEY_BYTES]])
+        if cells == page[:_KEY_AT].cast("q").tolist():
+            break
+    else:  # it never held still: its samples are quick, and which one it is matters little
+        cells[_NUMBER], key = -1, b""
+    return StatusSnapshot(
+        generation=cells[_GENERATION],
+        step=cells[_STEP],
+        phase=Phase(cells[_PHASE]),
+        number=None if cells[_NUMBER] < 0 else cells[_NUMBER],
+        has_replacement=bool(key),
+        replacement=pickle.loads(key) if key else None,
+        peak_rss_bytes=cells[_PEAK_RSS] * _RSS_UNIT,
+        task_s=_seconds_since(cells[_SINCE]) or 0.0,
+        still_s=_seconds_since(cells[_AT_IT_SINCE]),
+    )
 
 
 def open_status(fd: int) -> StatusWriter:
@@ -355,30 +338,7 @@ class StatusPage:
 
     def read(self) -> StatusSnapshot:
         """Return a snapshot of the status, which the worker may be changing meanwhile."""
-        for _ in range(_READS):
-            cells = self._bytes[:_KEY_AT].cast("q").tolist()
-            key = bytes(self._bytes[_KEY_AT : _KEY_AT + cells[_KEY_BYTES]])
-            if cells == self._bytes[:_KEY_AT].cast("q").tolist():
-                break
-        else:  # it never held still: its samples are quick, and which one it is matters little
-            cells[_NUMBER], key = -1, b""
-        return StatusSnapshot(
-            generation=cells[_GENERATION],
-            step=cells[_STEP],
-            phase=Phase(cells[_PHASE]),
-            number=None if cells[_NUMBER] < 0 else cells[_NUMBER],
-            has_replacement=bool(key),
-            replacement=pickle.loads(key) if key else None,
-            peak_rss_bytes=cells[_PEAK_RSS] * _RSS_UNIT,
-            task_s=seconds_since(cells[_SINCE]) or 0.0,
-            still_s=seconds_since(cells[_AT_IT_SINCE]),
-        )
-
-    @property
-    def was_interrupted(self) -> bool:
-        """Whether a Ctrl-C has reached the worker in the last seconds."""
-        since_s = seconds_since(self._bytes[:_KEY_AT].cast("q")[_INTERRUPTED])
-        return since_s is not None and since_s < _INTERRUPTED_LATELY_S
+        return _snapshot_of(self._bytes)
 
     def last_words(self) -> str:
         """Return what a worker that an exception ended has left; empty if there is nothing."""
@@ -395,11 +355,7 @@ class StatusPage:
         return bytes(self._bytes[self._read_to :]).partition(b"\0")[0]
 
     def ask_for_stacks(self, send: Callable[[int], None]) -> None:
-        """Let a worker write its stacks, for `new_stacks`; waits 2 s at most.
-
-        Args:
-            send: Sends it a signal.
-        """
+        """Let a worker write its stacks, for `new_stacks`; waits 2 s at most."""
         self.new_stacks()
         send(_STACKS_SIGNAL)
         deadline = time.monotonic() + _LONGEST_DUMP_S
@@ -412,7 +368,7 @@ class StatusPage:
                 break
 
 
-def seconds_since(moment_ns: int) -> float | None:
+def _seconds_since(moment_ns: int) -> float | None:
     """Return how long ago a moment was, by the monotonic clock; None for 0, which is no moment."""
     return (time.monotonic_ns() - moment_ns) / 1e9 if moment_ns else None
 

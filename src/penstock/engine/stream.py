@@ -18,11 +18,16 @@ import traceback
 import warnings
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from penstock.engine.clocks import ConsumerClock
 from penstock.engine.fault_log import FaultLog, said_of_stop
 from penstock.engine.plan import Given, unwrap_indices
 from penstock.engine.recover import NO_BATCH
-from penstock.engine.timing import WORKERS_PART, TimingRow, num_samples_of, sample_us_of
+from penstock.engine.timing import (
+    WORKERS_PART,
+    ConsumerClock,
+    TimingRow,
+    num_samples_of,
+    sample_us_of,
+)
 from penstock.errors import TooManyFailures
 from penstock.faults import annotate
 from penstock.warn import users_level
@@ -36,8 +41,6 @@ if TYPE_CHECKING:
     from penstock.engine.recover import BadSample
     from penstock.engine.task import TaskResult
     from penstock.engine.timing import Observer, WorkerSettings
-
-__all__ = ["FOLD_AT", "LONG_NS", "BatchStream", "DeliveryHook"]
 
 FOLD_AT: Final = 1024  # light rows: some 300 KB
 # Measuring a batch costs up to 50 us in the main process: 1 % of this.
@@ -69,14 +72,7 @@ class DeliveryHook(Protocol):
         """
 
     def begin(self, batch: Any, where: Callable[[], str]) -> Any:  # noqa: ANN401 - any batch tree
-        """Begin with a batch, without waiting for anything.
-
-        Args:
-            batch: As the workers made it.
-            where: Says which one it is, for messages: "epoch 0, step 3".
-
-        Returns:
-            Something for `finish`.
+        """Begin with a batch, without waiting for anything; return something for `finish`.
 
         Raises:
             Exception: of this batch, which is lost.
@@ -118,15 +114,7 @@ class BatchStream:
         observer: Observer | None = None,
         hook: DeliveryHook | None = None,
     ) -> None:
-        """Begin `epoch`.
-
-        Args:
-            plan: Plan of the stream.
-            epoch: The first epoch, or the rest of one.
-            faults: Log of bad samples; None is one of its own.
-            observer: Observer of every batch; None measures nothing.
-            hook: Delivery hook of each batch before the loop gets it; None is none.
-        """
+        """Begin `epoch`."""
         self._plan = plan
         self._hook = hook
         self._observer = observer
@@ -200,7 +188,7 @@ class BatchStream:
             self.close(in_a_hurry=True)
         # The wait for it is no time of the main process's own code.
         elif self._observer is not None and self._observer.measures:
-            self._clock.take()
+            self._clock.give()
         else:
             self._clock.given_until(time.monotonic_ns())
         return False
@@ -314,20 +302,7 @@ class BatchStream:
         num_workers: int = 0,
         lookahead: int = 0,
     ) -> WorkerSettings | None:
-        """Give the observer the row of a batch that the loop gets now, or note its light row.
-
-        Args:
-            observer: The observer.
-            made: Result with the batch.
-            indices: Indices of its samples.
-            worker_id: See `TimingRow`, as for the others.
-            num_ready: See there.
-            num_workers: See there.
-            lookahead: See there.
-
-        Returns:
-            The settings that the observer wants; None for the present ones.
-        """
+        """Give the observer the row of a batch; return the settings that it wants, if any."""
         num_bad, self._num_bad = self._num_bad, 0
         if not observer.measures:
             asked_ns, given_ns, consumer_ns = self._clock.give_lightly()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The messages between the main process and its workers: epochs, tasks and results.
 
-main process -> worker    BeginEpoch, Task, SlotsBack, Task …, BeginEpoch …
+main process -> worker    BeginEpoch, Task, Task …, BeginEpoch …
 worker -> main process    TaskResult …
 """
 
@@ -23,20 +23,6 @@ if TYPE_CHECKING:
 
     from penstock.engine.recover import BadSample
 
-__all__ = [
-    "BeginEpoch",
-    "Kind",
-    "Notices",
-    "SlotsBack",
-    "Task",
-    "TaskResult",
-    "WorkerIdentity",
-    "decode_message",
-    "decode_result",
-    "encode_message",
-    "encode_result",
-]
-
 
 class WorkerIdentity(NamedTuple):
     """Identity of one worker of a loader.
@@ -47,7 +33,6 @@ class WorkerIdentity(NamedTuple):
         base_seed: Seed of its generators, together with its number.
         joins_late: Whether it was added during an epoch; it then reports when it is ready.
         max_free_slots: Number of free slots of shared memory that it keeps for later batches.
-        slot_patience_s: Longest wait for a slot to come back, in seconds; see `SlotPool`.
     """
 
     worker_id: int = 0
@@ -55,7 +40,6 @@ class WorkerIdentity(NamedTuple):
     base_seed: int = 0
     joins_late: bool = False
     max_free_slots: int = 0
-    slot_patience_s: float = 0.0
 
 
 class BeginEpoch(NamedTuple):
@@ -99,18 +83,6 @@ class Task(NamedTuple):
     retired: Sequence[int] = ()
 
 
-class SlotsBack(NamedTuple):
-    """Slots of the worker that have come back, sent without a task.
-
-    Attributes:
-        freed: See `Task`.
-        retired: See `Task`.
-    """
-
-    freed: Sequence[int] = ()
-    retired: Sequence[int] = ()
-
-
 class Kind(enum.IntEnum):
     """Kind of a result."""
 
@@ -119,22 +91,6 @@ class Kind(enum.IntEnum):
     FAILED = 2  # the payload is the exception that the user's code raised
     EXHAUSTED = 3  # the worker's shard of an iterable ended before this step
     READY = 4  # of no task: a worker that was added during the epoch is ready
-
-
-class Notices(NamedTuple):
-    """Findings of a worker, sent once with a result.
-
-    Attributes:
-        first_digest: Digest of the first sample of its shard, to compare with other workers'.
-        drawings: Functions that drew from the global generators
-            (`penstock.randomness.generator_watch`).
-        states: Digests of generators that `worker_init_fn` has set
-            (`penstock.engine.worker_comparison`).
-    """
-
-    first_digest: bytes | None = None
-    drawings: tuple[str, ...] = ()
-    states: dict[str, bytes] | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -151,7 +107,10 @@ class TaskResult:
         num_asked: Number of samples that were asked for; 0 where they are not counted.
         bad: Samples that could not be made: the batch holds replacements, or goes without.
         times: Timing of the batch (`penstock.engine.timing`), as bytes.
-        notices: Findings of the worker; usually None.
+        notices: Findings of the worker, sent once; usually None. "first_digest": digest of the
+            first sample of its shard. "drawings": functions that drew from the global generators
+            (`penstock.randomness.generator_watch`). "states": digests of generators that
+            `worker_init_fn` has set (`penstock.engine.worker_comparison`).
         unpack: Function that returns a packed batch; the payload is None then.
         pid: Process ID of the worker; 0 before the main process has accepted the result.
     """
@@ -164,16 +123,12 @@ class TaskResult:
     num_asked: int = 0
     bad: Sequence[BadSample] = ()
     times: bytes = NO_TIMES
-    notices: Notices | None = None
+    notices: dict[str, Any] | None = None
     unpack: Callable[[], Any] | None = None
     pid: int = 0
 
     def batch(self) -> Any:  # noqa: ANN401 - any batch tree
-        """Return the batch, once; or raise the exception of the user's code.
-
-        Returns:
-            Any batch tree, or `penstock.engine.recover.NO_BATCH` if no sample of it is left.
-        """
+        """Return the batch, or `NO_BATCH`, once; or raise the exception of the user's code."""
         payload, self.payload = self.payload, None
         unpack, self.unpack = self.unpack, None
         if self.kind != Kind.FAILED:
@@ -188,7 +143,7 @@ class TaskResult:
 # which takes longer than a small batch.
 
 
-def encode_message(message: BeginEpoch | SlotsBack | Task) -> bytes:
+def encode_message(message: BeginEpoch | Task) -> bytes:
     """Return a message of the main process as bytes, for `decode_message`."""
     if not isinstance(message, Task):
         return pickle.dumps(message, protocol=5)
@@ -202,10 +157,10 @@ def encode_message(message: BeginEpoch | SlotsBack | Task) -> bytes:
     return pickle.dumps((generation, step, indices, is_array, where, *others), protocol=5)
 
 
-def decode_message(data: bytes) -> BeginEpoch | SlotsBack | Task:
+def decode_message(data: bytes) -> BeginEpoch | Task:
     """Return the message that `encode_message` encoded."""
     message = pickle.loads(data)
-    if isinstance(message, BeginEpoch | SlotsBack):
+    if isinstance(message, BeginEpoch):
         return message
     generation, step, indices, is_array, where, *others = message
     if is_array:
@@ -216,12 +171,7 @@ def decode_message(data: bytes) -> BeginEpoch | SlotsBack | Task:
 
 
 def encode_result(result: TaskResult, *more: Any) -> bytes:  # noqa: ANN401
-    """Return a worker's result as bytes, for `decode_result`.
-
-    Args:
-        result: Result whose payload another process can read.
-        more: Plain data that the backend adds.
-    """
+    """Return a worker's result as bytes, for `decode_result`."""
     payload = report_exception(result.payload) if result.kind == Kind.FAILED else result.payload
     position = None if result.position is None else tuple(result.position)
     fields = (

@@ -24,26 +24,23 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.data.dataset import announce_epoch, can_resume, is_drawless
 from penstock.engine.assembly import Assembler
-from penstock.engine.map_reader import MapReader, map_maker
 from penstock.engine.pickling import copy_of_error
 from penstock.engine.plan import BatchIndices, RetryHints, ShardPosition, dataset_keys, sample_key
+from penstock.engine.readers import MapReader, ShardReader, map_maker, shard_maker
 from penstock.engine.recover import NO_BATCH, BadSample, BatchItem, Recovery, Replacements
-from penstock.engine.stream_reader import StreamReader, shard_maker
-from penstock.engine.task import Kind, Notices, TaskResult, WorkerIdentity
+from penstock.engine.task import Kind, TaskResult, WorkerIdentity
 from penstock.faults import annotate
 from penstock.randomness.generator_watch import GeneratorWatch, note_watched, was_watched
 from penstock.randomness.samples import SampleStreams
 from penstock.worker_info import ShardInfo, set_shard
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
     from penstock.engine.assembly import Output, PlainMaker
     from penstock.engine.plan import WorkerSpec
     from penstock.engine.status_page import StatusWriter
     from penstock.engine.task import BeginEpoch, Task
-
-__all__ = ["BatchMaker", "TaskRunner"]
 
 T = TypeVar("T")
 
@@ -55,6 +52,7 @@ class TaskRunner:
         maker: Maker of the batches of the epoch begun last; None before the first, and if the
             last could not be begun.
         failure: Exception of the set-up, or of the epoch's begin; the result of every task.
+        notices: Findings for the next result; see `TaskResult`.
 
     Concurrency:
         One thread.
@@ -69,17 +67,10 @@ class TaskRunner:
         restores_generators: bool = False,
         in_thread: bool = False,
     ) -> None:
-        """Begin as a worker that is not set up.
-
-        Args:
-            output: Destination of batches.
-            status: Writer of the worker's status.
-            identity: Identity of this worker.
-            restores_generators: See `BatchMaker`.
-            in_thread: See `BatchMaker`.
-        """
+        """Begin as a worker that is not set up."""
         self.maker: BatchMaker | None = None
         self.failure: Exception | None = None
+        self.notices: dict[str, Any] = {}
         self._output = output
         self._status = status
         self._identity = identity
@@ -89,7 +80,6 @@ class TaskRunner:
         self._spec: WorkerSpec | None = None
         self._is_expected = identity.joins_late
         self._has_ended = False  # its shard, in this epoch
-        self._notices: dict[str, Any] = {}  # for the next result
 
     def set_up(self, load: Callable[[], WorkerSpec]) -> None:
         """Call `load` to prepare the worker and return its spec; if it fails, every task does."""
@@ -99,43 +89,16 @@ class TaskRunner:
             annotate(error, "while the worker was starting")
             self.failure = error
 
-    def notice(self, **notices: Any) -> None:  # noqa: ANN401 - fields of `Notices`
-        """Send `notices` along with the next result."""
-        self._notices.update(notices)
-
-    def begin_epoch(
-        self,
-        begun: BeginEpoch,
-        *,
-        agree: Callable[[Callable[[bool], BatchMaker]], BatchMaker] | None = None,
-        compared: Callable[[Iterable[Any]], Iterator[Any]] | None = None,
-    ) -> TaskResult | None:
-        """Begin an epoch.
-
-        Args:
-            begun: The epoch, and the position to go on from.
-            agree: Function that calls its argument with whether to notify the dataset of the
-                epoch: workers that share a dataset notify it once. None does as `begun` says.
-            compared: See `ShardInfo`.
-
-        Returns:
-            The result that a worker added during the epoch is ready; None for other workers.
-        """
-        spec = self._spec
+    def begin_epoch(self, begun: BeginEpoch) -> TaskResult | None:
+        """Begin an epoch; return that a worker which was added during the epoch is ready."""
         self._has_ended = False
-
-        def make_maker(is_announced: bool) -> BatchMaker:
-            assert spec is not None
-            message = begun._replace(is_announced=is_announced)
-            return self._make_maker(
-                spec, self._output, self._status, self._identity, message, compared=compared
-            )
-
-        if spec is not None:
+        if self._spec is not None:
             self._status.begin_generation(begun.generation)
             self.maker = self.failure = None  # an iterator of the last epoch ends first
             try:
-                self.maker = make_maker(begun.is_announced) if agree is None else agree(make_maker)
+                self.maker = self._make_maker(
+                    self._spec, self._output, self._status, self._identity, begun, self.notices
+                )
             except Exception as error:
                 annotate(error, f"while epoch {begun.epoch} began")
                 self.failure = error
@@ -154,7 +117,7 @@ class TaskRunner:
         maker, output = self.maker, self._output
         assert maker is not None
         self._status.begin_task(generation, step, measures=is_measured)
-        output.begin(counts_bytes=is_measured)
+        output.begin()
         # No exception is kept in a variable that outlives its handler: with the frames of its
         # traceback that would be a cycle, which keeps samples until a garbage collection.
         try:
@@ -162,7 +125,7 @@ class TaskRunner:
             position = maker.position()
         except Exception as error:
             output.abandon()
-            bad, notices = maker.take_bad(), self._take_notices(maker)
+            bad, notices = maker.take_bad(), self._take_notices()
             assert self._spec is not None
             if isinstance(error, StopIteration) and self._spec.is_iterable:
                 self._has_ended = True
@@ -183,15 +146,12 @@ class TaskRunner:
             maker.num_asked,
             maker.take_bad() if maker.num_asked else (),
             self._status.take_times(num_bytes=num_bytes, pool_bytes=pool_bytes, slot_ns=slot_ns),
-            self._take_notices(maker),
+            self._take_notices(),
         )
 
-    def _take_notices(self, maker: BatchMaker) -> Notices | None:
-        if not self._notices and not maker.notices:
-            return None
-        found = Notices(**self._notices, **maker.notices)
-        self._notices.clear()
-        maker.notices.clear()
+    def _take_notices(self) -> dict[str, Any] | None:
+        found = dict(self.notices) or None
+        self.notices.clear()
         return found
 
     def close(self) -> None:
@@ -204,7 +164,6 @@ class BatchMaker:
 
     Attributes:
         num_asked: Number of samples asked of the last batch; counted where a policy needs it.
-        notices: Findings for the next result: fields of `penstock.engine.task.Notices`.
 
     Concurrency:
         One thread.
@@ -217,37 +176,24 @@ class BatchMaker:
         status: StatusWriter,
         identity: WorkerIdentity,
         begun: BeginEpoch,
+        notices: dict[str, Any] | None = None,
         *,
         restores_generators: bool = False,
         in_thread: bool = False,
-        compared: Callable[[Iterable[Any]], Iterator[Any]] | None = None,
     ) -> None:
         """Begin an epoch; this makes the iterator of an iterable dataset.
-
-        Args:
-            spec: Spec of the worker: how a task becomes a batch.
-            output: Destination of the batches.
-            status: Writer of the worker's status.
-            identity: Identity of this worker.
-            begun: The epoch, and the position to go on from.
-            restores_generators: Whether to restore the global generators, which are the user's,
-                after each batch.
-            in_thread: Whether this is one of several threads that share the global generators,
-                which it leaves alone.
-            compared: See `ShardInfo`.
 
         Raises:
             Exception: what the dataset raises when it is notified of the epoch, or iterated.
         """
         self.num_asked = 0
-        self.notices: dict[str, Any] = {}
+        self._notices = {} if notices is None else notices
         self._spec = spec
         self._status = status
         status.is_watched = spec.faults.max_respawns > 0
         self._shard = ShardInfo(
-            identity.worker_id, identity.num_workers, spec.batch_size, spec.rank, spec.world_size,
-            compared,
-        )  # fmt: skip
+            identity.worker_id, identity.num_workers, spec.batch_size, spec.rank, spec.world_size
+        )
         self._map = None if spec.is_iterable else MapReader(spec, status)
         self._random = None
         seeds_globals = spec.global_rng and not in_thread
@@ -257,8 +203,12 @@ class BatchMaker:
         if spec.seed is not None and not draws_nothing:
             self._random = SampleStreams(spec.seed, begun.epoch, seeds_globals=seeds_globals)
         self._restores_generators = restores_generators and seeds_globals
-        # Threads have a watch of their own, with and without a seed.
-        self._finds_drawings = spec.seed is not None and not (spec.global_rng or in_thread)
+        # Where global generators are not seeded for each sample: who draws from them is found.
+        finds_drawings = in_thread or (spec.seed is not None and not spec.global_rng)
+        self._watch: GeneratorWatch | None = None  # until the first batch is made
+        if finds_drawings and not was_watched(spec.dataset):
+            note_watched(spec.dataset)
+            self._watch = GeneratorWatch(spec.dataset)
         position = begun.position or ShardPosition()
         self._reader = self._in_scope(self._begin, identity, begun, position)
         self._assembler = Assembler(spec, output, self._random, status)
@@ -273,7 +223,7 @@ class BatchMaker:
 
     def _begin(
         self, identity: WorkerIdentity, begun: BeginEpoch, position: ShardPosition
-    ) -> StreamReader | None:
+    ) -> ShardReader | None:
         if begun.is_announced:
             if self._random is not None:
                 self._random.begin_iterator()
@@ -281,7 +231,22 @@ class BatchMaker:
         if self._map is not None:
             self._map.streams = self._random
             return None
-        return StreamReader(self._spec, self._random, identity, position, self.notices)
+        with self._watched():
+            return ShardReader(self._spec, self._random, identity, position, self._notices)
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Find functions that draw from global generators which are not seeded."""
+        if self._watch is None:
+            yield
+            return
+        self._watch.begin()
+        try:
+            yield
+        finally:
+            self._watch.end()
+            if self._watch.found:
+                self._notices["drawings"] = tuple(self._watch.found)
 
     def _in_scope(self, work: Callable[..., T], *args: Any) -> T:  # noqa: ANN401
         """Return `work(*args)`, the user's code, run with shard and random streams active."""
@@ -295,42 +260,24 @@ class BatchMaker:
             set_shard(outer)
 
     def make(self, indices: Any, step: int = 0, hints: RetryHints | None = None) -> Any:  # noqa: ANN401
-        """Return the batch of `indices` as `Output.finish` gives it.
-
-        Args:
-            indices: A list, an int64 array, or what the sampler gave; with their place, if seeded.
-            step: Number of the batch in its epoch.
-            hints: Hints on samples that end workers; None if there are none.
-
-        Returns:
-            The batch, or `penstock.engine.recover.NO_BATCH` if none of its samples could be made
-            and the fault policy goes on without them.
+        """Return the batch of `indices` as `Output.finish` gives it, or `NO_BATCH`.
 
         Raises:
             StopIteration: this worker's shard of the iterable has ended.
             Exception: whatever the dataset or the collate function raises, with a note naming the
                 sample.
         """
+        if self._watch is not None:
+            with self._watched():
+                batch = self._in_scope(self._make, indices, step, hints)
+            self._watch = None
+            return batch
         if self._random is None and self._reader is None:
             return self._make(indices, step, hints)
-        is_watched = self._finds_drawings and not was_watched(self._spec.dataset)
-        make = self._make_watched if is_watched else self._make
-        batch = self._in_scope(make, indices, step, hints)
+        batch = self._in_scope(self._make, indices, step, hints)
         if self._random is not None:
             self._status.seeding(self._random.take_seeding_ns())
         return batch
-
-    def _make_watched(self, *args: Any) -> Any:  # noqa: ANN401
-        """Make a dataset's first batch, watched for draws from unseeded global generators."""
-        note_watched(self._spec.dataset)
-        watch = GeneratorWatch(self._spec.dataset)
-        watch.begin()
-        try:
-            return self._make(*args)
-        finally:
-            watch.end()
-            if watch.found:
-                self.notices["drawings"] = tuple(watch.found)
 
     def position(self) -> ShardPosition | None:
         """Return the position in the shard of an iterable dataset; None for a map-style one."""
@@ -346,12 +293,9 @@ class BatchMaker:
         return self._recovery.take_bad()
 
     def plain_maker(self) -> PlainMaker | None:
-        """Return a function that makes the batch of some indices by the shortest way.
+        """Return what makes batches by the shortest way; None if there are streams or a policy.
 
         It does what `make` does, without what only some loaders need.
-
-        Returns:
-            The function; None where there are random streams or a policy, or a stream has a state.
         """
         faults = self._spec.faults
         if self._random is not None or faults.tolerates or faults.retries:
@@ -367,11 +311,6 @@ class BatchMaker:
         """Read, collate and pack one sample of a batch of a map-style dataset, and drop it.
 
         This finds a sample that ends the process. Exceptions are ignored: `make` will raise them.
-
-        Args:
-            indices: Indices of the batch, as for `make`.
-            number: Number of the sample in it.
-            hints: Hints on samples that end workers.
         """
         indices, position, stride = _parts_of(indices)
         hints = RetryHints(True, () if hints is None else hints.quarantined)

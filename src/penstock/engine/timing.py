@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The timing row: integers measured for one batch, in the worker and in the main process.
+"""The timing row: integers measured for one batch; and the clocks that measure them.
 
     worker        | idle | fetch: read, compute | collate | send |     `WORKERS_PART`, as bytes
     main process  | its own code | waits for the batch |               `TimingRow`
@@ -10,33 +10,23 @@ for a core is -1 (`UNKNOWN`) where the system does not say.
 A worker sends its fields as the bytes of `WORKERS_PART`; where samples were timed, the microseconds
 of each follow in order, as a uint32 array. The main process puts its own fields before them. Of a
 batch that is not measured, it notes the fields of `LIGHT` alone: two readings of the clock.
+`status_page.StatusWriter` times a worker's phases.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import struct
+import threading
+import time
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections import deque
+    from collections.abc import Callable
 
     from penstock.engine.plan import Epoch
-
-__all__ = [
-    "LIGHT",
-    "NO_TIMES",
-    "UNKNOWN",
-    "WORKERS_PART",
-    "EpochEnd",
-    "Observer",
-    "TimingRow",
-    "WorkerSettings",
-    "light_times",
-    "num_samples_of",
-    "replaced",
-    "row_of_worker",
-    "sample_us_of",
-]
 
 UNKNOWN: Final = -1  # starved time where the system does not say
 
@@ -197,18 +187,7 @@ class Observer(Protocol):
     def batch_given(
         self, row: TimingRow, indices: object, sample_us: bytes, epoch: Epoch
     ) -> WorkerSettings | None:
-        """Take note of a batch of `epoch`.
-
-        Args:
-            row: Timing of the batch.
-            indices: Keys of its samples as the sampler drew them (a list, an int64 array, a key);
-                None for an iterable's.
-            sample_us: Times of its samples; see `sample_us_of`.
-            epoch: Epoch that it belongs to.
-
-        Returns:
-            New settings; None to leave them.
-        """
+        """Take note of a batch of `epoch`; return new settings, or None."""
 
     def worker_replaced(self) -> None:
         """Take note that a worker died, and that another takes its place."""
@@ -218,3 +197,172 @@ class Observer(Protocol):
 
     def epoch_left(self, epoch: Epoch) -> None:
         """Take note that no more batches of `epoch` come: it is over, or was left."""
+
+
+class RunQueue:
+    """How long one thread has waited for a core, by the scheduler's count.
+
+    Concurrency:
+        It is about the thread that made it, and any thread may read it. A forked copy stays about
+        that thread.
+
+    Reference:
+        The kernel's Documentation/scheduler/sched-stats.rst: the second number of a thread's
+        `schedstat` is the time spent waiting on a run queue, in nanoseconds.
+    """
+
+    _fd = -1  # also for one that Ctrl-C did not let begin
+
+    def __init__(self) -> None:
+        """Open the calling thread's statistics, if the system has any."""
+        with contextlib.suppress(OSError):  # another system, or a kernel built without
+            self._fd = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+
+    def waited_ns(self) -> int | None:
+        """Return the time since the thread was made; None where the system does not say."""
+        if self._fd < 0:
+            return None
+        try:
+            return int(os.pread(self._fd, 64, 0).split(b" ", 2)[1])
+        except (OSError, IndexError, ValueError):  # the thread has ended
+            return None
+
+    def close(self) -> None:
+        """Give the descriptor back; a second call does nothing."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class CoreTime:
+    """CPU time of pieces of work, and their time of waiting for a core.
+
+    Concurrency:
+        One thread at a time. A piece that another one takes over is not measured.
+    """
+
+    __slots__ = ("_cpu_at_ns", "_cpu_clock", "_run_queue", "_thread", "_waited_ns")
+
+    def __init__(self, cpu_clock: Callable[[], int]) -> None:
+        """Begin with none; `cpu_clock` is the CPU time of the process, or the thread, in ns."""
+        self._cpu_clock = cpu_clock
+        self._run_queue: RunQueue | None = None
+        self._thread = 0  # that began the piece
+        self._cpu_at_ns = 0
+        self._waited_ns: int | None = None
+
+    def begin(self) -> None:
+        """A piece of work begins right after this call."""
+        thread = threading.get_ident()
+        if self._run_queue is None or thread != self._thread:
+            self.close()  # it was the other thread's
+            self._run_queue, self._thread = RunQueue(), thread
+        self._waited_ns = self._run_queue.waited_ns()
+        self._cpu_at_ns = self._cpu_clock()
+
+    def end(self, took_ns: int) -> tuple[int, int]:
+        """Return CPU time and waiting for a core of a piece that took so long, in nanoseconds.
+
+        Work that another thread has taken over counts as CPU time.
+        """
+        if self._run_queue is None or threading.get_ident() != self._thread:
+            return took_ns, UNKNOWN
+        cpu_ns = self._cpu_clock() - self._cpu_at_ns
+        waited_ns = self._run_queue.waited_ns()
+        if waited_ns is None or self._waited_ns is None:
+            return cpu_ns, UNKNOWN
+        return cpu_ns, waited_ns - self._waited_ns
+
+    def close(self) -> None:
+        """Give back what it holds of the system; a second call does nothing."""
+        if self._run_queue is not None:
+            self._run_queue.close()
+            self._run_queue = None
+
+
+class ConsumerClock:
+    """Measures one consumer, between the batches that it takes.
+
+    Attributes:
+        taken_ns: When the consumer's own code began last; 0 before its first batch.
+
+    Concurrency:
+        The consumer's thread.
+    """
+
+    def __init__(self, cpu_clock: Callable[[], int]) -> None:
+        """Begin before the first batch."""
+        self.taken_ns = 0
+        self._core_time = CoreTime(cpu_clock)
+        self._is_light = False
+        self._is_measuring = False  # the consumer's CPU time since it took its last batch
+        self._begun_ns = self._starting_ns = self._arrived_ns = 0
+        self._asked_ns = self._consumer_ns = self._cpu_ns = 0
+        self._starved_ns = UNKNOWN
+
+    def begin_epoch(self) -> None:
+        """The consumer begins an epoch; what it did since its last batch does not count."""
+        self.taken_ns = 0
+        self._begun_ns = time.monotonic_ns()
+
+    def started(self) -> None:
+        """The workers are started; the consumer has waited for that."""
+        self._starting_ns = time.monotonic_ns() - self._begun_ns
+
+    def ask(self, *, lightly: bool = False, at_ns: int | None = None) -> None:
+        """The consumer asks for a batch, now if `at_ns` is None.
+
+        `lightly` reads no CPU clock.
+        """
+        self._asked_ns = asked_ns = time.monotonic_ns() if at_ns is None else at_ns
+        self._consumer_ns = asked_ns - self.taken_ns if self.taken_ns else 0
+        self._cpu_ns, self._starved_ns = 0, UNKNOWN
+        self._arrived_ns = 0
+        self._is_light = lightly
+        if not self.taken_ns:
+            self._asked_ns -= self.take_starting_ns()
+        elif self._is_measuring and not lightly:
+            self._cpu_ns, self._starved_ns = self._core_time.end(self._consumer_ns)
+
+    def take_starting_ns(self) -> int:
+        """Return, once, what starting the workers took: it is part of waiting for a first batch."""
+        starting_ns, self._starting_ns = self._starting_ns, 0
+        return starting_ns
+
+    def arrived(self) -> None:
+        """The batch is there; the time from now on is the consumer's own."""
+        self._arrived_ns = time.monotonic_ns()
+        if not self._is_light:
+            self._core_time.begin()
+            self._is_measuring = True
+
+    def give(self) -> tuple[int, int, int, int, int]:
+        """Return what it measured of a batch that the consumer gets now, whose own code begins."""
+        if not self._arrived_ns:
+            self.arrived()
+        self.taken_ns, self._arrived_ns = self._arrived_ns, 0
+        return self._cpu_ns, self._starved_ns, self._asked_ns, self.taken_ns, self._consumer_ns
+
+    def give_lightly(self) -> tuple[int, int, int]:
+        """Return asked_ns, given_ns and consumer_ns of a batch that the consumer gets now."""
+        self._is_measuring = False
+        self.taken_ns, self._arrived_ns = self._arrived_ns or time.monotonic_ns(), 0
+        return self._asked_ns, self.taken_ns, self._consumer_ns
+
+    def given_until(self, taken_ns: int, asked_ns: int | None = None) -> None:
+        """Note batches that the consumer was given without being measured."""
+        self._is_measuring = False
+        self.taken_ns, self._arrived_ns = taken_ns, 0
+        if asked_ns is not None:
+            self.ask(lightly=True, at_ns=asked_ns)
+
+    def end(self, num_failed: int) -> EpochEnd:
+        """Return what came after the last batch; the consumer is notified that there is no more."""
+        return EpochEnd(self._asked_ns, self._consumer_ns, num_failed)
+
+    def close(self) -> None:
+        """Give back what it holds of the system; a second call does nothing."""
+        self._core_time.close()

@@ -24,10 +24,6 @@ from penstock.warn import users_level
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.engine.plan import WorkerSpec
-
-__all__ = ["FirstSamples", "changed_states", "note_states"]
-
 _log = logging.getLogger("penstock")
 _notified: weakref.WeakSet[type] = weakref.WeakSet()  # datasets that were logged
 
@@ -39,17 +35,14 @@ class FirstSamples:
         One thread.
     """
 
-    def __init__(self, spec: WorkerSpec, num_workers: int, *, warns: bool | None = None) -> None:
-        """Compare the workers' shards of the spec's dataset.
+    def __init__(self, kind: type, num_workers: int, *, warns: bool) -> None:
+        """Compare the workers' shards of a dataset of class `kind`.
 
-        Args:
-            spec: Spec of the workers, with the dataset.
-            num_workers: Number of workers, and of times that every sample would come.
-            warns: Whether to warn; None does so if there is a seed. Otherwise it is logged, once
-                per class of dataset: torch gives no warning, and programs count them.
+        Without `warns` it is logged, once per class: torch gives no warning, and programs count
+        them.
         """
-        self._kind = type(spec.dataset)
-        self._warns = spec.seed is not None if warns is None else warns
+        self._kind = kind
+        self._warns = warns
         self._num_workers = num_workers
         self._worker_of: dict[bytes, int] = {}
 
@@ -78,11 +71,11 @@ class FirstSamples:
 
 _NAMES: Final = ("random", "numpy.random", "torch")  # of the fields of `GlobalStates`
 
-# worker_init_fn -> the base seed of the first epoch, and which worker was in each state (generator,
-# digest) then; None after a warning.
+# worker_init_fn -> by generator and digest, the base seed and worker that it was seen in first
 _seen: weakref.WeakKeyDictionary[
-    Callable[[int], object], tuple[int, dict[tuple[str, bytes], int]] | None
+    Callable[[int], object], dict[tuple[str, bytes], tuple[int, int]]
 ] = weakref.WeakKeyDictionary()
+_warned: weakref.WeakSet[Callable[[int], object]] = weakref.WeakSet()
 
 
 def changed_states(before: GlobalStates) -> dict[str, bytes]:
@@ -108,26 +101,21 @@ def note_states(
 ) -> None:
     """Warn, once for each function, if a state was seen in another worker or the first epoch."""
     try:
-        found = _seen.setdefault(worker_init_fn, (base_seed, {}))
+        seen = _seen.setdefault(worker_init_fn, {})
     except TypeError:  # cannot be referred to weakly
         return
-    if found is None:
-        return
-    first_seed, workers = found
     for state in states.items():
-        other = workers.get(state)
-        if other is not None and (first_seed, other) != (base_seed, worker_id):
-            _seen[worker_init_fn] = None
-            name = getattr(worker_init_fn, "__qualname__", type(worker_init_fn).__name__)
-            same = f"worker {other}" if first_seed == base_seed else "another epoch"
-            warnings.warn(
-                f"worker_init_fn {name} leaves {state[0]} in worker {worker_id} in the same state "
-                f"as in {same}: random augmentation that draws from it repeats. Give the loader "
-                "seed=, which decides what is drawn for each sample of each epoch, or seed in the "
-                "function with torch.initial_seed() % 2**32, which differs for each worker and "
-                "epoch.",
-                stacklevel=users_level(),
-            )
-            return
-        if first_seed == base_seed:
-            workers[state] = worker_id
+        seed, other = seen.setdefault(state, (base_seed, worker_id))
+        if (seed, other) == (base_seed, worker_id) or worker_init_fn in _warned:
+            continue
+        _warned.add(worker_init_fn)
+        name = getattr(worker_init_fn, "__qualname__", type(worker_init_fn).__name__)
+        same = f"worker {other}" if seed == base_seed else "another epoch"
+        warnings.warn(
+            f"worker_init_fn {name} leaves {state[0]} in worker {worker_id} in the same state "
+            f"as in {same}: random augmentation that draws from it repeats. Give the loader "
+            "seed=, which decides what is drawn for each sample of each epoch, or seed in the "
+            "function with torch.initial_seed() % 2**32, which differs for each worker and "
+            "epoch.",
+            stacklevel=users_level(),
+        )

@@ -3,15 +3,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import itertools
 import os
 import traceback
 import warnings
 from typing import TYPE_CHECKING, Any, Final
-
-import numpy as np
 
 from penstock.engine import scheduler
 from penstock.engine.backends import Backend, open_backend
@@ -29,61 +25,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from penstock.engine.plan import Epoch, Plan
-    from penstock.engine.scheduler import Decision, Scheduler
     from penstock.engine.stream import DeliveryHook
     from penstock.engine.task import TaskResult
     from penstock.engine.timing import Observer
 
-__all__ = ["WorkerStream"]
-
 _ADDED_AT_ONCE: Final = 2  # per batch; a fork of a large process takes tens of milliseconds
-
-_DEEPEST: Final = 3  # a transform of a part of a dataset
-_MOVES_ON: Final = 1 / 2  # of `timeout`: a worker that moved on within it is slow
-
-
-@dataclasses.dataclass
-class _EpochAhead:
-    """The next epoch, whose first tasks workers do while the last batches of this one are taken.
-
-    Attributes:
-        generation: Generation of its tasks and results.
-        epoch: Epoch as it is foreseen.
-        scheduler: Scheduler of that epoch.
-        tasks: First steps, one for each worker, that are not drawn yet.
-        draws: Decisions to draw steps that are still to be carried out.
-        drawn: Steps that workers have.
-    """
-
-    generation: int
-    epoch: Epoch
-    scheduler: Scheduler
-    tasks: Iterator[tuple[int, Any]]
-    draws: list[Decision]
-    drawn: list[tuple[int, Any]] = dataclasses.field(default_factory=list)
-
-    def is_like(self, epoch: Epoch, drawn: list[tuple[int, Any]]) -> bool:
-        """Return whether `epoch`, with as many steps drawn, is the one that was foreseen."""
-
-        def comparable(epoch: Epoch, drawn: list[tuple[int, Any]]) -> tuple[Any, ...]:
-            tasks = [(step, *of[1:], np.asarray(of.indices).tolist()) for step, of in drawn]
-            return epoch.number, epoch.is_announced, epoch.progress.given, tasks
-
-        return comparable(epoch, drawn) == comparable(self.epoch, self.drawn)
-
-
-def _holds_shared_state(value: object, depth: int = 0) -> bool:
-    """Return whether a dataset, or a part of it, holds memory that workers share with this process.
-
-    For example a `multiprocessing.Value`, which is set to the epoch's number before each epoch.
-    """
-    if type(value).__module__.partition(".")[0] in ("multiprocessing", "multiprocess"):
-        return True
-    is_shared = getattr(value, "is_shared", None)  # of a tensor
-    if callable(is_shared) and is_shared() is True:
-        return True
-    members = getattr(value, "__dict__", {}) if depth < _DEEPEST else {}
-    return any(_holds_shared_state(member, depth + 1) for member in members.values())
 
 
 class WorkerStream(BatchStream):
@@ -97,13 +43,6 @@ class WorkerStream(BatchStream):
     def _prepare(self, plan: Plan) -> None:
         self._ahead_begun: tuple[int, object] | None = None  # a step, and what the hook began
         self._overdue: list[Exception] = []  # raised with the next call
-        self._ahead: _EpochAhead | None = None
-        self._may_begin_ahead = (
-            plan.traits.begins_ahead
-            and plan.keep_workers
-            and not plan.max_workers
-            and not _holds_shared_state(plan.spec.dataset)
-        )
         self._wanted = self._workers = WorkerSettings(plan.num_workers, plan.prefetch_factor)
         self._has_warned_of_slow_batch = False
         self._owner = Owner()  # of the workers
@@ -125,27 +64,6 @@ class WorkerStream(BatchStream):
         self._ahead_begun = None
         self._overdue.clear()
         self._tasks: Iterator[tuple[int, object]] = epoch.tasks()
-        if not self._goes_on_ahead(epoch):
-            self._begin_anew(epoch)
-        if self._overdue:
-            raise self._overdue.pop()
-
-    def _goes_on_ahead(self, epoch: Epoch) -> bool:
-        """Go on in `epoch` if it was begun ahead as foreseen; return whether it was."""
-        ahead, self._ahead = self._ahead, None
-        if ahead is None:
-            return False
-        drawn = list(itertools.islice(self._tasks, len(ahead.drawn)))
-        if not ahead.is_like(epoch, drawn):
-            self._tasks = itertools.chain(drawn, self._tasks)
-            self._may_begin_ahead = False  # a loop that chose an epoch does so again
-            return False
-        self.backend.adopt_ahead(ahead.generation, epoch)
-        self._scheduler = ahead.scheduler
-        self._carry_out(ahead.draws)
-        return True
-
-    def _begin_anew(self, epoch: Epoch) -> None:
         # The last epoch may have ended before all workers were added or removed.
         present, wanted = self._scheduler.present, set(range(self._wanted.num_workers))
         for worker_id in present - wanted:
@@ -154,15 +72,11 @@ class WorkerStream(BatchStream):
             self.backend.add_worker(worker_id)
         self._workers = self._wanted
         self.backend.begin_epoch(epoch)
-        self._scheduler = self._scheduler_of(epoch)
-        self._carry_out(self._scheduler.refill())
-
-    def _scheduler_of(self, epoch: Epoch) -> scheduler.Scheduler:
         plan, given = self._plan, epoch.progress.given
         num_workers, prefetch_factor = self._wanted
         any_worker = plan.is_worker_free or bool(plan.max_workers)
         turn = given.turn if plan.spec.is_iterable else given.num_steps
-        return scheduler.Scheduler(
+        self._scheduler = scheduler.Scheduler(
             num_workers,
             num_workers * prefetch_factor,
             in_order=plan.in_order,
@@ -173,31 +87,9 @@ class WorkerStream(BatchStream):
             max_respawns=plan.spec.faults.max_respawns,
             can_quarantine=plan.spec.faults.tolerates,
         )
-
-    def _begin_ahead_of_end(self) -> None:
-        """Begin the next epoch if that is possible, as all steps of this one are drawn."""
-        following = self.epoch.following
-        if following is None or not self._may_begin_ahead or self._ahead is not None:
-            return
-        epoch = None
-        with contextlib.suppress(Exception):  # it is raised when that epoch begins
-            epoch = following()
-        if epoch is not None:
-            its_scheduler, generation = self._scheduler_of(epoch), self.backend.begin_ahead(epoch)
-            first = itertools.islice(epoch.tasks(), self._wanted.num_workers)
-            self._ahead = _EpochAhead(
-                generation, epoch, its_scheduler, first, its_scheduler.refill()
-            )
-
-    def _draw_ahead(self, ahead: _EpochAhead) -> None:
-        """Give a worker a step of the next epoch, in the place of the batch that was taken."""
-        task = next(ahead.tasks, None)
-        if task is not None:
-            ahead.draws.pop()
-            ahead.drawn.append(task)
-            (submission,) = ahead.scheduler.drawn(*task)
-            assert isinstance(submission, scheduler.Submit)
-            self._submit(submission, generation=ahead.generation)
+        self._carry_out(self._scheduler.refill())
+        if self._overdue:
+            raise self._overdue.pop()
 
     def _next(self) -> Any:  # noqa: ANN401 - any batch tree, or NO_BATCH
         if self._overdue:
@@ -216,8 +108,6 @@ class WorkerStream(BatchStream):
             answer = self._carry_out(self._scheduler.request())
             while answer is None and not self._overdue:
                 answer = self._wait()
-            if self._ahead is not None and isinstance(answer, scheduler.Deliver):
-                self._draw_ahead(self._ahead)
         except WorkerTimeout:
             raise
         except Exception:  # see `_closed_on_error`; this is the hot path
@@ -305,26 +195,15 @@ class WorkerStream(BatchStream):
         return answer
 
     def _handle(self, event: scheduler.BackendEvent) -> scheduler.Answer | None:
-        ahead = self._ahead
-        if ahead is not None and isinstance(event, scheduler.TaskDone):
-            if event.outcome.generation == ahead.generation:
-                ahead.scheduler.handle(event)
-                return None
-        elif ahead is not None and isinstance(event, scheduler.WorkerLost):
-            self._ahead = None  # its replacement has to begin this epoch first
-            self.backend.drop_ahead()
         if isinstance(event, scheduler.WorkerExhausted):
             self._count_rest(event.result, event.worker_id)
         return self._carry_out(self._scheduler.handle(event))
 
     def _on_timeout(self) -> float:
-        """Kill the awaited worker, if it is stuck and another may take its place.
+        """Kill the awaited worker if it is stuck; else return the seconds until it counts as that.
 
         One that has moved on within the time, to another sample or another task, is slow: a new one
         would take as long for its batch, so it is waited for.
-
-        Returns:
-            Seconds to wait until it counts as stuck; 0.0 if it was killed.
 
         Raises:
             WorkerTimeout: no other may take its place. The message holds the worker's stacks.
@@ -333,22 +212,19 @@ class WorkerStream(BatchStream):
         is_replaced = self._plan.spec.faults.max_respawns > 0
         progress = self.backend.diagnose(worker_id, with_stacks=not is_replaced)
         still_s = timeout_s if progress.still_s is None else progress.still_s
-        is_slow = still_s < timeout_s * _MOVES_ON  # else it may as well have got stuck meanwhile
         none_came = f"no batch came within timeout={timeout_s} seconds"
         if not is_replaced:
-            advice = (
-                "The batch is slow, and its worker is not stuck: raise `timeout` or lower "
-                "batch_size."
-                if is_slow
-                else "Raise `timeout`, or look for a sample that takes that long. A FaultPolicy "
-                "with max_respawns would replace the stuck worker."
-            )
             raise WorkerTimeout(
                 f"DataLoader timed out after {timeout_s} seconds: no batch came from "
-                f"{self._plan.num_workers} workers. {advice}\nWorker {worker_id} holds steps "
+                f"{self._plan.num_workers} workers. Raise `timeout` if the batch is slow, or look "
+                "for a sample that takes that long. A FaultPolicy with max_respawns would replace "
+                f"a stuck worker.\nWorker {worker_id} holds steps "
                 f"{self._scheduler.steps_of(worker_id)}; it was last seen {progress.words}"
             )
-        if is_slow and not self._has_warned_of_slow_batch:
+        if still_s >= timeout_s:
+            self.backend.kill(worker_id, none_came)
+            return 0.0
+        if still_s < timeout_s / 2 and not self._has_warned_of_slow_batch:  # else it may be stuck
             self._has_warned_of_slow_batch = True
             warnings.warn(
                 f"{none_came}, as worker {worker_id} is slow and not stuck: it was last seen "
@@ -357,10 +233,7 @@ class WorkerStream(BatchStream):
                 RuntimeWarning,
                 stacklevel=users_level(),
             )
-        if still_s < timeout_s:
-            return timeout_s - still_s
-        self.backend.kill(worker_id, none_came)
-        return 0.0
+        return timeout_s - still_s
 
     def _carry_out(self, decisions: list[scheduler.Decision]) -> scheduler.Answer | None:
         """Carry out decisions; return the answer to the open request, if it is among them."""
@@ -407,7 +280,7 @@ class WorkerStream(BatchStream):
             stacklevel=users_level(),
         )
 
-    def _submit(self, task: scheduler.Submit, **generation: int) -> None:
+    def _submit(self, task: scheduler.Submit) -> None:
         quarantined = self._faults.quarantined
         hints = None
         if task.alone or quarantined:
@@ -417,7 +290,7 @@ class WorkerStream(BatchStream):
         # With a timeout, the times of its samples distinguish a slow worker from a stuck one.
         is_measured = self._plan.timeout_s > 0 or (observer is not None and observer.measures)
         self.backend.measures = is_measured
-        self.backend.submit(task.worker_id, task.step, task.indices, hints, **generation)
+        self.backend.submit(task.worker_id, task.step, task.indices, hints)
 
     def _draw(self) -> list[scheduler.Decision]:
         """Return what follows from the next step; an error of the sampler is kept for `_next`.
@@ -429,7 +302,6 @@ class WorkerStream(BatchStream):
         try:
             step, indices = next(self._tasks)
         except StopIteration:
-            self._begin_ahead_of_end()
             return self._scheduler.drained()
         except Exception as error:
             self._overdue.append(error)
@@ -445,7 +317,7 @@ class WorkerStream(BatchStream):
         return f"{failure.reason}, epoch {self.epoch.number}.{held}{before} {failure.advice}"
 
     def _release(self, *, in_a_hurry: bool) -> None:
-        self._ahead_begun = self._ahead = None
+        self._ahead_begun = None
         self._overdue.clear()
         self._scheduler = scheduler.Scheduler(1, 0)  # the old one holds batches that are not wanted
         self.backend.close(in_a_hurry=in_a_hurry)

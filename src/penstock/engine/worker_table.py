@@ -24,7 +24,7 @@ from penstock.engine.pickling import ExceptionReport, revive_exception
 from penstock.engine.plan import dataset_keys, sample_key
 from penstock.engine.scheduler import TaskDone, WorkerExhausted, WorkerLost, WorkerReady
 from penstock.engine.status_page import PHRASES, Phase
-from penstock.engine.task import BeginEpoch, Kind, SlotsBack, Task, WorkerIdentity
+from penstock.engine.task import BeginEpoch, Kind, Task, WorkerIdentity
 from penstock.engine.worker_comparison import FirstSamples, note_states
 from penstock.faults import annotate
 from penstock.randomness.generator_watch import UNSEEDED, warn_of_drawings
@@ -36,9 +36,7 @@ if TYPE_CHECKING:
     from penstock.engine.plan import Epoch, Plan, RetryHints, ShardPosition
     from penstock.engine.scheduler import BackendEvent
     from penstock.engine.status_page import StatusSnapshot
-    from penstock.engine.task import Notices, TaskResult
-
-__all__ = ["Activity", "KnownWorker", "WorkerProgress", "WorkerTable"]
+    from penstock.engine.task import TaskResult
 
 _OF_A_TASK: Final = (Phase.READING, Phase.COLLATING, Phase.SENDING)
 
@@ -49,7 +47,7 @@ class KnownWorker:
     Attributes:
         worker_id: Number of the worker.
         pid: ID of the process that it is, or is in.
-        tasks: Indices of its unanswered tasks, by (generation, step).
+        tasks: Indices of its unanswered tasks of the current epoch, by step.
         position: Position in its shard of an iterable dataset.
         is_gone: Whether its end is known.
     """
@@ -58,7 +56,7 @@ class KnownWorker:
         """Begin as a worker without tasks."""
         self.worker_id = worker_id
         self.pid = pid
-        self.tasks: dict[tuple[int, int], object] = {}
+        self.tasks: dict[int, object] = {}
         self.position: ShardPosition | None = None
         self.is_gone = False
 
@@ -83,25 +81,17 @@ class WorkerTable(Generic[WorkerT]):
         One thread.
     """
 
-    def __init__(
-        self, plan: Plan, *, drawings_advice: str = UNSEEDED, warns: bool | None = None
-    ) -> None:
-        """Begin without workers.
-
-        Args:
-            plan: Plan of the backend.
-            drawings_advice: Advice on functions that draw from the global generators.
-            warns: See `FirstSamples`.
-        """
+    def __init__(self, plan: Plan, *, drawings_advice: str = UNSEEDED, warns: bool = False) -> None:
+        """Begin without workers."""
         self.workers: dict[int, WorkerT] = {}
         self.generation = 0
         self.epoch: Epoch | None = None
         self.num_starts: Counter[int] = Counter()
-        self._last_generation = 0
-        self._live: dict[int, Epoch] = {}  # by generation: the current one, and one begun ahead
         self._plan = plan
         self._drawings_advice = drawings_advice
-        self._first_samples = FirstSamples(plan.spec, plan.num_workers, warns=warns)
+        self._first_samples = FirstSamples(
+            type(plan.spec.dataset), plan.num_workers, warns=warns or plan.spec.seed is not None
+        )
 
     def identity_of(self, worker_id: int) -> WorkerIdentity:
         """Return the identity of a worker that is about to start.
@@ -129,35 +119,18 @@ class WorkerTable(Generic[WorkerT]):
 
     def begin_epoch(self, epoch: Epoch) -> None:
         """Begin an epoch."""
-        self.adopt_ahead(self.begin_ahead(epoch), epoch)
+        self.generation += 1
+        self.epoch = epoch
         self._first_samples.clear()
         for worker in self.workers.values():
+            worker.tasks.clear()
             worker.position = self._given_to(worker)
 
-    def begin_ahead(self, epoch: Epoch) -> int:
-        """Begin an epoch of a map-style dataset beside the current one; return its generation."""
-        self._last_generation += 1
-        self._live[self._last_generation] = epoch
-        return self._last_generation
-
-    def drop_ahead(self) -> None:
-        """Drop the results of the epoch that was begun ahead."""
-        assert self.epoch is not None
-        self.adopt_ahead(self.generation, self.epoch)
-
-    def adopt_ahead(self, generation: int, epoch: Epoch) -> None:
-        """Make a generation the current one; `epoch` is what it has turned out to be."""
-        self.generation, self.epoch = generation, epoch
-        self._live = {generation: epoch}
-        for worker in self.workers.values():
-            for key in [key for key in worker.tasks if key[0] != generation]:
-                del worker.tasks[key]
-
-    def message_of(self, worker: WorkerT, generation: int | None = None) -> BeginEpoch:
-        """Return the message that begins the current epoch, or one begun ahead, in `worker`."""
-        number = self.generation if generation is None else generation
-        epoch, position = self._live[number], worker.position if generation is None else None
-        return BeginEpoch(number, epoch.number, epoch.is_announced, position)
+    def message_of(self, worker: WorkerT) -> BeginEpoch:
+        """Return the message that begins the current epoch in `worker`."""
+        epoch = self.epoch
+        assert epoch is not None
+        return BeginEpoch(self.generation, epoch.number, epoch.is_announced, worker.position)
 
     def task_of(
         self,
@@ -165,63 +138,46 @@ class WorkerTable(Generic[WorkerT]):
         step: int,
         indices: object,
         hints: RetryHints | None,
-        slots: SlotsBack = SlotsBack(),  # noqa: B008 - immutable
         *,
         is_measured: bool,
-        generation: int | None = None,
     ) -> Task:
-        """Return a task, and record it as one of `worker`'s; see `Task`.
-
-        `slots` go with it. `generation` is that of an epoch that was begun ahead; None is the
-        current one.
-        """
-        if generation is None:
-            generation = self.generation
-        worker.tasks[generation, step] = indices
-        return Task(generation, step, indices, hints, is_measured, *slots)
+        """Return a task of the current epoch, and record it as one of `worker`'s; see `Task`."""
+        worker.tasks[step] = indices
+        return Task(self.generation, step, indices, hints, is_measured)
 
     def accept(self, worker: WorkerT, result: TaskResult) -> BackendEvent | None:
-        """Return the event that follows from a result.
+        """Return the event that follows from a result; None for a worker or an epoch that is gone.
 
         Reports of another process become exceptions again, with a note of where they were raised.
-
-        Returns:
-            The event; None for a worker that is gone, and for an epoch that is over. The result
-            holds the generation: that of the current epoch, or of the one begun ahead.
         """
-        notices, worker_id = result.notices, worker.worker_id
+        notices, worker_id = result.notices or {}, worker.worker_id
         if worker.is_gone or self.workers.get(worker_id) is not worker:
             return None
-        if notices is not None:
-            self._note(worker, notices)
-        epoch = self._live.get(result.generation)
-        if epoch is None:
+        if "states" in notices:
+            init_fn, seed = self._plan.spec.worker_init_fn, self._plan.base_seed
+            assert init_fn is not None
+            note_states(init_fn, seed, worker_id, notices["states"])
+        warn_of_drawings(notices.get("drawings", ()), self._drawings_advice)
+        if result.generation != self.generation:
             return None
         kind, step = result.kind, result.step
         if kind == Kind.READY:
             return WorkerReady(worker_id)
-        worker.tasks.pop((result.generation, step), None)
+        worker.tasks.pop(step, None)
         result.pid = worker.pid
-        if notices is not None and notices.first_digest is not None:
-            self._first_samples.compare(worker_id, notices.first_digest)
+        if "first_digest" in notices:
+            self._first_samples.compare(worker_id, notices["first_digest"])
         if result.bad or kind == Kind.FAILED:
-            self._revive(worker, result, epoch)
+            self._revive(worker, result)
         if kind == Kind.EXHAUSTED:
             return WorkerExhausted(worker_id, step, result)
         if result.position is not None:
             worker.position = result.position = result.position.after(worker.position)
         return TaskDone(worker_id, step, result)
 
-    def _note(self, worker: WorkerT, notices: Notices) -> None:
-        if notices.states is not None:
-            init_fn, seed = self._plan.spec.worker_init_fn, self._plan.base_seed
-            assert init_fn is not None
-            note_states(init_fn, seed, worker.worker_id, notices.states)
-        if notices.drawings:
-            warn_of_drawings(notices.drawings, self._drawings_advice)
-
-    def _revive(self, worker: WorkerT, result: TaskResult, epoch: Epoch) -> None:
-        where = f"in {worker}, epoch {epoch.number}, step {result.step}"
+    def _revive(self, worker: WorkerT, result: TaskResult) -> None:
+        assert self.epoch is not None
+        where = f"in {worker}, epoch {self.epoch.number}, step {result.step}"
         if result.kind == Kind.FAILED:
             result.payload = _revived(result.payload, where)
         result.bad = [bad._replace(error=_revived(bad.error, where)) for bad in result.bad]
@@ -231,14 +187,11 @@ class WorkerTable(Generic[WorkerT]):
         doing, spec, step = PHRASES[snapshot.phase], self._plan.spec, snapshot.step
         if snapshot.phase not in _OF_A_TASK:
             return Activity(None, None, doing)
-        key = snapshot.generation, step
-        if snapshot.generation != self.generation or key not in worker.tasks:
-            is_ahead = snapshot.generation > self.generation
-            which = "the next" if is_ahead else "an earlier"
-            return Activity(None, None, f"{doing} samples of {which} epoch", is_ahead)
+        if snapshot.generation != self.generation or step not in worker.tasks:
+            return Activity(None, None, f"{doing} samples of an earlier epoch")
         if spec.is_iterable:
             return Activity(step, None, f"{doing} a batch of its shard of the dataset")
-        keys = dataset_keys(worker.tasks[key])
+        keys = dataset_keys(worker.tasks[step])
         keys = keys if spec.is_batched else [keys]
         # Another thread's status may be read while it changes: the number is then of another step.
         if snapshot.number is None or snapshot.number >= len(keys):
@@ -259,7 +212,7 @@ class WorkerTable(Generic[WorkerT]):
             # Where no sample of it was begun, all are read in one call.
             still_s = task_s if snapshot.number is None else None
         else:
-            keys = dataset_keys(worker.tasks[snapshot.generation, activity.step])
+            keys = dataset_keys(worker.tasks[activity.step])
             count = (length_of(keys) if spec.is_batched else None) or 1  # a slice has no length
             done = count if snapshot.number is None else snapshot.number
             took = f" ({done} of {count} samples in {task_s:.1f} s, the last {still_s:.1f} s ago)"
@@ -269,22 +222,10 @@ class WorkerTable(Generic[WorkerT]):
     def death(
         self, worker: WorkerT, activity: Activity, end: str, advice: str, *, limit: int = 2
     ) -> WorkerLost:
-        """Return the event that `worker` is gone.
-
-        Args:
-            worker: The worker.
-            activity: Activity of the worker at its end.
-            end: Description of its end; the activity in words follows it.
-            advice: Advice on what to do about it.
-            limit: Number of such deaths that prove a sample guilty.
-        """
+        """Return the event that `worker` is gone."""
         worker.is_gone = True
-        step, sample, words, is_ahead = activity
-        # A death at a sample of the next epoch does not count against `max_respawns` of this one.
-        # If the next epoch reads that sample, it counts there.
-        return WorkerLost(
-            worker.worker_id, f"{end} {words}", advice, step, sample, limit, counts=not is_ahead
-        )
+        step, sample, words = activity
+        return WorkerLost(worker.worker_id, f"{end} {words}", advice, step, sample, limit)
 
 
 def _revived(error: Any, where: str) -> BaseException:  # noqa: ANN401 - the exception, or a report
@@ -306,13 +247,11 @@ class Activity(NamedTuple):
         step: Step that it worked on; None if it was none of the current epoch.
         sample: Key of the sample that it was at; None if not at a single one.
         words: Description of both.
-        is_ahead: Whether it worked on an epoch that was begun ahead.
     """
 
     step: int | None
     sample: Hashable | None
     words: str
-    is_ahead: bool = False
 
 
 class WorkerProgress(NamedTuple):

@@ -12,8 +12,7 @@ from penstock.optional import install_command
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from penstock.ray.stream import RayStream
-    from penstock.ray.table import RayTable
+    from penstock.ray.reading import RayStream, RayTable
 
 __all__ = ["for_loader", "from_ray_data", "to_ray_data"]
 
@@ -68,23 +67,18 @@ def from_ray_data(
     if not is_share and not isinstance(dataset, data.Dataset):
         raise TypeError(
             "from_ray_data takes a ray.data.Dataset, or what its streaming_split returns; got "
-            f"{type(dataset).__name__}"
+            + type(dataset).__name__
         )
     is_there = isinstance(dataset, data.dataset.MaterializedDataset)
-    is_shuffled, is_seeded = local_shuffle_buffer_size is not None, local_shuffle_seed is not None
-    if is_seeded and not is_shuffled:
-        raise ConfigError(
-            f"local_shuffle_seed={local_shuffle_seed} needs a local_shuffle_buffer_size: rows to "
-            "draw from"
-        )
-    if not (is_there if streaming is None else not streaming):
-        from penstock.ray.stream import RayStream
+    is_shuffled = local_shuffle_buffer_size is not None
+    is_ordered = preserve_order and not is_share
+    from penstock.ray.reading import RayStream, RayTable
 
+    if not (is_there if streaming is None else not streaming):
         return RayStream(
-            _ordered(dataset) if preserve_order and not is_share else dataset,
+            _ordered(dataset) if is_ordered else dataset,
             is_share=is_share,
-            is_ordered=preserve_order and not is_share and is_shuffled <= is_seeded,
-            schema=None if is_share else _schema(dataset),
+            is_ordered=is_ordered and not (is_shuffled and local_shuffle_seed is None),
             seed=local_shuffle_seed,
             prefetch_batches=prefetch_batches,
             local_shuffle_buffer_size=local_shuffle_buffer_size,
@@ -94,14 +88,9 @@ def from_ray_data(
             "rows read by index are shuffled by shuffle=True, got "
             f"local_shuffle_buffer_size={local_shuffle_buffer_size}"
         )
-    if is_share:
-        raise ConfigError(
-            "a part of streaming_split can only be streamed, got streaming=False. "
-            "Dataset.split(n) gives parts that are materialised."
-        )
-    from penstock.ray.table import RayTable
-
-    return RayTable(dataset if is_there else _ordered(dataset).materialize(), _schema(dataset))
+    if not is_there:
+        dataset = (dataset if is_share else _ordered(dataset)).materialize()
+    return RayTable(dataset)
 
 
 def _ordered(dataset: Any) -> Any:  # noqa: ANN401
@@ -109,13 +98,6 @@ def _ordered(dataset: Any) -> Any:  # noqa: ANN401
     own = type(dataset).copy(dataset, _deep_copy=True)
     own.context.execution_options.preserve_order = True
     return own
-
-
-def _schema(dataset: Any) -> Any:  # noqa: ANN401
-    """Return the Arrow schema of a dataset, if it is known without reading anything."""
-    found = getattr(dataset.schema(fetch_if_missing=False), "base_schema", None)
-    # That of pandas' frames is of another kind, and says nothing here.
-    return found if hasattr(found, "get_field_index") else None
 
 
 def to_ray_data(
@@ -143,18 +125,17 @@ def to_ray_data(
         **read_options: For Ray Data's `map_batches`: num_cpus, memory, concurrency, resources, …
 
     Raises:
-        ConfigError: names that do not fit the samples, or a dataset that cannot be pickled.
-        TypeError: a dataset without indices, or a value that no column holds; names the sample.
+        KeyError: a sample without one of the columns; a tuple of another length is a ValueError.
+        TypeError: a dataset without indices, or one that cannot be pickled.
         MissingExtraError: Ray Data is not installed.
     """
     _ray_data()
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise TypeError(
-            "to_ray_data takes a dataset with __getitem__ and __len__, whose indices can be dealt "
-            f"out to Ray's workers; {type(dataset).__name__} has not both. Of a loader give the "
-            ".dataset; write a stream to files that ray.data reads."
+            "to_ray_data takes a dataset with __getitem__ and __len__ (of a loader give the "
+            f".dataset); {type(dataset).__name__} has not both"
         )
-    from penstock.ray.source import read_in_tasks
+    from penstock.ray.writing import read_in_tasks
 
     return read_in_tasks(dataset, columns, override_num_blocks, read_options)
 
@@ -162,7 +143,6 @@ def to_ray_data(
 def for_loader(
     dataset: Any,  # noqa: ANN401
     collate_fn: Callable[[list[Any]], Any] | None,
-    batch_size: int | None,
     orders: Mapping[str, object],
 ) -> tuple[Any, Any]:
     """Return what `penstock.data.foreign.adapted` returns for a dataset of Ray Data's.
@@ -170,7 +150,7 @@ def for_loader(
     Raises:
         ConfigError: an order is chosen for what has one of its own.
     """
-    from penstock.ray.stream import RayStream
+    from penstock.ray.reading import RayStream
 
     kind = type(dataset).__name__
     if not isinstance(dataset, RayStream):
@@ -181,11 +161,8 @@ def for_loader(
     chosen = [name for name, value in orders.items() if value is not None and value is not False]
     if chosen:
         raise ConfigError(
-            f"a {kind} of Ray Data is streamed in Ray's order, got {', '.join(chosen)}. Let Ray "
-            "Data shuffle (dataset.random_shuffle(seed=…), or from_ray_data(dataset, "
-            "local_shuffle_buffer_size=…)), or give dataset.materialize(), whose rows are read by "
-            "index, if it fits into Ray's object store."
+            f"a {kind} of Ray Data is streamed in Ray's order, got {', '.join(chosen)}. Shuffle by "
+            "from_ray_data(dataset, local_shuffle_buffer_size=…), or give dataset.materialize(), "
+            "whose rows are read by index."
         )
-    if collate_fn is None and batch_size is not None:
-        return dataset.in_batches()
     return dataset, collate_fn

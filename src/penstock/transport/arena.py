@@ -10,11 +10,9 @@
 
 Guarantees
     A slot is leased to one batch at a time: `acquire` never returns a slot that has not come back.
-    A worker with two large slots waits a moment for one of them before it makes a third: in all
-    0.2 s and 1 % of its time at most. There is no other wait for a slot. When none is free a new
-    one is made, so a consumer that holds on to its batches makes the arena grow and cannot block a
-    worker or corrupt a batch. How far a worker runs ahead is bounded by its tasks
-    (`prefetch_factor`), not by slots.
+    No wait for a slot: when none is free a new one is made, so a consumer that holds on to its
+    batches makes the arena grow and cannot block a worker or corrupt a batch. How far a worker runs
+    ahead is bounded by its tasks (`prefetch_factor`), not by slots.
     A lease ends when the last view of it is garbage, in any order, in any thread.
     Where the consumer's memory is page-locked, what is no longer leased may still be read by a
     copy to a device. It cools until that is over, and only then comes back. See `page_lock`.
@@ -41,7 +39,7 @@ from penstock import forks
 from penstock.transport.memory import Mapping, anonymous_mapping, as_bytes, create_segment
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     import numpy.typing as npt
 
@@ -50,29 +48,10 @@ if TYPE_CHECKING:
 ItemT = TypeVar("ItemT")
 _Lane = Literal["small", "large"]
 
-__all__ = [
-    "ALIGNMENT_BYTES",
-    "INLINE_LIMIT_BYTES",
-    "LARGE_SLOT_BYTES",
-    "MIN_POOLED_BYTES",
-    "Arena",
-    "BufferPool",
-    "Extent",
-    "NewSlot",
-    "SlotPool",
-    "SlotWriter",
-    "slot_size",
-]
-
 ALIGNMENT_BYTES: Final = 64  # a cache line, and the widest vector load (AVX-512)
 INLINE_LIMIT_BYTES: Final = 4096  # smaller leaves cost less inside the message than in a slot
 _SMALL_BYTES: Final = 64 * 1024
 _MIN_SLOT_BYTES: Final = 64 * 1024
-LARGE_SLOT_BYTES: Final = 1 << 20  # one that is worth a message, or a short wait
-_ENOUGH_SLOTS: Final = 2  # large ones: one is read while the other is written
-# Waiting for one of them: at most so long in all, and so much of the time.
-_WAITED_S: Final = 0.2
-_WAITED_SHARE: Final = 0.01
 MIN_POOLED_BYTES: Final = 1 << 20  # 256 page faults, some 60 us: ten times what a lease costs
 
 
@@ -117,29 +96,16 @@ class SlotPool:
     Small arrays and large ones have slots apart: who keeps the labels of a batch does not thereby
     keep its images.
 
+    Attributes:
+        size_bytes: Bytes of all slots of this pool, leased and free.
+
     Concurrency:
         One thread of the producer.
     """
 
-    def __init__(
-        self,
-        max_free: int = 4,
-        await_returns: Callable[[float], bool] | None = None,
-        patience_s: float = 0.0,
-    ) -> None:
-        """Start with no slot at all.
-
-        Args:
-            max_free: Free slots kept for reuse, of small and of large arrays each; more are given
-                up as they come back. Enough is one per batch that may be under way at a time.
-            await_returns: Function that waits that many seconds for slots to come back, which it
-                gives to `release`; returns whether any may have. None is no such news.
-            patience_s: Longest wait for a large slot.
-        """
-        self._await_returns = await_returns
-        self._patience_s = patience_s
-        self._begun_s = time.monotonic()
-        self._waited_s = 0.0
+    def __init__(self, max_free: int = 4) -> None:
+        """Start with no slot at all."""
+        self.size_bytes = 0
         self._max_free = max_free
         self._slots: dict[int, Mapping] = {}
         self._lanes: dict[int, _Lane] = {}
@@ -149,7 +115,6 @@ class SlotPool:
         self._next_slot = 0
         self._unsent: list[NewSlot] = []
         self._retired: list[int] = []
-        self._size_bytes = 0
         self._making_ns = 0
 
     def mapping(self, slot: int) -> Mapping:
@@ -162,35 +127,12 @@ class SlotPool:
         Where none is free, the new one gets at least `new_bytes`, and room for the largest batch
         so far.
         """
-        slot = self._take_free(lane, size_bytes)
-        wanted_bytes = max(slot_size(max(size_bytes, new_bytes)), self._wanted_bytes[lane])
-        # Later slots of a batch are not waited for: those that it has itself cannot come back.
-        if slot is None and not new_bytes and wanted_bytes >= LARGE_SLOT_BYTES:
-            slot = self._await_free(lane, size_bytes)
-        return self._create(lane, wanted_bytes) if slot is None else slot
-
-    def _take_free(self, lane: _Lane, size_bytes: int) -> int | None:
         free = self._free[lane]
         for position in range(len(free) - 1, -1, -1):
             if self._slots[free[position]].size_bytes >= size_bytes:
                 return free.pop(position)
-        return None
-
-    def _await_free(self, lane: _Lane, size_bytes: int) -> int | None:
-        """Return a slot that comes back in a moment; None if none does."""
-        least_bytes = max(size_bytes, self._wanted_bytes[lane])  # smaller ones are given up
-        num_kept = sum(mapping.size_bytes >= least_bytes for mapping in self._slots.values())
-        if self._await_returns is None or num_kept < _ENOUGH_SLOTS:
-            return None
-        begun_s = now_s = time.monotonic()
-        left_s = _WAITED_S + _WAITED_SHARE * (begun_s - self._begun_s) - self._waited_s
-        end_s = begun_s + min(self._patience_s, left_s)
-        slot = None
-        while slot is None and self._await_returns(max(end_s - now_s, 0.0)):
-            slot = self._take_free(lane, size_bytes)
-            now_s = time.monotonic()
-        self._waited_s += time.monotonic() - begun_s
-        return slot
+        new_bytes = max(size_bytes, new_bytes)
+        return self._create(lane, max(slot_size(new_bytes), self._wanted_bytes[lane]))
 
     def _create(self, lane: _Lane, size_bytes: int) -> int:
         begun_ns = time.monotonic_ns()
@@ -205,7 +147,7 @@ class SlotPool:
         self._slots[slot] = mapping
         self._lanes[slot] = lane
         self._unsent.append(NewSlot(slot, size_bytes, fd))
-        self._size_bytes += size_bytes
+        self.size_bytes += size_bytes
         self._making_ns += time.monotonic_ns() - begun_ns
         return slot
 
@@ -229,7 +171,7 @@ class SlotPool:
     def retire(self, slots: Sequence[int]) -> None:
         """Give up slots whose leases ended."""
         for slot in slots:
-            self._size_bytes -= self._slots[slot].size_bytes
+            self.size_bytes -= self._slots[slot].size_bytes
             del self._slots[slot], self._lanes[slot]
         self._retired.extend(slots)
 
@@ -254,12 +196,7 @@ class SlotPool:
             os.close(new.fd)
         self._slots.clear()
         self._free = {"small": [], "large": []}
-        self._size_bytes = 0
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of all slots of this pool, leased and free."""
-        return self._size_bytes
+        self.size_bytes = 0
 
 
 class _Head:
@@ -370,11 +307,7 @@ class Leases(Generic[ItemT]):
     """
 
     def __init__(self, page_lock: PageLock | None = None) -> None:
-        """Start with no lease.
-
-        Args:
-            page_lock: Says when devices have finished their reads; None if there are none.
-        """
+        """Start with no lease."""
         # A weak reference calls back only while it exists itself, so they are kept here.
         self._items: dict[weakref.ref[object], tuple[ItemT, int]] = {}  # int: forks that were over
         self._ended: deque[weakref.ref[object]] = deque()
@@ -404,11 +337,6 @@ class Leases(Generic[ItemT]):
                 self.inherited.add(item)
         return ended if self._page_lock is None else self._cooled(ended, self._page_lock)
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether a lease has ended, or an item cools, since `take_ended`."""
-        return bool(self._ended or self._cooling)
-
     def _cooled(self, ended: list[ItemT], page_lock: PageLock) -> list[ItemT]:
         if ended:
             # Made only now: it says nothing of leases that end after it.
@@ -418,38 +346,28 @@ class Leases(Generic[ItemT]):
             cooled += self._cooling.popleft()[1]
         return cooled
 
-    def running(self) -> list[ItemT]:
-        """Return the items that are in use; no view is left of those that cool."""
-        return [item for reference, (item, _) in self._items.items() if reference() is not None]
-
     def __len__(self) -> int:
-        """Leases that are running."""
-        return len(self.running())
+        """Leases that are running; no view is left of what cools."""
+        return sum(reference() is not None for reference in self._items)
 
 
 class Arena:
     """The consumer's side of one producer's slots.
+
+    Attributes:
+        leases: Leases of the slots.
 
     Concurrency:
         One thread adds and leases; views may die in any thread.
     """
 
     def __init__(self, page_lock: PageLock | None = None) -> None:
-        """Start with no slot.
-
-        Args:
-            page_lock: Locks every slot while it is mapped here; None locks nothing. An arena that
-                ends while slots cool does not wait: the lock unmaps them when nothing reads them.
-        """
+        """Start with no slot."""
         self._page_lock = page_lock
+        self.leases: Leases[int] = Leases(page_lock)
         self._slots: dict[int, Mapping] = {}
-        self._leases: Leases[int] = Leases(page_lock)
 
-    def add(self, slot: int, size_bytes: int, fd: int) -> None:
-        """Map a new slot; `fd` is closed."""
-        self.add_all([(slot, size_bytes)], [fd])
-
-    def add_all(self, slots: Sequence[tuple[int, int]], fds: Sequence[int]) -> None:
+    def add(self, slots: Sequence[tuple[int, int]], fds: Sequence[int]) -> None:
         """Map new slots (number, bytes); all `fds` are closed, also if one cannot be mapped."""
         try:
             for (slot, size_bytes), fd in zip(slots, fds, strict=True):
@@ -460,7 +378,7 @@ class Arena:
 
     def lease(self, slots: Sequence[int]) -> dict[int, memoryview]:
         """Return all bytes of each slot; a slot comes back when every view of them is garbage."""
-        return {slot: self._leases.start(slot, self._slots[slot]) for slot in slots}
+        return {slot: self.leases.start(slot, self._slots[slot]) for slot in slots}
 
     def remove(self, slots: Sequence[int]) -> None:
         """Forget slots that the producer gave up."""
@@ -468,36 +386,18 @@ class Arena:
             del self._slots[slot]
 
     def take_freed(self) -> tuple[list[int], list[int]]:
-        """Return the slots that have come back since the last call (`Leases.take_ended`).
+        """Return slots that may be used again, and others that may not: a child may see them.
 
         A child that was forked while a slot was leased goes on seeing its bytes. Slots that cooled
         at the fork may be used again: no view of them was left that the child could inherit, and
         the device that reads them is this process's.
-
-        Returns:
-            Those that may be used again, and those that may not, as a forked child may see them.
         """
-        ended, inherited = self._leases.take_ended(), self._leases.inherited
+        ended, inherited = self.leases.take_ended(), self.leases.inherited
         if not inherited:
             return ended, []
         retired = [slot for slot in ended if slot in inherited]
         inherited.difference_update(retired)
         return [slot for slot in ended if slot not in retired], retired
-
-    @property
-    def has_freed(self) -> bool:
-        """Whether `take_freed` may have something to return."""
-        return self._leases.has_ended
-
-    @property
-    def num_leases(self) -> int:
-        """Leases that have not ended; what cools is leased no more."""
-        return len(self._leases)
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of all slots mapped here: leased, cooling and free."""
-        return sum(mapping.size_bytes for mapping in self._slots.values())
 
 
 class BufferPool:
@@ -510,34 +410,26 @@ class BufferPool:
     The memory is private to the process, unless it is page-locked: then forked children share it
     (see `anonymous_mapping`). So after a fork a pool begins anew, in the parent and in the child.
 
+    Attributes:
+        size_bytes: Bytes of all its memory: leased, cooling and free.
+
     Concurrency:
         One thread asks for arrays; they may be dropped in any, and any may fork.
     """
 
     def __init__(self, max_free_bytes: int = 256 << 20, page_lock: PageLock | None = None) -> None:
-        """Start with no memory.
-
-        Args:
-            max_free_bytes: Free memory kept for reuse; what comes back beyond it goes to the
-                system.
-            page_lock: Locks all its memory; None locks nothing.
-        """
+        """Start with no memory."""
         self._max_free_bytes = max_free_bytes
         self._page_lock = page_lock
         self._begin()
 
     def _begin(self) -> None:
         num_forks = forks.num_over()  # read first: from here on a child may inherit what there is
-        self._free: dict[int, list[Mapping]] = {}
+        self._free: list[Mapping] = []  # what came back last is last
         self._free_bytes = 0
-        self._size_bytes = 0
+        self.size_bytes = 0
         self._leases: Leases[Mapping] = Leases(self._page_lock)
         self._num_forks = num_forks
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of all its memory: leased, cooling and free."""
-        return self._size_bytes
 
     def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
         """Return an uninitialised array, the caller's until its last view is garbage."""
@@ -551,27 +443,19 @@ class BufferPool:
 
     def _take(self, size_bytes: int) -> Mapping:
         for mapping in self._leases.take_ended():
-            self._keep(mapping)
+            self._free.append(mapping)
+            self._free_bytes += mapping.size_bytes
+        while self._free_bytes > self._max_free_bytes:
+            oldest = self._free.pop(0)
+            self._free_bytes -= oldest.size_bytes
+            self.size_bytes -= oldest.size_bytes
         self._leases.inherited.clear()  # of private memory a child has its own copy
         # Looked at last: none of what has come back by now is used if a child may see it.
         if self._page_lock is not None and self._num_forks != forks.num_begun():
             self._begin()
-        free = self._free.get(size_bytes)
-        if not free:
-            self._size_bytes += size_bytes
-            return anonymous_mapping(size_bytes, self._page_lock)
-        self._free_bytes -= size_bytes
-        return free.pop()
-
-    def _keep(self, mapping: Mapping) -> None:
-        # The size that came back last is the last to go: sizes that are out of use make room.
-        self._free[mapping.size_bytes] = [*self._free.pop(mapping.size_bytes, []), mapping]
-        self._free_bytes += mapping.size_bytes
-        while self._free_bytes > self._max_free_bytes:
-            oldest = next(iter(self._free))
-            if self._free[oldest]:
-                size_bytes = self._free[oldest].pop().size_bytes
+        for position in range(len(self._free) - 1, -1, -1):
+            if self._free[position].size_bytes == size_bytes:
                 self._free_bytes -= size_bytes
-                self._size_bytes -= size_bytes
-            else:
-                del self._free[oldest]
+                return self._free.pop(position)
+        self.size_bytes += size_bytes
+        return anonymous_mapping(size_bytes, self._page_lock)

@@ -27,8 +27,6 @@ from penstock.errors import TransportError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Channel", "Frame"]
-
 _HEADER: Final = struct.Struct("<IB")
 _FD_BYTES: Final = array.array("i").itemsize
 _MAX_FDS: Final = 64  # of one frame; Linux takes 253

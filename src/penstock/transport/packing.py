@@ -26,18 +26,6 @@ from penstock.transport.arena import INLINE_LIMIT_BYTES, Extent, SlotWriter
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = [
-    "REDUCERS",
-    "AsTensor",
-    "NeedsInheritance",
-    "Packed",
-    "dumps",
-    "load_all",
-    "pack",
-    "take_large",
-    "unpack",
-]
-
 _MESSAGE_LIMIT_BYTES: Final = 32 * 1024  # a longer pickle goes into the slot: channels stay snappy
 
 REDUCERS: Final[dict[type, Callable[[Any], Any]]] = {}
@@ -73,14 +61,7 @@ def dumps(
     reducers: Mapping[type, Callable[[Any], Any]] | None = None,
     base: type[pickle.Pickler] = pickle.Pickler,
 ) -> bytes:
-    """Return `tree` pickled with `REDUCERS`, without the buffers `take_buffer` is false for.
-
-    Args:
-        tree: Anything.
-        take_buffer: Whether a buffer goes into the pickle.
-        reducers: More of them.
-        base: What pickles; a subclass of Python's has a `dispatch_table` of its class.
-    """
+    """Return `tree` pickled with `REDUCERS`, without the buffers `take_buffer` is false for."""
     file = io.BytesIO()
     if base is pickle.Pickler:
         pickler = base(file, protocol=5, buffer_callback=take_buffer)

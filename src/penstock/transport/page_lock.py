@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Fence", "PageLock", "Release"]
-
 
 class Fence(Protocol):
     """A moment: all work that was queued on the devices by then."""
@@ -45,16 +43,7 @@ class PageLock(Protocol):
     """
 
     def lock(self, address: int, size_bytes: int) -> Release | None:
-        """Lock some pages.
-
-        Args:
-            address: Where they begin.
-            size_bytes: How much.
-
-        Returns:
-            What unlocks and unmaps them again. None if they cannot be locked: memory of that kind
-            is then handed out as it is, and nothing is lost but speed.
-        """
+        """Lock pages; return what unlocks and unmaps them, or None if they cannot be locked."""
 
     def fence(self) -> Fence:
         """Return a fence around all that was begun until now."""

@@ -25,8 +25,6 @@ from penstock.transport.packing import NeedsInheritance, dumps, load_all, take_l
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["load_shared", "share"]
-
 _PAGE_BYTES: Final = 4096  # arrays start on a page: a write copies no neighbour's page
 _NUMBER: Final = struct.Struct("<Q")
 

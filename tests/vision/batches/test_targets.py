@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.slots import deliver
 
 from penstock.transport.arena import Arena, SlotPool, SlotWriter
 from penstock.transport.packing import AsTensor, pack, unpack
@@ -158,9 +159,7 @@ def test_views_of_one_array_in_the_slot_are_not_copied():
     assert [extent.size_bytes for extent in packed.buffers] == [masks.nbytes]
     assert packed.buffers[0].offset == 0
     assert used == masks.nbytes  # it was the first, and nothing was placed after it
-    for new in pool.take_new():
-        arena.add(*new)
-    found = unpack(packed, arena.lease(packed.slots))
+    found = unpack(packed, deliver(pool, arena, packed.slots))
     assert [target["masks"][:, 0, 0].tolist() for target in found] == [[0, 1], [], [2, 3, 4, 5]]
     last = found[2]["masks"]
     del masks, targets, found

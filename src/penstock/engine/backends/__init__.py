@@ -5,9 +5,6 @@ BACKENDS                    the backends by name, with the traits of their worke
 open_backend(plan)          returns the plan's backend
 Backend.start()             workers begin to start; does not wait for them
 Backend.begin_epoch(epoch)  before any task, and for each epoch: datasets are iterated anew
-Backend.begin_ahead(epoch)  begins the next epoch beside the current one
-Backend.adopt_ahead(g, e)   makes it the current one
-Backend.drop_ahead()        drops it
 Backend.await_start()       the workers still starting; `events` reports each as WorkerReady
 Backend.submit(w, s, i)     gives a worker a task; never blocks
 Backend.respawn(w)          another worker in the place of one that died
@@ -27,7 +24,7 @@ import atexit
 import pkgutil
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -35,16 +32,6 @@ if TYPE_CHECKING:
     from penstock.engine.plan import Epoch, Plan, RetryHints
     from penstock.engine.scheduler import BackendEvent
     from penstock.engine.worker_table import WorkerProgress
-
-__all__ = [
-    "BACKENDS",
-    "LONGEST_WAIT_S",
-    "Backend",
-    "BackendTraits",
-    "close_at_exit",
-    "open_backend",
-    "traits_of",
-]
 
 # Of one system call. A signal that comes just before it, or that the kernel gives to another
 # thread, does not end it; Python acts upon the signal when the call is over.
@@ -73,24 +60,6 @@ class Backend(Protocol):
     def begin_epoch(self, epoch: Epoch) -> None:
         """Begin an epoch, or go on in one; results of earlier ones are dropped from now on."""
 
-    # Only of a backend whose traits say `begins_ahead`.
-
-    def begin_ahead(self, epoch: Epoch) -> int:
-        """Begin the next epoch, while results of the current one are still to come.
-
-        All tasks of the current one are submitted. `adopt_ahead`, `drop_ahead` or `begin_epoch`
-        comes next.
-
-        Returns:
-            The generation of its tasks and results.
-        """
-
-    def adopt_ahead(self, generation: int, epoch: Epoch) -> None:
-        """Make the epoch that was begun ahead the current one: it has turned out as `epoch`."""
-
-    def drop_ahead(self) -> None:
-        """Drop the results of the epoch that was begun ahead."""
-
     def await_start(self) -> Collection[int]:
         """Return the workers still starting; `events` reports each as `WorkerReady`.
 
@@ -98,26 +67,12 @@ class Backend(Protocol):
         """
 
     def submit(
-        self,
-        worker_id: int,
-        step: int,
-        indices: object,
-        hints: RetryHints | None = None,
-        *,
-        generation: int | None = None,
+        self, worker_id: int, step: int, indices: object, hints: RetryHints | None = None
     ) -> None:
-        """Give a worker the task of making `step` of the current epoch. Does not block.
-
-        `generation` is given for an epoch that was begun ahead.
-        """
+        """Give a worker the task of making `step` of the current epoch. Does not block."""
 
     def events(self, timeout_s: float | None) -> Sequence[BackendEvent]:
-        """Return what happened since the last call, waiting for the first thing to happen.
-
-        Returns:
-            Events of the current epoch, and `TaskDone` of one begun ahead; none if `timeout_s`
-            went by.
-        """
+        """Return what happened since the last call, waiting for the first thing to happen."""
 
     def respawn(self, worker_id: int) -> None:
         """Start another worker in the place of a dead one, which goes on in the current epoch.
@@ -142,20 +97,10 @@ class Backend(Protocol):
         """End a worker that is stuck; `events` then reports its death."""
 
     def diagnose(self, worker_id: int, *, with_stacks: bool) -> WorkerProgress:
-        """Return what a worker is doing, and how far it is.
-
-        Args:
-            worker_id: Number of the worker.
-            with_stacks: Whether the words hold the stacks of its threads. Showing them disturbs it,
-                and there is room only for some.
-        """
+        """Return what a worker is doing, and how far it is."""
 
     def close(self, *, in_a_hurry: bool = False) -> None:
-        """Stop the workers and wait until they are gone; a second call does nothing.
-
-        Args:
-            in_a_hurry: Whether to give them less time to finish what they are doing.
-        """
+        """Stop the workers and wait until they are gone; a second call does nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,20 +113,16 @@ class BackendTraits:
             memory and global generators.
         is_local: Whether workers are on this machine, and use its cores and its memory.
         has_start_method: Whether workers are processes that `multiprocessing` starts.
-        begins_ahead: Whether workers can begin an epoch beside the current one.
     """
 
     path: str = ""
     shares_interpreter: bool = False
     is_local: bool = True
     has_start_method: bool = False
-    begins_ahead: bool = False
 
 
 BACKENDS: Final = {
-    "process": BackendTraits(
-        f"{__name__}.process:ProcessBackend", has_start_method=True, begins_ahead=True
-    ),
+    "process": BackendTraits(f"{__name__}.process:ProcessBackend", has_start_method=True),
     "thread": BackendTraits(f"{__name__}.thread:ThreadBackend", shares_interpreter=True),
     "ray": BackendTraits(f"{__name__}.ray.backend:RayBackend", is_local=False),
 }
@@ -198,10 +139,10 @@ def open_backend(plan: Plan) -> Backend:
     return backend
 
 
-_to_close: weakref.WeakSet[Any] = weakref.WeakSet()
+_to_close: weakref.WeakSet[Backend] = weakref.WeakSet()
 
 
-def close_at_exit(backend: Any) -> None:  # noqa: ANN401 - not all can begin an epoch ahead
+def close_at_exit(backend: Backend) -> None:
     """Close `backend` at interpreter exit, before multiprocessing's own handler runs."""
     _to_close.add(backend)
     atexit.unregister(_close_all)

@@ -47,7 +47,7 @@ from penstock.engine.backends.process_worker import run_worker
 from penstock.engine.pickling import share_spec, unpicklable_error
 from penstock.engine.recover import NO_BATCH
 from penstock.engine.status_page import Phase, StatusPage
-from penstock.engine.task import Kind, SlotsBack, decode_result, encode_message
+from penstock.engine.task import Kind, decode_result, encode_message
 from penstock.engine.worker_table import KnownWorker, WorkerProgress, WorkerTable
 from penstock.errors import ConfigError
 from penstock.fork_hazards import opencv_at_rest, warn_of_fork
@@ -60,7 +60,7 @@ from penstock.system_limits import (
     memory_warning,
     signal_name,
 )
-from penstock.transport.arena import LARGE_SLOT_BYTES, Arena
+from penstock.transport.arena import Arena
 from penstock.transport.channel import Channel
 from penstock.transport.packing import Packed, unpack
 from penstock.warn import users_level
@@ -72,13 +72,10 @@ if TYPE_CHECKING:
     from penstock.engine.scheduler import BackendEvent, WorkerLost
     from penstock.transport.channel import Frame
 
-__all__ = ["HeldInterrupts", "ProcessBackend", "WorkerProcess"]
-
 _GRACE_S: Final = 3.0  # for a worker to finish its task and its user's clean-up
 _SHORT_GRACE_S: Final = 0.3  # in a hurry, or after Ctrl-C
 _TERMINATE_S: Final = 1.0
 _MOST_PREFETCH: Final = 8  # the largest factor that may come during an epoch
-_SLOT_PATIENCE_S: Final = 0.1
 # Over all workers. When a main process waits for its device, the slots of all batches that it was
 # ahead come back together. They are kept: making and locking a slot takes longer than filling it.
 _BATCHES_AHEAD_OF_DEVICE: Final = 16
@@ -297,7 +294,7 @@ class WorkerProcess(KnownWorker):
         else:
             end = f"was killed by {signal_name(-code)}"
             is_native = -code in _NATIVE_SIGNALS
-            advice = _ADVICE_NATIVE if is_native else "Somebody sent it that signal."
+            advice = _ADVICE_NATIVE if is_native else "Another process sent it that signal."
         return end, self.status_page.last_words() or advice
 
 
@@ -332,7 +329,6 @@ class ProcessBackend:
         self._poll = select.poll()
         # By channel and `watch_fd`; a worker that was removed stays until it has ended.
         self._by_fd: dict[int, WorkerProcess] = {}
-        self._have_large_slots: set[WorkerProcess] = set()
         self._owner = Owner()
         close_at_exit(self)
 
@@ -377,13 +373,9 @@ class ProcessBackend:
         # Where their number changes, workers may come to be further ahead.
         prefetch = max(plan.prefetch_factor, _MOST_PREFETCH if plan.max_workers else 0)
         max_free = prefetch + 2
-        patience_s = _SLOT_PATIENCE_S
         if plan.page_lock is not None:
-            patience_s = 0.0  # slots that a device reads come back late
             max_free += math.ceil(_BATCHES_AHEAD_OF_DEVICE / identity.num_workers)
-        identity = identity._replace(
-            joins_late=joins_late, max_free_slots=max_free, slot_patience_s=patience_s
-        )
+        identity = identity._replace(joins_late=joins_late, max_free_slots=max_free)
         ours, theirs = Channel.pair()
         channel = Channel(ours)
         status_page = StatusPage()
@@ -426,7 +418,7 @@ class ProcessBackend:
             warn_of_fork(stacklevel=users_level())  # threads may have been started since
         with self._held_interrupts:
             worker = self._start_worker(worker_id, joins_late=joins_late)
-        self._tell_epoch(worker)
+        self._post(worker, encode_message(self._table.message_of(worker)))
 
     def add_worker(self, worker_id: int) -> None:
         """Start one process more; a removed one of the same number may still be ending."""
@@ -443,7 +435,7 @@ class ProcessBackend:
     def _unwatch(self, *fds: int) -> None:
         for fd in fds:
             self._poll.unregister(fd)
-            self._have_large_slots.discard(self._by_fd.pop(fd))
+            del self._by_fd[fd]
 
     def kill(self, worker_id: int, why: str) -> None:
         """Send SIGKILL, once its stacks are in the status page: it may ignore other signals."""
@@ -467,53 +459,21 @@ class ProcessBackend:
         """Notify every worker; results of earlier epochs are dropped."""
         self._table.begin_epoch(epoch)
         for worker in self._table.workers.values():
-            self._tell_epoch(worker)
-
-    def begin_ahead(self, epoch: Epoch) -> int:
-        """Notify every worker, which handles its messages in order."""
-        generation = self._table.begin_ahead(epoch)
-        for worker in self._table.workers.values():
-            self._tell_epoch(worker, generation)
-        return generation
-
-    def adopt_ahead(self, generation: int, epoch: Epoch) -> None:
-        """Make the epoch that was begun ahead the current one."""
-        self._table.adopt_ahead(generation, epoch)
-
-    def drop_ahead(self) -> None:
-        """Drop the results of the epoch that was begun ahead."""
-        self._table.drop_ahead()
-
-    def _tell_epoch(self, worker: WorkerProcess, generation: int | None = None) -> None:
-        self._post(worker, encode_message(self._table.message_of(worker, generation)))
+            self._post(worker, encode_message(self._table.message_of(worker)))
 
     def await_start(self) -> tuple[int, ...]:
         """Return no worker: those of this machine start at once."""
         return ()
 
     def submit(
-        self,
-        worker_id: int,
-        step: int,
-        indices: object,
-        hints: RetryHints | None = None,
-        *,
-        generation: int | None = None,
+        self, worker_id: int, step: int, indices: object, hints: RetryHints | None = None
     ) -> None:
         """Send the task, with the numbers of the slots that have come back."""
         worker = self._table.workers[worker_id]
-        slots = SlotsBack(*worker.arena.take_freed())
-        self._tell_of_large_slots()
-        task = self._table.task_of(
-            worker, step, indices, hints, slots, is_measured=self.measures, generation=generation
-        )
+        freed, retired = worker.arena.take_freed()
+        task = self._table.task_of(worker, step, indices, hints, is_measured=self.measures)
+        task = task._replace(freed=freed, retired=retired)
         self._post(worker, encode_message(task))
-
-    def _tell_of_large_slots(self) -> None:
-        """Report large slots that have come back, without waiting for the next task."""
-        for worker in self._have_large_slots:
-            if worker.arena.has_freed:
-                self._post(worker, encode_message(SlotsBack(*worker.arena.take_freed())))
 
     def _post(self, worker: WorkerProcess, message: bytes) -> None:
         if worker.is_gone:
@@ -531,7 +491,6 @@ class ProcessBackend:
         deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while True:
             left_s = max(deadline - time.monotonic(), 0.0)
-            self._tell_of_large_slots()
             ready = self._poll.poll(min(left_s, LONGEST_WAIT_S) * 1000)
             if not ready and left_s <= LONGEST_WAIT_S:
                 return []
@@ -575,11 +534,8 @@ class ProcessBackend:
     def _event_of(self, worker: WorkerProcess, frame: Frame) -> BackendEvent | None:
         result, (new_slots, retired) = decode_result(frame.data)
         if frame.fds:
-            worker.arena.add_all(new_slots, frame.fds)
+            worker.arena.add(new_slots, frame.fds)
             self._check_memory(new_slots)
-            is_large = any(size_bytes >= LARGE_SLOT_BYTES for _, size_bytes in new_slots)
-            if is_large and self._plan.page_lock is None:  # else no worker waits for them
-                self._have_large_slots.add(worker)
         if result.kind == Kind.DONE:
             message, buffers, slots = result.payload
             # Leased before anything else: slots of a dropped batch come back through the same path.
@@ -622,15 +578,11 @@ class ProcessBackend:
         self._table.workers.clear()
         self._close_shared()
         self._by_fd.clear()  # and with it the arenas
-        self._have_large_slots.clear()
         if not self._owner.is_here:
             return  # a forked copy of the main process: the workers are not its children
         for worker in workers:
             worker.channel.close()
-        left = wait_for_ends(workers, _SHORT_GRACE_S)
-        # A Ctrl-C in the loop's own code is not seen here, but by workers that it has reached.
-        if left and not in_a_hurry and not any(w.status_page.was_interrupted for w in workers):
-            left = wait_for_ends(left, _GRACE_S - _SHORT_GRACE_S)
+        left = wait_for_ends(workers, _SHORT_GRACE_S if in_a_hurry else _GRACE_S)
         for number in (signal.SIGTERM, signal.SIGKILL):
             for worker in left:
                 worker.signal(number)

@@ -6,7 +6,7 @@ Guarantees
     closed channel ends it, whatever is still queued.
     It ends when the main process is gone, even in the middle of a task that hangs (see
     `end_with_parent`).
-    Ctrl-C is left to the main process: the worker notes it, and waits for its channel to close.
+    Ctrl-C is left to the main process: the worker ignores it, and waits for its channel to close.
     No `Exception` of the user's code ends the worker; `SystemExit` and the like do, as a death. The
     status page then holds what was raised, and where.
     The worker goes on, however a process that the dataset forks may end.
@@ -21,16 +21,14 @@ import functools
 import gc
 import importlib
 import os
-import select
 import signal
 import sys
-import threading
 import traceback
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.engine.recover import NO_BATCH, drop_frames
 from penstock.engine.status_page import Phase, StatusWriter, open_status
-from penstock.engine.task import BeginEpoch, Kind, SlotsBack, decode_message, encode_result
+from penstock.engine.task import BeginEpoch, Kind, decode_message, encode_result
 from penstock.engine.task_runner import TaskRunner
 from penstock.engine.worker_comparison import changed_states
 from penstock.faults import annotate
@@ -53,9 +51,6 @@ if TYPE_CHECKING:
     from penstock.engine.task import Task, TaskResult, WorkerIdentity
     from penstock.transport.channel import Frame
 
-__all__ = ["run_worker", "set_up_worker"]
-
-_WATCH_S: Final = 2.0  # between two looks at the parent, whose end the pipe may not show
 _NOT_IN_MAIN: Final = (
     "A worker that is spawned imports the main script, and does not find it there: define it at "
     'the top level, not below if __name__ == "__main__", or in a module.'
@@ -63,21 +58,14 @@ _NOT_IN_MAIN: Final = (
 
 
 def run_worker(sock: socket.socket, identity: WorkerIdentity, spec: WorkerSpec | None) -> None:
-    """Serve tasks until the channel closes.
-
-    Args:
-        sock: This worker's end of its channel.
-        identity: Identity of this worker.
-        spec: Spec of the worker; None if it comes as a shared segment in the first frame, behind
-            the status page.
-    """
+    """Serve tasks until the channel closes."""
     # A forked worker may carry the main process's handler.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     owner = Owner()
     channel = Channel(sock)
     worker = _ProcessWorker(channel, identity, spec)
     # Not SIG_IGN, which programs started from here would inherit.
-    signal.signal(signal.SIGINT, lambda *_: worker.status.note_interrupt())
+    signal.signal(signal.SIGINT, lambda *_: None)
     try:
         worker.run()
     except BaseException as error:
@@ -107,41 +95,20 @@ def end_with_parent(fd: int) -> None:
     """Make this worker process end with its main process, whatever it is doing then.
 
     When the main process is gone the kernel sends SIGIO, which ends a process even while native
-    code holds the interpreter. A thread also watches: for systems without /proc or O_ASYNC, and
-    for a child that a C library forked past Python's hooks, which keeps the pipe open.
-
-    Args:
-        fd: Reading end of a pipe whose writing end is the main process's alone: children that
-            Python forks close it at once.
+    code holds the interpreter.
     """
-    os.set_inheritable(fd, False)
-    with contextlib.suppress(OSError, AttributeError):
-        # Opened anew: all workers share the owner and the flags of what was sent.
+    # Opened anew: all workers share the owner and the flags of what was sent.
+    with contextlib.suppress(OSError):  # a system without: the end of the channel has to do
         own = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        os.close(fd)
-        fd = own
         signal.signal(signal.SIGIO, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGIO])
-        fcntl.fcntl(fd, fcntl.F_SETOWN, os.getpid())
-        fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)
-    with contextlib.suppress(RuntimeError):  # no thread is to be had: SIGIO alone has to do
-        threading.Thread(target=_end_after, args=(fd,), name="penstock-watch", daemon=True).start()
-
-
-def _end_after(fd: int) -> None:
-    parent = os.getppid()  # under forkserver, the server
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    while os.getppid() == parent and not poll.poll(_WATCH_S * 1000):
-        pass
-    os._exit(1)
+        fcntl.fcntl(own, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(own, fcntl.F_SETFL, fcntl.fcntl(own, fcntl.F_GETFL) | os.O_ASYNC)
+    os.close(fd)
 
 
 def set_up_worker(spec: WorkerSpec, identity: WorkerIdentity) -> dict[str, bytes]:
-    """Prepare a process as a worker: seeds, identity, `worker_init_fn`.
-
-    Returns:
-        Digests of the generators that it seeded anew, where batches draw from them as they are.
+    """Seed a process as a worker, call `worker_init_fn`; return digests of what that has seeded.
 
     Raises:
         Exception: what `worker_init_fn` raises.
@@ -191,8 +158,8 @@ class _SlotOutput:
         self.empty = self._writer.empty
         self.abandon = self._writer.abandon
 
-    def begin(self, *, counts_bytes: bool) -> None:
-        """Do nothing: bytes are counted in any case, as the batch is packed."""
+    def begin(self) -> None:
+        """Do nothing: bytes are counted as the batch is packed."""
 
     def finish(self, batch: Any) -> Packed:  # noqa: ANN401
         packed = pack(batch, self._writer)
@@ -209,14 +176,12 @@ class _SlotOutput:
 
 class _ProcessWorker:
     def __init__(self, channel: Channel, identity: WorkerIdentity, spec: WorkerSpec | None) -> None:
-        self.pool = SlotPool(identity.max_free_slots, self._await_returns, identity.slot_patience_s)
+        self.pool = SlotPool(identity.max_free_slots)
         self.status = StatusWriter()
         self._channel = channel
         self._identity = identity
         self._spec = spec
         self._messages: collections.deque[BeginEpoch | Task | Exception] = collections.deque()
-        self._poll = select.poll()
-        self._poll.register(channel.fileno(), select.POLLIN)
 
     def run(self) -> None:
         first, *others = self._channel.receive(wait=True)
@@ -228,8 +193,6 @@ class _ProcessWorker:
         end_with_parent(parent_fd)
         runner = TaskRunner(_SlotOutput(self.pool), self.status, self._identity)
         runner.set_up(lambda: self._set_up(runner, spec_fds))
-        # Not with an iterable: its iterator is there too, and ends with the epoch.
-        is_to_freeze = self._spec is not None and not self._spec.is_iterable
         while True:
             self.status.phase(Phase.WAITING)
             message = self._next_message()
@@ -242,11 +205,6 @@ class _ProcessWorker:
             if result is not None:
                 self._send(result)
             del message, result
-            if is_to_freeze:
-                # Freeze what the first batch has added as well: imports, files of the dataset.
-                is_to_freeze = False
-                gc.collect()  # or garbage of that batch would stay too
-                gc.freeze()
 
     def _set_up(self, runner: TaskRunner, spec_fds: list[int]) -> WorkerSpec:
         if self._spec is None:
@@ -259,7 +217,7 @@ class _ProcessWorker:
                 raise
         assert self._spec is not None
         if states := set_up_worker(self._spec, self._identity):
-            runner.notice(states=states)
+            runner.notices["states"] = states
         return self._spec
 
     def _send(self, result: TaskResult) -> None:
@@ -302,17 +260,4 @@ class _ProcessWorker:
             if not isinstance(message, BeginEpoch):
                 self.pool.release(message.freed)
                 self.pool.retire(message.retired)
-            if not isinstance(message, SlotsBack):
-                self._messages.append(message)
-
-    def _await_returns(self, timeout_s: float) -> bool:
-        """Take in what arrives; return whether anything did. Leaves a closed channel alone."""
-        phase = self.status.current_phase
-        self.status.phase(Phase.WAITING)
-        has_news = not self._channel.has_ended and self._poll.poll(timeout_s * 1000)
-        self.status.phase(phase)
-        if not has_news:
-            return False
-        with contextlib.suppress(EOFError):  # raised again by `_next_message`
-            self._take_in(self._channel.receive())
-        return not self._channel.has_ended
+            self._messages.append(message)

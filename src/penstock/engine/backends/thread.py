@@ -20,9 +20,8 @@ Guarantees
     `close` ends the wait of another thread that is in `events`.
 
 Shutdown order
-    Every worker is notified at once. A waiting one ends, a busy one at its next sample. After
-    `_GRACE_S` those still busy are left behind as daemons, with a warning; in a hurry, after
-    `_SHORT_GRACE_S`, without one.
+    A waiting worker ends at once, a busy one at its next sample. After `_GRACE_S` those still busy
+    are left behind as daemons, with a warning; in a hurry, after `_SHORT_GRACE_S`, without one.
 
 A forked child has none of these threads: there `close` does nothing. A child that the dataset forks
 ends when it returns to the worker's code, with the exit status of its `sys.exit` or exception.
@@ -32,48 +31,42 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
-import itertools
 import math
 import os
-import pickle
 import queue
 import sys
 import threading
 import time
 import traceback
 import warnings
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Final, NoReturn, TypeAlias
 
+from penstock.data.dataset import announce_epoch
 from penstock.engine.assembly import PlainOutput
 from penstock.engine.backends import LONGEST_WAIT_S, close_at_exit
-from penstock.engine.pickling import copy_of_error, own_copy
-from penstock.engine.plan import sample_key
+from penstock.engine.pickling import own_copy
 from penstock.engine.scheduler import WorkerLost
-from penstock.engine.status_page import Phase, StatusSnapshot, StatusWriter, seconds_since
-from penstock.engine.task import Kind, Notices, Task, TaskResult, WorkerIdentity
+from penstock.engine.status_page import Phase, StatusWriter
+from penstock.engine.task import Kind, Task, TaskResult, WorkerIdentity
 from penstock.engine.task_runner import TaskRunner
-from penstock.engine.timing import WORKERS_PART
 from penstock.engine.worker_table import KnownWorker, WorkerProgress, WorkerTable
-from penstock.errors import ConfigError, WorkerDied
+from penstock.errors import WorkerDied
+from penstock.faults import annotate
 from penstock.forks import Owner
-from penstock.randomness.generator_watch import GeneratorWatch, note_watched, was_watched
+from penstock.randomness.generator_watch import note_watched, was_watched
 from penstock.randomness.keys import Purpose, seed_sequence
-from penstock.randomness.samples import seed_thread
+from penstock.randomness.samples import SampleStreams, seed_thread
 from penstock.user_code import stack_of_error, stack_of_thread
 from penstock.warn import users_level
 from penstock.worker_info import WorkerInfo, set_thread_info
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Sequence
 
     from penstock.engine.plan import Epoch, Plan, RetryHints, WorkerSpec
     from penstock.engine.recover import BatchItem
     from penstock.engine.scheduler import BackendEvent
     from penstock.engine.task import BeginEpoch
-    from penstock.engine.task_runner import BatchMaker
-
-__all__ = ["NO_GENERATION", "ThreadBackend", "ThreadStatus", "Unwanted"]
 
 _GRACE_S: Final = 3.0  # for a worker to finish its sample and its user's clean-up
 _SHORT_GRACE_S: Final = 0.3  # after Ctrl-C, or when the interpreter ends
@@ -84,8 +77,9 @@ _ADVICE_ON_HANG: Final = (
 
 _SHARED_GENERATORS: Final = (
     "With backend='thread' all worker threads and the main process share them, so what is drawn is "
-    "neither reproducible nor what another backend draws. Draw from penstock.sample_rng(), which "
-    "is each sample's own, or use backend='process'."
+    "neither reproducible nor what another backend draws, and a stream that shuffles with them "
+    "has another order in each worker: samples are lost, and others come twice. Draw from "
+    "penstock.sample_rng(), which is each sample's own, or use backend='process'."
 )
 # A worker, and its result; or the text of the exception that ended it, `SystemExit` say, and where
 # that was raised; or its death, which the main process puts in if it is stuck. None: closed.
@@ -94,8 +88,6 @@ Outbox: TypeAlias = (
 )
 
 NO_GENERATION: Final = math.inf  # `wanted` of a worker that is to end
-_LOOK_S: Final = 0.1  # between two looks whether a worker that others wait for was given up
-_MOST_COMPARED: Final = 64  # items of a stream; two orders of 2 items agree half of the time
 
 
 class Unwanted(BaseException):
@@ -109,21 +101,18 @@ class ThreadStatus(StatusWriter):
     """Status of one worker thread; it raises `Unwanted` once the batch is no longer wanted.
 
     Attributes:
-        watch: Watch of what the worker does between two waits, if it is watched.
         wanted: Generation whose batches are wanted; `NO_GENERATION` if the worker is to end.
 
     Concurrency:
         The worker's thread writes. Any thread may call `snapshot`, and set `wanted`.
     """
 
-    __slots__ = ("_replacement", "wanted", "watch")
+    __slots__ = ("wanted",)
 
     def __init__(self) -> None:
         """Begin as one that is starting, and wanted."""
         super().__init__(cpu_clock=time.thread_time_ns)
-        self.watch: GeneratorWatch | None = None
         self.wanted: float = 0
-        self._replacement: tuple[Any] | None = None
         self.phase(Phase.STARTING)
 
     def begin_generation(self, generation: int) -> None:
@@ -132,157 +121,27 @@ class ThreadStatus(StatusWriter):
         super().begin_generation(generation)
 
     def phase(self, phase: Phase) -> None:
-        """Note what is being done; see `StatusWriter.phase`.
-
-        Raises:
-            Unwanted: a batch of this generation is wanted no more.
-        """
+        """Note what is being done; raises `Unwanted` before samples are collated in vain."""
         if phase == Phase.COLLATING:
-            self.check()
+            self._check()
         super().phase(phase)
-        self._replacement = None
-        if self.watch is not None and phase == Phase.WAITING:
-            self.watch.end()
-        elif self.watch is not None:  # each phase has the full number of events
-            self.watch.begin()
 
     def number_cell(self) -> None:
         """Return None: `sample` also looks whether the batch is still wanted."""
 
     def sample(self, number: int) -> None:
-        """Note which sample is being read; raises as `phase` does."""
-        self.check()
+        """Note which sample is being read; raises `Unwanted`."""
+        self._check()
         super().sample(number)
 
     def item(self, phase: Phase, item: BatchItem) -> None:
-        """Note what is being done with the sample of one item; raises as `phase` does."""
-        self.check()
+        """Note what is being done with the sample of one item; raises `Unwanted`."""
+        self._check()
         super().item(phase, item)
-        self._replacement = (sample_key(item.index),) if item.attempt else None
 
-    def check(self) -> None:
-        """Return if the generation that was begun last is still wanted.
-
-        Raises:
-            Unwanted: it is not.
-        """
+    def _check(self) -> None:
         if self.wanted != self._cells[0]:
             raise Unwanted
-
-    def snapshot(self) -> StatusSnapshot:
-        """Return the status of now."""
-        generation, step, phase, number, _, _, begun_ns, at_it_since_ns, _ = self._cells
-        replacement = self._replacement
-        return StatusSnapshot(
-            generation=generation,
-            step=step,
-            phase=Phase(phase),
-            number=None if number < 0 else number,
-            has_replacement=replacement is not None,
-            replacement=None if replacement is None else replacement[0],
-            peak_rss_bytes=0,
-            task_s=seconds_since(begun_ns) or 0.0,
-            still_s=seconds_since(at_it_since_ns),
-        )
-
-
-class ThreadGeneration:
-    """One epoch of one backend, shared by its worker threads.
-
-    The first worker notifies a shared dataset of the epoch; the others wait until it has done so,
-    or was given up. Each worker shards its own copy of a stream (`penstock.data.shard`). If these
-    copies differ, samples are lost or come twice; so the first items are compared.
-
-    Attributes:
-        notifier: Worker that is notifying the dataset; None before and afterwards.
-        watch: Watch of the worker that is watched, if one is.
-
-    Concurrency:
-        Workers call `begin`. No user's code runs under the lock.
-    """
-
-    def __init__(self, *, is_announced: bool) -> None:
-        """Begin a generation; `is_announced` says whether the dataset is notified."""
-        self.notifier: ThreadWorker | None = None
-        self.watch: GeneratorWatch | None = None
-        # (call of `shard`, number of the item) -> the worker that was there first, item pickled
-        self._dealt: dict[tuple[int, int], tuple[ThreadWorker, bytes]] = {}
-        self._changed = threading.Condition()
-        self._is_to_notify = is_announced
-        self._failure: Exception | None = None
-
-    def begin(self, worker: ThreadWorker, make: Callable[[bool], BatchMaker]) -> BatchMaker:
-        """Return the maker that `make(is_announced)` makes, for a dataset that all workers share.
-
-        If notifying the dataset fails, it fails for all.
-
-        Raises:
-            Unwanted: the worker is wanted no more.
-        """
-        with self._changed:
-            while (
-                (other := self.notifier)
-                and other.status.wanted != NO_GENERATION
-                and other.thread.is_alive()
-            ):
-                worker.status.check()
-                self._changed.wait(_LOOK_S)
-            worker.status.check()
-            self.notifier = worker if self._is_to_notify else None
-            if self._failure is not None:
-                raise copy_of_error(self._failure)
-        if self.notifier is not worker:
-            return make(False)
-        try:
-            maker = make(True)
-        except Exception as error:
-            self._end_notifying(worker, error)
-            raise
-        self._end_notifying(worker, None)
-        return maker
-
-    def _end_notifying(self, worker: ThreadWorker, failure: Exception | None) -> None:
-        with self._changed:
-            if self.notifier is worker:  # else it was given up, and another one notifies
-                self._is_to_notify, self._failure, self.notifier = False, failure, None
-                self._changed.notify_all()
-
-    def comparer(self, worker: ThreadWorker) -> Callable[[Iterable[Any]], Iterator[Any]]:
-        """Return a function that passes items on, and compares the first with other workers'."""
-        calls = itertools.count()
-
-        def compared(items: Iterable[Any]) -> Iterator[Any]:
-            stream = iter(items)
-            return itertools.chain(self._compared(stream, worker, next(calls)), stream)
-
-        return compared
-
-    def _compared(self, stream: Iterator[Any], worker: ThreadWorker, call: int) -> Iterator[Any]:
-        for number, item in enumerate(itertools.islice(stream, _MOST_COMPARED)):
-            try:
-                pickled = pickle.dumps(item, protocol=5)  # the dataset may change the item itself
-            except Exception:  # it holds a lock, say: it is not compared
-                pickled = b""
-            first, other = self._dealt.setdefault((call, number), (worker, pickled))
-            if pickled and other and pickled != other and not _are_equal(pickle.loads(other), item):
-                found = "" if self.watch is None else "".join(f" ({d})" for d in self.watch.found)
-                raise ConfigError(
-                    "the items that shard deals out are not the same in all worker threads: item "
-                    f"{number} is {pickle.loads(other)!r:.80} in {first} and {item!r:.80} in "
-                    f"{worker}. Some samples would be lost, others would come twice. A stream that "
-                    "shuffles with random, numpy.random or torch's global generator"
-                    f"{found} draws from what all threads share: shuffle with a generator that is "
-                    "seeded alike in all workers, as np.random.default_rng((seed, epoch)), or use "
-                    "backend='process' with seed=."
-                )
-            yield item
-
-
-def _are_equal(one: object, other: object) -> bool:  # equal items may pickle differently
-    try:
-        return bool(one == other)
-    except Exception:  # arrays, whose bytes differ
-        return False
 
 
 class ThreadWorker(KnownWorker):
@@ -297,32 +156,26 @@ class ThreadWorker(KnownWorker):
     def __init__(self, identity: WorkerIdentity, plan: Plan, outbox: Outbox) -> None:
         """Prepare a worker. An iterable dataset is copied here.
 
-        Args:
-            identity: Identity of the worker.
-            plan: Plan of the backend.
-            outbox: Queue of its results.
-
         Raises:
             ConfigError: an iterable dataset cannot be copied for several workers.
         """
         super().__init__(identity.worker_id, os.getpid())
         self.status = ThreadStatus()
         self._identity = identity
-        self._shared_dataset = plan.spec.dataset
         self._spec: WorkerSpec = plan.spec
         if plan.spec.is_iterable:
-            own = own_copy(plan.spec.dataset, identity.num_workers)
+            dataset = plan.spec.dataset
+            own = own_copy(dataset, identity.num_workers)
             self._spec = dataclasses.replace(plan.spec, dataset=own)
+            if identity.worker_id or was_watched(dataset):
+                note_watched(own)  # one of the copies is watched, once
+            note_watched(dataset)
         self._outbox = outbox
-        self.inbox: queue.SimpleQueue[Task | tuple[BeginEpoch, ThreadGeneration] | None]
-        self.inbox = queue.SimpleQueue()
+        self.inbox: queue.SimpleQueue[Task | BeginEpoch | None] = queue.SimpleQueue()
         # Not page-locked: fences would be made in this thread, and its calls to the device would
         # disturb a graph that the main process's thread may be capturing.
         self._output = PlainOutput()
         self._runner = TaskRunner(self._output, self.status, identity, in_thread=True)
-        # The first to begin is watched until its first task is done, whose samples are not timed.
-        if not was_watched(self._shared_dataset):
-            self.status.watch = GeneratorWatch(self._spec.dataset)
         self._owner = Owner()
         name = f"penstock-{self.worker_id}"
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -331,10 +184,12 @@ class ThreadWorker(KnownWorker):
         """Return "worker 0 (thread penstock-0)"."""
         return f"worker {self.worker_id} (thread {self.thread.name})"
 
-    def begin(self, begun: BeginEpoch, generation: ThreadGeneration) -> None:
+    def begin(self, begun: BeginEpoch) -> None:
         """Make it begin an epoch; its tasks of earlier ones are dropped."""
+        if not self._spec.is_iterable:
+            begun = begun._replace(is_announced=False)  # the backend has notified the dataset
         self.status.wanted = begun.generation
-        self.inbox.put((begun, generation))
+        self.inbox.put(begun)
 
     def stop(self) -> None:
         """Make it end, at the next sample if it is busy; does not wait."""
@@ -368,10 +223,10 @@ class ThreadWorker(KnownWorker):
                 return
             result = None
             try:
-                if isinstance(message, Task):
-                    result = self._serve(message)
-                else:
-                    result = self._begin(*message)
+                if not isinstance(message, Task):
+                    result = self._runner.begin_epoch(message)
+                elif self.status.wanted == message.generation:
+                    result = self._runner.run(message)
             except Unwanted:  # of an earlier epoch, or this worker is to end
                 pass
             if not self._owner.is_here:
@@ -390,49 +245,16 @@ class ThreadWorker(KnownWorker):
             spec.worker_init_fn(identity.worker_id)
         return spec
 
-    def _begin(self, begun: BeginEpoch, generation: ThreadGeneration) -> TaskResult | None:
-        watch = generation.watch = generation.watch or self.status.watch
-        if self.status.watch is not watch:
-            self.status.watch = None
-        if not self._spec.is_iterable:
-            agree = functools.partial(generation.begin, self)
-            return self._runner.begin_epoch(begun, agree=agree)
-        # A worker that resumes from a state of its own may be at other items than the others.
-        goes_on = begun.position is not None and begun.position.state is not None
-        is_compared = self._identity.num_workers > 1 and not goes_on
-        compared = generation.comparer(self) if is_compared else None
-        return self._runner.begin_epoch(begun, compared=compared)
-
-    def _serve(self, task: Task) -> TaskResult | None:
-        if self.status.wanted != task.generation:
-            return None
-        if (watch := self.status.watch) is None or self._runner.failure is not None:
-            return self._runner.run(task)  # after a failure to begin nothing is read
-        watch.begin()
-        result = self._runner.run(task)
-        if result is not None:
-            watch.end()
-            note_watched(self._shared_dataset)
-            if watch.found:
-                notices = result.notices or Notices()
-                drawings = *notices.drawings, *watch.found
-                result.notices = notices._replace(drawings=drawings)
-            result.times = result.times[: WORKERS_PART.size]  # its samples took longer than usual
-            self.status.watch = None
-        return result
-
 
 def _leave(error: BaseException | None) -> NoReturn:
     """End a forked child with its status; the end of its only thread would give 0 in any case."""
-    status, said = 0, ""
+    status = 0 if error is None else 1
     if isinstance(error, SystemExit) and isinstance(error.code, int | None):
         status = error.code or 0
     elif error is not None:
-        is_text = isinstance(error, SystemExit)
-        status, said = 1, f"{error}\n" if is_text else "".join(traceback.format_exception(error))
-    for stream, text in (sys.stdout, ""), (sys.stderr, said):
+        traceback.print_exception(error)
+    for stream in sys.stdout, sys.stderr:
         with contextlib.suppress(BaseException):  # it may be closed
-            stream.write(text)
             stream.flush()
     os._exit(status & 0xFF)
 
@@ -453,7 +275,6 @@ class ThreadBackend:
             plan, drawings_advice=_SHARED_GENERATORS, warns=True
         )
         self._outbox: Outbox = queue.SimpleQueue()
-        self._generation = ThreadGeneration(is_announced=False)
         self._owner = Owner()
 
     def start(self) -> None:
@@ -472,7 +293,7 @@ class ThreadBackend:
         worker.thread.start()
         self._table.add(worker)
         if self._table.epoch is not None:
-            worker.begin(self._table.message_of(worker), self._generation)
+            worker.begin(self._table.message_of(worker))
 
     @property
     def is_whole(self) -> bool:
@@ -480,12 +301,24 @@ class ThreadBackend:
         return all(w.thread.is_alive() and not w.is_gone for w in self._table.workers.values())
 
     def begin_epoch(self, epoch: Epoch) -> None:
-        """Notify every worker; batches of earlier epochs are broken off and dropped."""
+        """Notify every worker, and a shared dataset; batches of earlier epochs are dropped."""
         self._table.begin_epoch(epoch)
-        self._generation = ThreadGeneration(is_announced=epoch.is_announced)
         for worker in self._table.workers.values():
             if not worker.is_gone:
-                worker.begin(self._table.message_of(worker), self._generation)
+                worker.begin(self._table.message_of(worker))
+        spec = self._plan.spec
+        if not epoch.is_announced or spec.is_iterable:
+            return
+        try:
+            with contextlib.ExitStack() as stack:
+                if spec.seed is not None:
+                    streams = SampleStreams(spec.seed, epoch.number, seeds_globals=False)
+                    stack.enter_context(streams.active())
+                    streams.begin_iterator()
+                announce_epoch(spec.dataset, epoch.number)
+        except Exception as error:
+            annotate(error, f"while epoch {epoch.number} began")
+            raise
 
     def await_start(self) -> tuple[int, ...]:
         """Return no worker: those of this machine start at once."""
@@ -559,12 +392,8 @@ class ThreadBackend:
         worker.thread.join(_SHORT_GRACE_S)
 
     def kill(self, worker_id: int, why: str) -> None:
-        """Give up a worker: its death is an event now, and its late results are dropped.
-
-        If it only waits for one that hangs in `set_epoch`, that one is given up instead: one hang
-        is one death.
-        """
-        worker = self._stuck_with(worker_id)
+        """Give up a worker: its death is an event now, and its late results are dropped."""
+        worker = self._table.workers[worker_id]
         if worker.is_gone:
             return
         stack = stack_of_thread(worker.thread)
@@ -573,20 +402,11 @@ class ThreadBackend:
         how = f"is stuck: worker {worker.worker_id} was given up, as {why},"
         self._outbox.put((worker, self._death(worker, how, advice)))
 
-    def _stuck_with(self, worker_id: int) -> ThreadWorker:
-        """Return the worker, or the one in `set_epoch` that it waits for."""
-        worker, notifier = self._table.workers[worker_id], self._generation.notifier
-        snapshot = worker.status.snapshot()
-        waits = snapshot.phase == Phase.BEGINNING and worker.status.wanted == snapshot.generation
-        return notifier if waits and notifier is not None else worker
-
     def diagnose(self, worker_id: int, *, with_stacks: bool) -> WorkerProgress:
         """Return its status, and its stack."""
-        worker, stuck = self._table.workers[worker_id], self._stuck_with(worker_id)
-        stack = stack_of_thread(stuck.thread) if with_stacks else ""
-        progress = self._table.progress(stuck, stuck.status.snapshot(), stack)
-        whom = "" if stuck is worker else f"waiting for {stuck}: "
-        return progress._replace(words=f"{whom}{progress.words}")
+        worker = self._table.workers[worker_id]
+        stack = stack_of_thread(worker.thread) if with_stacks else ""
+        return self._table.progress(worker, worker.status.snapshot(), stack)
 
     def close(self, *, in_a_hurry: bool = False) -> None:
         """Stop the workers, and wait until they are gone, but for those that are stuck."""

@@ -35,7 +35,6 @@ import math
 import queue
 import time
 import warnings
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.engine.backends import LONGEST_WAIT_S
@@ -64,8 +63,6 @@ if TYPE_CHECKING:
     from penstock.engine.plan import Epoch, Plan, RetryHints, WorkerSpec
     from penstock.engine.scheduler import BackendEvent
     from penstock.engine.task import Task, TaskResult
-
-__all__ = ["RayBackend", "RemoteWorker", "deserialize_tree", "times_by_our_clock"]
 
 _GRACE_S: Final = 3.0  # for a worker to finish its sample and its user's clean-up
 _SHORT_GRACE_S: Final = 0.3  # after Ctrl-C
@@ -138,7 +135,6 @@ class RayBackend:
             advice = _ADVICE_ON_PICKLING
             raise unpicklable_error(self._plan.spec, error, advice=advice) from error
         self._ray = connect(self._options)
-        _store.clear()
         given = {**_outside_of_trainers_group(self._ray), **self._options.actor}
         self._actor_class = self._ray.remote(RayWorker).options(**{**given, **_ACTOR_OPTIONS})
         self._connection = self._ray.get_runtime_context().get_worker_id()
@@ -588,7 +584,7 @@ class RemoteWorker(KnownWorker):
             del self.sent[self._num_taken]
             self._num_taken += 1
             if come.call.trial is None:
-                del self.tasks[self._generation, come.call.task.step]
+                del self.tasks[come.call.task.step]
                 if come.future.result().kind != "dropped":  # as its shard is exhausted
                     yield _result_of(come)
 
@@ -674,7 +670,7 @@ def times_by_our_clock(times: bytes, sent_ns: int, received_ns: int) -> bytes:
 def deserialize_tree(serialized: SerializedTree) -> Any:  # noqa: ANN401 - any tree at all
     """Return the tree of `serialized`; its large arrays alias the buffers, and may be written.
 
-    Buffers in memory that cannot be written are copied.
+    Small buffers, which lie in the answer itself, are copied.
     """
     return load_all(serialized.pickled, [_writable(buffer) for buffer in serialized.buffers])
 
@@ -682,27 +678,9 @@ def deserialize_tree(serialized: SerializedTree) -> Any:  # noqa: ANN401 - any t
 def _writable(buffer: npt.NDArray[np.uint8]) -> memoryview:
     if buffer.flags.writeable:
         return buffer.data
-    if buffer.nbytes < _COPIED_BYTES or not _lies_in_store(buffer):
+    if buffer.nbytes < _COPIED_BYTES:
         return buffer.copy().data
+    # It lies in Ray's object store, which is mapped writable, whatever the array says.
     whole = (ctypes.c_ubyte * buffer.nbytes).from_address(buffer.ctypes.data)
     whole.owner = buffer  # type: ignore[attr-defined]  # an instance of a class made just now
     return memoryview(whole).cast("B")
-
-
-# Address ranges that are mapped as the object store's are. Each backend clears the list, as
-# mappings may have changed.
-_store: list[tuple[int, int]] = []
-
-
-def _lies_in_store(buffer: npt.NDArray[np.uint8]) -> bool:
-    """Return whether its memory is mapped shared and writable, whatever the array says."""
-    first, end = buffer.ctypes.data, buffer.ctypes.data + buffer.nbytes
-    if not any(start <= first and end <= stop for start, stop in _store):
-        _store.clear()
-        with contextlib.suppress(OSError):  # not Linux
-            for line in Path("/proc/self/maps").read_text().splitlines():
-                span, rights = line.split(maxsplit=2)[:2]
-                if rights.startswith("rw") and rights.endswith("s"):
-                    start, stop = (int(number, 16) for number in span.split("-"))
-                    _store.append((start, stop))
-    return any(start <= first and end <= stop for start, stop in _store)

@@ -26,16 +26,11 @@ from penstock.optional import install_command
 from penstock.redact import without_password
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from types import ModuleType
 
     from penstock.options import Ray
 
-__all__ = ["check_actor_options", "connect", "what_is_free"]
-
 _ANY: Final = (None, "auto", "local")  # addresses that any connection satisfies
-# To connect to the cluster's port. Ray by itself tries for up to a minute.
-_PATIENCE_S: Final = 10.0
 
 _lock = threading.Lock()
 _forked_while_connected = False
@@ -121,6 +116,11 @@ def _note_fork() -> None:
 os.register_at_fork(after_in_child=_note_fork)
 
 
+def survived_forks() -> bool:
+    """Return whether this process was not forked from one that was connected to Ray."""
+    return not _forked_while_connected
+
+
 def _refuse_client(address: str) -> None:
     if "://" in address:
         raise ConfigError(
@@ -168,27 +168,16 @@ def _host_and_port(address: str) -> tuple[str, int]:
 
 
 def _init(ray: ModuleType, address: str | None) -> None:
-    meant = address
-    if address in (None, "auto"):  # as Ray does; its file names a cluster on this machine
-        meant = os.environ.get("RAY_ADDRESS") or ray._private.utils.read_ray_address() or address
-    if meant is not None and meant not in _ANY:
-        _refuse_client(meant)
-        try:
-            socket.create_connection(_host_and_port(meant), timeout=_PATIENCE_S).close()
-        except OSError as error:
-            raise ConfigError(
-                f"no Ray cluster can be reached at {without_password(meant)}: {error}. The address "
-                "is that of its head node, with the port of `ray start --head` (6379 by default). "
-                "If you gave none, it is from RAY_ADDRESS, or from Ray's note of a cluster that "
-                "has ended without `ray stop`: delete /tmp/ray/ray_current_cluster."
-            ) from error
+    # As Ray does; its own note of a cluster on this machine is none of Ray Client's.
+    meant = os.environ.get("RAY_ADDRESS", "") if address in (None, "auto") else str(address)
+    _refuse_client(meant)
     on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
         # The dashboard is for one that is started here; a cluster's own stays as it is.
         ray.init(address=address, include_dashboard=False, logging_level="WARNING")
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         ray.shutdown()  # what was half made; it says nothing where there is none
-        said = f"address={meant!r}: {type(error).__name__}: {' '.join(str(error).split())}"
+        said = f"address={address!r}: {type(error).__name__}: {' '.join(str(error).split())}"
         raise ConfigError(f"Ray cannot be used, {without_password(said)}") from error
     finally:
         # Keep the user's handler of SIGTERM, which Ray replaces by its own.
@@ -197,17 +186,10 @@ def _init(ray: ModuleType, address: str | None) -> None:
 
 
 def what_is_free(ray: ModuleType, options: Ray) -> str:
-    """Return in a sentence what a worker asks for, what the cluster has of it, and what is free.
-
-    Args:
-        ray: The module, connected.
-        options: Of workers that wait for a place.
-    """
+    """Return in a sentence what a worker asks for, what the cluster has of it, and what is free."""
     asked = {key: value for key, value in options.actor.items() if key != "runtime_env"}
-    has, left = _listed(ray.cluster_resources()), _listed(ray.available_resources())
+    has, left = (
+        ", ".join(f"{found[name]:g} {name}" for name in sorted(found) if ":" not in name)
+        for found in (ray.cluster_resources(), ray.available_resources())
+    )
     return f"each asks for {asked}; the cluster has {has}; free are {left}."
-
-
-def _listed(resources: Mapping[str, float]) -> str:
-    """Return "4 CPU, 2 GPU", without the resources of single nodes."""
-    return ", ".join(f"{n:g} {name}" for name, n in sorted(resources.items()) if ":" not in name)

@@ -55,8 +55,6 @@ if TYPE_CHECKING:
     from penstock.engine.status_page import StatusSnapshot
     from penstock.engine.task import BeginEpoch, Task, TaskResult, WorkerIdentity
 
-__all__ = ["Answer", "Handshake", "RayWorker", "SerializedTree", "serialize_tree", "versions_here"]
-
 _RSS_UNIT: Final = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss
 
 
@@ -177,15 +175,7 @@ class RayWorker:
     async def make(
         self, begun: bytes, task: bytes, number: int, num_come: int, trial: int | None = None
     ) -> Answer:
-        """Do a task when its turn has come, and return the answer.
-
-        Args:
-            begun: The epoch that it belongs to, encoded; it is begun if it is a new one.
-            task: What to do, encoded.
-            number: Number of the call in this epoch, from 0.
-            num_come: How many answers of this epoch the main process has.
-            trial: Number of the sample to try by itself; None makes the batch.
-        """
+        """Do a task when its turn has come, and return the answer."""
         epoch: Any = decode_message(begun)
         # Tasks of earlier generations are dropped.
         self._status.wanted = max(self._status.wanted, epoch.generation)
@@ -261,7 +251,7 @@ class RayWorker:
     def _load(self, serialized: SerializedTree) -> WorkerSpec:
         spec: WorkerSpec = value_of(serialized)
         if states := set_up_worker(spec, self._identity):
-            self._runner.notice(states=states)
+            self._runner.notices["states"] = states
         self._is_iterable = spec.is_iterable
         return spec
 
@@ -328,9 +318,9 @@ class _ParcelOutput(PlainOutput):
         super().__init__()
         self._given: set[int] = set()  # addresses of the arrays that the batch was given
 
-    def begin(self, *, counts_bytes: bool) -> None:
+    def begin(self) -> None:
         """Begin a batch; see `Output`."""
-        super().begin(counts_bytes=counts_bytes)
+        super().begin()
         self._given.clear()
 
     def empty(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:

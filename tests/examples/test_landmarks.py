@@ -13,7 +13,7 @@ from tests.examples.programs import ENVIRONMENT, imported, run
 from tests.support.processes import python
 
 from penstock.vision.annotations.imglab import read_imglab
-from penstock.vision.annotations.voc import read_voc_folder
+from penstock.vision.annotations.voc_folder import read_voc_folder
 
 FOLDER = Path(__file__).parents[2] / "examples" / "landmarks"
 MODULES = ("data", "model", "make_lists")

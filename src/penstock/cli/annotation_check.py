@@ -149,7 +149,7 @@ def _check_images(
 
 
 def _check_voc(root: Path, annotations: Path, images: Path, findings: AnnotationFindings) -> None:
-    from penstock.vision.annotations.voc_files import stems_of_split
+    from penstock.vision.annotations.voc_folder import stems_of_split
 
     names = sorted(_below(annotations, (".xml",)))
     _check_voc_files(annotations, images, names, findings)

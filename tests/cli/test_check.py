@@ -630,7 +630,6 @@ def yolo_folder(root, yaml="names: [cat, dog]\ntrain: images/train\nval: images/
         ("1 .5 .5 .2 .2 .9", "line 2: it has 6 columns, not 5"),
         ("2 .5 .5 .2 .2", "line 2: its class is 2, and the data set has 2, from 0 to 1"),
         ("-1 .5 .5 .2 .2", "line 2: column 1 is '-1', not the number of a class"),
-        ("1 1.5 .5 .2 .2", "line 2: column 2, the box's centre x, is 1.5"),
         ("1 300 .5 .2 .2", "these may be pixels"),
         ("1 .5 .5 .2 many", "line 2: column 5"),
         ("\xff", "convert it to UTF-8"),

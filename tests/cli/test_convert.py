@@ -73,7 +73,7 @@ def test_options_of_lists_are_those_of_the_list_that_is_written(photos, capsys):
     assert run("landmarks:points.txt", "a", "--to", "voc", "--box", "--classes", "sex") == 0
     options = "--box --layout xyxy --box-format xywh --separator , --origin 1"
     assert run("a", "b.txt", "--to", "landmarks", *options.split()) == 0
-    assert "columns: path x1 y1 .. x2 y2 left top width height\n" in capsys.readouterr().out
+    assert "columns: LandmarkColumns(num_landmarks=2, layout='xyxy', h" in capsys.readouterr().out
     assert Path("b.txt").read_text() == "a/JPEGImages/1.jpg,2,4,3,5,1,1,40,30\n"
 
 

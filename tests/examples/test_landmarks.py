@@ -12,7 +12,7 @@ from scipy.optimize import linear_sum_assignment
 from tests.examples.programs import imported, run
 
 from penstock.vision.annotations.imglab import read_imglab
-from penstock.vision.annotations.voc import read_voc_folder
+from penstock.vision.annotations.voc_folder import read_voc_folder
 
 FOLDER = Path(__file__).parents[2] / "examples" / "landmarks"
 MODULES = ("data", "model", "make_lists")

@@ -27,7 +27,7 @@ from penstock.stores import open_store
 from penstock.vision import ImageFolder
 from penstock.vision.annotations.imglab import read_imglab
 from penstock.vision.annotations.lists import read_image_list, read_landmark_list
-from penstock.vision.annotations.voc import read_voc_folder
+from penstock.vision.annotations.voc_folder import read_voc_folder
 from penstock.vision.annotations.yolo import read_yolo
 
 PNG = saved(picture(), "PNG")

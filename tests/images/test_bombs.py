@@ -21,7 +21,6 @@ from tests.images.making import (
     HEIGHT,
     WIDTH,
     many_forms,
-    picture,
     png_chunk,
     png_file,
     saved,
@@ -29,8 +28,7 @@ from tests.images.making import (
     with_frame,
 )
 
-from penstock.images import decode_image, read_header, repair_image
-from penstock.images.decode import check_image
+from penstock.images import decode_image, read_header
 
 FORMS = many_forms()
 
@@ -97,17 +95,6 @@ def jpeg2000_of_few_bytes(height, width):
     return bytes(data)
 
 
-def jpeg2000_with_second_box(height, width):
-    """A file with two boxes that give its size: OpenCV takes the first, Pillow the last."""
-    data = FORMS["rgb.jp2"]
-    start = data.find(b"jp2h") - 4
-    box = struct.pack(">I4sIIHBBBB", 22, b"ihdr", height, width, 3, 7, 7, 0, 0)
-    size_bytes = int.from_bytes(data[start : start + 4], "big")
-    stop = start + size_bytes
-    head = (size_bytes + len(box)).to_bytes(4, "big")
-    return data[:start] + head + data[start + 4 : stop] + box + data[stop:]
-
-
 def tiled_tiff(height, width, *tiles, big=False):
     """A TIFF file of one Deflate tile; `tiles` are pairs of length and width, all of them written.
 
@@ -144,7 +131,6 @@ HUGE = {
     "bmp": bmp_of(100_000, 100_000),
     "tiff": tiff_of(100_000, 100_000),
     "ppm": b"P6 100000 100000 255\n",
-    "jp2": jpeg2000_of(60_000, 60_000),
 }
 
 
@@ -165,9 +151,9 @@ COSTLY = {
     "ppm without data": b"P6 11000 9000 255\n123",
     "jp2 of few bytes": jpeg2000_of_few_bytes(9000, 11000),
     "jp2 of few bytes, other box": jpeg2000_of(24, 36, claimed=(9000, 11000)),
-    "jp2 with two boxes": jpeg2000_with_second_box(9000, 11000),
+    "jp2 of another size within": jpeg2000_of(60_000, 60_000),
     "tiff of a huge tile": tiled_tiff(1, 1, (26_000, 26_000)),
-    "tiff of a huge tile, told twice": tiled_tiff(1, 1, (26_000, 26_000), (16, 16)),
+    "tiff of a huge tile, said twice": tiled_tiff(1, 1, (26_000, 26_000), (16, 16)),
     "big tiff of a huge tile": tiled_tiff(1, 1, (26_000, 26_000), big=True),
     "gif of a small picture on a huge screen": gif_of(9000, 11000),
     "gif of a picture far out": gif_with_frame_at(8970, 10960),
@@ -203,9 +189,7 @@ def test_what_does_not_decode_to_many_pixels_takes_no_memory_for_them(name, tmp_
 
 
 @pytest.mark.parametrize("big", [False, True])
-@pytest.mark.parametrize(
-    "tiles", [[(26_000, 26_000)], [(64, 64), (26_000, 26_000)], [(8192, 2064)], [(1 << 31, 16)]]
-)
+@pytest.mark.parametrize("tiles", [[(26_000, 26_000)], [(8192, 2064)], [(1 << 31, 16)]])
 def test_a_tile_far_larger_than_its_image_is_refused(tiles, big):
     with pytest.raises(ValueError, match=r"a TIFF file with tiles of \d+ x \d+ px .* 6 pixels"):
         decode_image(tiled_tiff(2, 3, *tiles, big=big))
@@ -216,39 +200,6 @@ def test_a_tile_far_larger_than_its_image_is_refused(tiles, big):
 def test_a_small_image_in_a_usual_tile_decodes(tile, big):
     image = decode_image(tiled_tiff(2, 3, tile, big=big))
     assert image.tolist() == [[[0, 7, 9]] * 3, [[1, 7, 9]] * 3]
-
-
-def test_a_second_size_in_a_file_is_refused_before_its_memory_is_taken():
-    with pytest.raises(ValueError, match=r"800000000 x 36 px .* is more than 100,000,000 pixels"):
-        decode_image(jpeg2000_of(24, 36, claimed=(800_000_000, 36)))
-    with pytest.raises(ValueError, match="broken data stream"):
-        decode_image(jpeg2000_of(24, 36, claimed=(25, 36)))
-    data = jpeg2000_with_second_box(800_000_000, 36)
-    assert decode_image(data).shape == (24, 36, 3)  # OpenCV heeds the first box
-    with pytest.raises(ValueError, match=r"800000000 x 36 px .* is more than 100,000,000 pixels"):
-        check_image(data)
-
-
-@pytest.mark.parametrize("is_long", [False, True], ids=["32 bits", "64 bits"])
-def test_the_size_of_a_jpeg_2000_is_that_of_its_codestream_whatever_a_box_before_it_holds(is_long):
-    """Its first bytes in a box of no meaning: 226 bytes were decoded to 12,000 x 12,000 px."""
-    size = struct.pack(">IIII", 10, 10, 0, 0)
-    box = struct.pack(">I4s", 32, b"free") + b"\xff\x4f\xff\x51\0\x29\0\0" + size
-    for height, width in ((12_000, 12_000), (24, 36)):
-        data = saved(np.full((24, 36), 128, np.uint8), "JPEG2000")
-        at = data.find(b"jp2c") - 4
-        code = bytearray(data[at + 8 :])
-        struct.pack_into(">II", code, 8, width, height)
-        head = struct.pack(">I4s", 8 + len(code), b"jp2c")
-        if is_long:
-            head = struct.pack(">I4sQ", 1, b"jp2c", 16 + len(code))
-        whole = data[:at] + box + head + bytes(code)
-        header = read_header(whole, max_pixels=None)
-        assert (header.height_px, header.width_px) == (height, width)
-    with pytest.raises(ValueError, match="no image data"):
-        read_header(data[:at] + box + struct.pack(">I4s", 0, b"jp2c"))
-    with pytest.raises(ValueError, match="ends within its header"):
-        read_header(data[:at] + box)
 
 
 def test_a_large_jpeg_2000_of_hardly_a_byte_is_refused_and_a_small_one_of_one_colour_is_not():
@@ -281,22 +232,6 @@ def test_a_jpeg_of_too_many_scans_is_refused():
     repeated = data[:last] + data[last:-2] * 120 + data[-2:]
     with pytest.raises(ValueError, match=r"a JPEG file of 1\d\d scans, more than 100"):
         decode_image(repeated)
-
-
-def test_an_end_of_png_data_is_not_an_end_of_memory():
-    """Only so much is unpacked as the header has pixels."""
-    data = png_file(10, 10, bytes(30_000_000))
-    assert repair_image(data) is None
-    cut = data[:-30]
-    whole = repair_image(cut)
-    assert len(whole) < 1000
-    assert decode_image(whole).shape == (10, 10, 3)
-
-
-def test_a_png_with_more_pixels_than_allowed_is_not_repaired():
-    data = saved(picture(), "PNG")[:-20]
-    assert repair_image(data, max_pixels=100) is None
-    assert repair_image(data, max_pixels=1000) is not None
 
 
 def test_a_huge_segment_or_chunk_that_is_not_there_is_passed_over():

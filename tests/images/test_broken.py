@@ -135,7 +135,8 @@ def test_a_file_that_is_none_or_not_whole_is_an_error_that_says_why(name, data_d
 
 
 @pytest.mark.parametrize(
-    "name", [n for n, o in OUTCOMES.items() if isinstance(o, Error) and o.rows is not None]
+    "name",
+    [n for n, o in OUTCOMES.items() if isinstance(o, Error) and o.rows is not None and ".jp" in n],
 )
 def test_what_a_damaged_file_still_has_is_given_when_asked_for(name, data_dir, monkeypatch):
     data, outcome = (data_dir / "broken" / name).read_bytes(), OUTCOMES[name]

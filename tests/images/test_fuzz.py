@@ -20,7 +20,7 @@ MOST_BYTES = 500_000_000
 
 
 def run(seed, count, *folders):
-    """Return what the process says that decodes them; its death is told with the last file."""
+    """Return what the process says that decodes them; and the last file, if it dies."""
     numbers = [str(number) for number in (seed, 0, count)]
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "tests.images.mutate", *numbers, *folders],

@@ -124,8 +124,7 @@ def test_of_two_blocks_of_exif_the_first_that_has_an_orientation_counts():
         (b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR\0\0", "ends within its header"),
         (b"\x89PNG\r\n\x1a\n" + bytes(30), "does not begin with its header"),
         (png_file(0, 5, b""), "5 x 0 px (height x width): no pixels"),
-        (b"RIFF\0\0\0\0WEBPVP8X", "ends within its header"),
-        (b"RIFF\0\0\0\0WEBPJUNK\0\0\0\0", "whose first part is called b'JUNK'"),
+        (b"RIFF\0\0\0\0WEBPJUNK\0\0\0\0", "no known kind of image"),
         (b"GIF89a\1", "buffer"),
         (b"\0\0\0\x0cjP  \r\n\x87\n" + bytes(8), "Invalid header length"),
         (b"<!DOCTYPE html><html>404", "text, not an image: it begins with '<!DOCTYPE"),
@@ -141,7 +140,7 @@ def test_what_is_no_image_is_an_error_that_says_what_it_is(data, said):
 
 
 def test_a_header_needs_no_more_than_itself():
-    for name in ("baseline.jpg", "rgb.png", "flat.gif", "lossless.webp", "rgb.bmp", "rgb.jp2"):
+    for name in ("baseline.jpg", "rgb.png", "flat.gif", "rgb.bmp", "rgb.jp2"):
         data = FORMS[name]
         stop = read_header(data).jpeg.scan_offset if name.endswith("jpg") else 900
         assert read_header(data[:stop]).width_px == WIDTH

@@ -148,7 +148,7 @@ UPRIGHT_PARTS = [
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_a_turned_image_is_cut_as_it_is_seen(orientation, factor, fast, part):
     data = turned_jpeg(orientation)
-    # Where the pixels of the part are stored, told by the numbers of all pixels, turned.
+    # Where the pixels of the part are stored, by the numbers of all pixels, turned.
     numbers = upright(np.arange(HEIGHT * WIDTH).reshape(HEIGHT, WIDTH), orientation)
     seen = numbers[part.top : part.top + part.height, part.left : part.left + part.width]
     rows, columns = seen // WIDTH // factor, seen % WIDTH // factor
@@ -169,7 +169,7 @@ def test_a_turned_file_of_any_form_is_cut_out_of_the_upright_image(orientation, 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_of_a_turned_image_too_the_rows_behind_the_part_are_not_decoded(orientation):
-    """Told by damage there, which is not noticed."""
+    """Damage there is not noticed."""
     data = bytearray(turned_jpeg(orientation))
     data[-3000:-2998] = b"\xff\xd9"
     header = read_header(bytes(data))
@@ -253,7 +253,7 @@ def verdict(decode, *arguments, **how):
 
 
 def test_of_changed_bits_all_rows_show_as_much_as_the_whole_file_and_fewer_rows_less():
-    """JPEG has no checksums: most changes give other pixels, and nobody can tell."""
+    """JPEG has no checksums: most changes give other pixels, without a sign."""
     data = jpeg()
     header = read_header(data)
     part = Region(20, 0, 100, WIDTH)

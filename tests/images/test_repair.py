@@ -13,12 +13,9 @@ cv2 = pytest.importorskip("cv2")
 pytest.importorskip("PIL.Image")
 
 from tests.images.making import (  # noqa: E402
-    encoded,
-    interlaced_png,
     many_forms,
     oriented,
     picture,
-    png_file,
     saved,
     with_gain_map,
 )
@@ -50,64 +47,22 @@ def test_no_form_cut_off_at_any_place_passes_for_whole(name):
         assert np.array_equal(pixels, decode_image(data)), f"{name} cut to {keep:.0%}"
 
 
-@pytest.mark.parametrize("form", ["JPEG", "PNG"])
 @pytest.mark.parametrize("keep", CUTS)
-def test_a_photo_cut_off_at_any_place_is_an_error_or_has_the_rows_that_are_there(form, keep):
-    data = saved(NOISE, form)
+def test_a_photo_cut_off_at_any_place_is_an_error_or_has_the_rows_that_are_there(keep):
+    data = saved(NOISE, "JPEG")
     whole = decode_image(data)
     cut = data[: int(len(data) * keep)]
     with pytest.raises(ValueError, match=r"[Pp]remature|truncated"):
         decode_image(cut)
     with pytest.raises(ValueError, match=r"[Pp]remature|truncated"):
         check_image(cut)
-    if form == "JPEG" and len(cut) < read_header(data).jpeg.scan_offset:
+    if len(cut) < read_header(data).jpeg.scan_offset:
         return  # nothing is there
     for pixels in (decode_image(cut, strict=False), decode_image(repair_image(cut), strict=False)):
         assert pixels.shape == whole.shape
         num_same = int((pixels == whole).all((1, 2)).argmin())
-        assert abs(num_same - HEIGHT * keep) <= 16 + 10 * (form == "JPEG")
-        below = pixels[num_same + (33 if form == "JPEG" else 1) :]  # JPEG: two rows of blocks
-        assert (below == (128 if form == "JPEG" else 0)).all()
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        saved(NOISE[:, :, 0].copy(), "PNG"),
-        saved(np.dstack([NOISE, NOISE[:, :, :1]]), "PNG"),
-        encoded(NOISE.astype(np.uint16) * 257, ".png"),
-        oriented("PNG", 6, NOISE),
-    ],
-    ids=["grey", "rgba", "16 bits", "turned"],
-)
-def test_a_png_of_any_kind_is_repaired_into_one_that_is_whole(data):
-    repaired = repair_image(data[: len(data) // 2])
-    check_image(repaired)
-    assert read_header(repaired) == read_header(data)
-    whole = decode_image(data, orientation="stored")
-    assert np.array_equal(decode_image(repaired, orientation="stored")[:25], whole[:25])
-    assert repair_image(repaired) is None
-
-
-def test_a_palette_is_kept():
-    from PIL import Image
-
-    data = saved(Image.fromarray(NOISE).quantize(200), "PNG")
-    repaired = decode_image(repair_image(data[: len(data) * 3 // 4]))
-    assert np.array_equal(repaired[:30], decode_image(data)[:30])
-
-
-def test_a_png_with_damage_in_its_midst_keeps_the_rows_before_it():
-    data = bytearray(saved(NOISE, "PNG"))
-    data[len(data) // 2] ^= 0xFF
-    repaired = repair_image(data)
-    assert np.array_equal(decode_image(repaired)[:25], NOISE[:25])
-
-
-def test_a_png_that_lacks_its_end_only_is_whole_again():
-    data = saved(NOISE, "PNG")
-    assert data[-8:-4] == b"IEND"
-    assert np.array_equal(decode_image(repair_image(data[:-12])), NOISE)
+        assert abs(num_same - HEIGHT * keep) <= 26
+        assert (pixels[num_same + 33 :] == 128).all()  # two rows of blocks further down
 
 
 @pytest.mark.parametrize("name", sorted(FORMS))
@@ -117,25 +72,9 @@ def test_what_is_whole_needs_no_repair(name):
 
 @pytest.mark.parametrize(
     "data",
-    [
-        b"",
-        b"\x89PNG",
-        saved(NOISE, "PNG")[:30],
-        saved(NOISE, "PNG")[:60],
-        interlaced_png(picture())[:-40],
-        png_file(9, 9, bytes(252), depth=3)[:-9],
-        png_file(9, 9, bytes(252), colours=5)[:-9],
-        png_file(0, 9, bytes(252))[:-9],
-        png_file(9, 9, b"\7" + bytes(251))[:-9],
-        png_file(9, 9, bytes(90), colours=3)[:-9],
-        saved(NOISE, "WEBP")[:-50],
-        saved(NOISE, "GIF")[:-50],
-        saved(NOISE, "JPEG")[:300],
-    ],
-    ids=["nothing", "the mark", "a part of the header", "no row", "interlaced", "3 bits",
-         "a fifth kind of colours", "no width", "a seventh filter", "no palette", "webp", "gif",
-         "jpeg without a scan"],
-)  # fmt: skip
+    [b"", saved(NOISE, "PNG")[:-50], saved(NOISE, "WEBP")[:-50], saved(NOISE, "JPEG")[:300]],
+    ids=["nothing", "png", "webp", "jpeg without a scan"],
+)
 def test_what_cannot_be_repaired_is_left_alone(data):
     assert repair_image(data) is None
 

@@ -9,13 +9,11 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.vision.annotations.making import same
 
-from penstock import vision
 from penstock.errors import ConfigError, StoreError
 from penstock.vision.annotations.imglab import read_imglab
 from penstock.vision.annotations.lists import LandmarkColumns, read_landmark_list
-from penstock.vision.annotations.voc import read_voc_folder
+from penstock.vision.annotations.voc_folder import read_voc_folder
 from penstock.vision.annotations.yolo import read_yolo
 from penstock.vision.convert import Source, convert
 
@@ -87,17 +85,6 @@ def test_splits_are_kept_where_the_form_has_them(source, tmp_path):
     assert report.num_images == 1
 
 
-def test_all_that_voc_says_is_kept_in_voc(tmp_path):
-    inner = (
-        "<pose>Left</pose><difficult>1</difficult><gender>f</gender><landmarks>1.5 2 nan nan"
-        "</landmarks><part><name>ear</name></part>"
-    )
-    source = voc(tmp_path / "voc", a=one(inner=inner))
-    convert(source, tmp_path / "again", target_format="voc", strict=True)
-    (one_image,), (other,) = read_voc_folder(source), read_voc_folder(tmp_path / "again")
-    assert same(one_image.objects, other.objects)
-
-
 @pytest.mark.parametrize(
     ("form", "lost"),
     [
@@ -155,14 +142,6 @@ def test_lists_and_xml_of_the_same_images_become_one_set(tmp_path):
     assert [o.landmarks_xy_px for o in b.objects] == [(), ((1, 2), (3, 4))]
     assert [(o.class_name, o.box_xyxy_px) for o in c.objects] == [("cat", None)]
     assert (c.width_px, c.height_px) == (40, 30)
-
-
-def test_objects_that_contradict_each_other_stay_apart(tmp_path):
-    root = voc(tmp_path / "voc", a=one("face"))
-    (tmp_path / "list.txt").write_text("voc/JPEGImages/a.jpg cat\n")
-    sources = [root, Source(tmp_path / "list.txt", "image-list")]
-    report = convert(sources, tmp_path / "one", target_format="voc")
-    assert (report.num_objects, report.num_joined) == (2, 0)
 
 
 def test_sources_of_other_frames_are_not_put_together(tmp_path):
@@ -256,20 +235,6 @@ def test_what_comes_there_while_sources_are_read_is_not_replaced_either(source, 
     assert sorted(os.listdir(tmp_path)) == ["new", "voc"]
 
 
-def test_what_comes_there_in_the_very_last_moment_is_not_replaced(source, tmp_path, monkeypatch):
-    target = tmp_path / "new.xml"
-    link = os.link
-
-    def late(*paths):
-        target.write_text("somebody else's")
-        link(*paths)
-
-    monkeypatch.setattr(os, "link", late)
-    with pytest.raises(StoreError, match="File exists"):
-        convert(source, target, target_format="imglab")
-    assert target.read_text() == "somebody else's"
-
-
 def test_what_fails_on_the_way_leaves_nothing(source, tmp_path):
     (source / "JPEGImages/c.jpg").unlink()
     before = sorted(os.listdir(tmp_path))
@@ -280,17 +245,6 @@ def test_what_fails_on_the_way_leaves_nothing(source, tmp_path):
     assert sorted({*os.listdir(tmp_path)} - {"deep"}) == before
 
 
-def test_files_have_the_rights_that_others_have(source, tmp_path):
-    old = os.umask(0o022)
-    try:
-        convert(source, tmp_path / "new", target_format="voc")
-        convert(source, tmp_path / "new.xml", target_format="imglab")
-    finally:
-        os.umask(old)
-    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o755
-    assert (tmp_path / "new.xml").stat().st_mode & 0o777 == 0o644
-
-
 @pytest.mark.parametrize(
     "name", ["../../evil", "../evil", "/tmp/evil", "a/../../../evil", "..\\..\\evil", "./evil"]
 )
@@ -299,8 +253,8 @@ def test_no_key_leads_out_of_the_folder(tmp_path, name):
     picture(inside / "evil.jpg")
     (inside / "l.txt").write_text(f"{name}.jpg 1 2\n")
     for follow_links, said in ((False, "1 of 1 files are outside of"), (True, "is not there")):
-        told = pytest.raises(StoreError, match=rf"{said}.*evil\.jpg|evil\.jpg {said}")
-        with contextlib.nullcontext() if name == "./evil" else told:
+        found = pytest.raises(StoreError, match=rf"{said}.*evil\.jpg|evil\.jpg {said}")
+        with contextlib.nullcontext() if name == "./evil" else found:
             convert(
                 inside / "l.txt", inside / f"{follow_links}", source_format="landmarks",
                 target_format="voc", follow_links=follow_links,
@@ -342,14 +296,6 @@ def test_odd_names_stay_what_they_are(tmp_path, name, form):
     assert [(o.class_name, o.box_xyxy_px) for o in image.objects] == [("cat", (1, 2, 20, 15))]
 
 
-@pytest.mark.parametrize("name", ["a\nb", "a\x1b[31m", " ", "x" * 220, "a\\b"])
-def test_names_that_no_list_could_hold_are_refused(tmp_path, name):
-    source = voc(tmp_path / "voc", **{name: one()})
-    with pytest.raises(StoreError, match=r"no name that a file could be given|too long a name"):
-        convert(source, tmp_path / "to", target_format="voc")
-    assert os.listdir(tmp_path) == ["voc"]
-
-
 def test_an_annotation_of_the_image_before_its_turn_is_no_yolo(tmp_path):
     source = voc(tmp_path / "voc", a=one())
     picture(source / "JPEGImages/a.jpg", orientation=6)  # 30 x 40 as it is seen
@@ -380,7 +326,6 @@ def test_yolo_keeps_the_numbers_of_its_classes_and_voc_tells_that_it_cannot(tmp_
         ({"target_format": "voc", "source_format": "coco"}, "the format is one of voc"),
         ({"target_format": "voc", "images": "move"}, "images is 'reference', 'link' or 'copy'"),
         ({"target_format": "voc", "polygons": "box"}, "no source has an option 'polygons'"),
-        ({"target_format": "voc", "target_origin": 3}, "target_origin is 0 or 1"),
     ],
 )
 def test_arguments_that_cannot_be(source, tmp_path, arguments, message):
@@ -435,65 +380,14 @@ def test_real_faces_through_every_form_and_back(data_dir, tmp_path):
             assert (a.landmark_names, b.class_name) == (b.landmark_names, "face")
 
 
-LINES = {
-    "landmarks": "voc/JPEGImages/{}.jpg 1 2 3 4 0 0 40 30 cat\n",
-    "image-list": "voc/JPEGImages/{}.jpg cat\n",
-}
-COLUMNS = {"landmarks": {"num_landmarks": 2, "has_box": True, "classes": ["class"]}}
-READERS = {
-    "voc": lambda: vision.VOCDetection(
-        "made", "train", rules=vision.AnnotationRules(bad_boxes="keep")
-    ),
-    "yolo": lambda: vision.YOLODetection("made"),
-    "imglab": lambda: vision.ImglabDetection("made/imglab.xml"),
-    "landmarks": lambda: vision.LandmarkList(
-        "made/landmarks.txt", vision.LandmarkColumns(**COLUMNS["landmarks"])
-    ),
-    "image-list": lambda: vision.ImageList("made/images.txt"),
-}
-REPEATS = (
-    "5 repeats of images: each file is there once, and the list of the split 'train' names it as "
-    "often as the source"
-)
-
-
-@pytest.mark.parametrize(
-    ("form", "target"),
-    [*(("landmarks", target) for target in READERS), ("image-list", "voc")],
-)
-def test_repeated_lines_are_repeated_samples_in_every_format(
-    source, tmp_path, monkeypatch, form, target
-):
-    monkeypatch.chdir(tmp_path)
-    names = [*"abaabaa"]
-    Path("balanced.txt").write_text("".join(map(LINES[form].format, names)))
-    listed = Source("balanced.txt", form, COLUMNS.get(form, {}))
-    report = convert(listed, "made", target_format=target, images="link")
-    assert (report.num_images, report.num_objects) == (2, 2)
-    assert (REPEATS in report.notes) == (target in ("voc", "yolo"))
-    dataset = READERS[target]()
-    assert [Path(dataset.describe(n)).stem for n in range(len(dataset))] == names
-    if target != "image-list":
-        assert {len(dataset[n]["labels"]) for n in range(len(dataset))} == {1}
-
-
-def test_repeats_go_from_a_split_to_a_list(source, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_repeats_stay_in_a_split_and_are_counted_where_there_is_no_place(source, tmp_path):
     write_split(source, "val", *"bab")
-    convert(source, "again", target_format="voc")
-    assert Path("again/ImageSets/Main/val.txt").read_text() == "b\na\nb\n"
-    assert len(files_of("again/Annotations")) == 3
-    convert(source, "list.txt", target_format="landmarks", split="val")
-    lines = [line.split()[0] for line in Path("list.txt").read_text().splitlines()]
-    assert [Path(line).stem for line in lines] == ["b", "a", "a", "b"]  # a has two objects
-    assert len(convert(source, "yolo", target_format="yolo").notes) == 0
-    data = vision.YOLODetection("yolo", "val")
-    assert [Path(data.describe(n)).stem for n in range(len(data))] == ["b", "a", "b"]
-
-
-def test_repeats_of_two_sources_are_as_many_as_of_the_one_that_has_most(source, tmp_path):
-    listed = tmp_path / "list.txt"
+    report = convert(source, tmp_path / "again", target_format="voc", strict=True)
+    assert report.losses == {}
+    assert (tmp_path / "again/ImageSets/Main/val.txt").read_text() == "b\na\nb\n"
+    report = convert(source, tmp_path / "list.txt", target_format="imglab")
+    assert report.losses == {"repeat of an image": 1, "split": 1}
+    listed = tmp_path / "l.txt"
     listed.write_text("voc/JPEGImages/a.jpg cat\n" * 3 + "voc/JPEGImages/c.jpg fox\n")
-    write_split(source, "val", *"bc")
-    report = convert([source, Source(listed, "image-list")], tmp_path / "made", target_format="voc")
-    assert "2 repeats of images are left out: no split has them" in report.notes
+    report = convert(Source(listed, "image-list"), tmp_path / "made", target_format="voc")
+    assert (report.num_images, report.losses) == (2, {"repeat of an image": 2})

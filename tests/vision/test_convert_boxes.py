@@ -10,7 +10,7 @@ from tests.vision.test_convert import one, picture, voc
 
 from penstock.errors import ConfigError, StoreError
 from penstock.vision import AnnotationRules, VOCDetection
-from penstock.vision.annotations.voc import read_voc_folder
+from penstock.vision.annotations.voc_folder import read_voc_folder
 from penstock.vision.convert import Source, convert
 
 # In images of 40 x 30: sound, without area, inverted, reaching beyond, beyond altogether.
@@ -32,12 +32,6 @@ def test_boxes_are_counted_as_the_data_set_counts_them(source, tmp_path, policy)
     assert (report.box_counts.zero_area, report.box_counts.inverted) == (1, 1)
     assert report.box_counts.outside == 2
     assert report.num_objects == report.box_counts.kept
-
-
-def test_nothing_of_a_box_is_changed_unless_that_is_said(source, tmp_path):
-    convert(source, tmp_path / "to", target_format="voc")
-    (before,), (after,) = read_voc_folder(source), read_voc_folder(tmp_path / "to")
-    assert before.objects == after.objects
 
 
 def test_boxes_are_mended_as_the_data_set_mends_them(source, tmp_path):
@@ -76,11 +70,3 @@ def test_both_ends_count_where_the_source_includes_both(tmp_path):
         counts.append((report.box_counts.zero_area, report.box_counts.unchecked))
     # From 5 to 5: nothing, or one column, which both count as no area; a width of 5 is one.
     assert counts == [(1, 0), (1, 0), (0, 0)]
-
-
-def test_images_that_are_not_there_have_no_borders_to_check(tmp_path):
-    Path(tmp_path / "l.txt").write_text("gone.jpg 5 5 1 1 99 99\n")
-    columns = {"has_box": True, "num_landmarks": 1}
-    form = Source(tmp_path / "l.txt", "landmarks", columns)
-    report = convert(form, tmp_path / "to", target_format="voc", images="reference")
-    assert (report.box_counts.outside, report.box_counts.unchecked) == (0, 1)

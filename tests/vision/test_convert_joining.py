@@ -6,8 +6,7 @@ from __future__ import annotations
 import pytest
 from tests.vision.test_convert import one, picture, voc
 
-from penstock.vision.annotations.voc import read_voc_folder
-from penstock.vision.annotations.yolo import read_yolo
+from penstock.vision.annotations.voc_folder import read_voc_folder
 from penstock.vision.convert import Source, convert
 
 BOX = (2, 3, 20, 15)  # in a list: 1 2 20 15
@@ -53,14 +52,6 @@ def test_objects_that_are_not_joined_are_counted(tmp_path, line, columns, why, m
     assert report.notes[0].startswith("not joined: 1 object of 1 image that two sources have")
 
 
-def test_where_one_source_has_all_objects_of_the_other_nothing_is_told(tmp_path):
-    root = voc(tmp_path / "voc", a=one() + one(box=OTHER), b="")
-    text = "voc/JPEGImages/a.jpg 4 5 1 2 20 15\nvoc/JPEGImages/b.jpg 4 5 1 2 20 15\n"
-    report = joined(tmp_path, root, text)
-    assert report.num_joined == 1
-    assert report.notes == ("1 objects had no class, and are called 'object'",)
-
-
 @pytest.mark.parametrize("is_first", [True, False], ids=["before", "after"])
 def test_a_class_that_convert_invented_gives_way_to_a_real_one(tmp_path, is_first):
     root = voc(tmp_path / "voc", a=one("face") + one("face", box=OTHER))
@@ -73,32 +64,6 @@ def test_a_class_that_convert_invented_gives_way_to_a_real_one(tmp_path, is_firs
     (image,) = read_voc_folder(tmp_path / "one")
     assert [found.class_name for found in image.objects] == ["face", "face"]
     assert image.objects[0].landmarks_xy_px == ((4, 5),)
-
-
-def test_an_invented_class_of_yolo_is_no_class_of_the_whole(tmp_path):
-    root = voc(tmp_path / "voc", a=one("face"))
-    convert(listed(tmp_path, "voc/JPEGImages/a.jpg 4 5 1 2 20 15\n"), tmp_path / "points",
-            target_format="yolo", images="link")  # fmt: skip
-    report = convert([tmp_path / "points", root], tmp_path / "one", target_format="yolo")
-    assert (report.num_joined, report.losses) == (1, {})
-    (image,), names = read_yolo(tmp_path / "one")
-    assert names == ("face",)
-    assert image.objects[0].class_name == "face"
-
-
-def test_an_invented_class_stays_where_nothing_better_is_known(tmp_path):
-    root = voc(tmp_path / "voc", a=one("object"))
-    other = voc(tmp_path / "other", b=one("cat"))
-    convert([root, other], tmp_path / "one", target_format="imglab")
-    assert "<label>object</label>" in (tmp_path / "one").read_text()
-
-
-def test_a_real_class_of_that_name_contradicts_others(tmp_path):
-    root = voc(tmp_path / "voc", a=one("object") + one("cat", box=OTHER))
-    columns = {**COLUMNS, "classes": ["class"]}
-    report = joined(tmp_path, root, "voc/JPEGImages/a.jpg 4 5 1 2 20 15 dog\n", columns)
-    assert report.num_joined == 0
-    assert report.notes[0].startswith("not joined: 1 object of 1 image that two sources have")
 
 
 def test_sources_without_an_image_in_common_are_pointed_at(tmp_path):

@@ -30,7 +30,7 @@ def photos(tmp_path, monkeypatch):
     write_voc_image("photos", "1", face, size=None, pixels=painted(90, 100))
     write_photo("more/2.jpg")
     Path("points.txt").write_text("photos/JPEGImages/1.jpg 20 50 30 30.5 10 10 60 80 31\n")
-    Path("classes.txt").write_text("more/2.jpg nobody\n")
+    Path("classes.txt").write_text("more/2.jpg person\n")
 
 
 def blocks(language):

@@ -13,9 +13,7 @@ from PIL import Image
 
 import penstock
 from penstock import Loader
-from penstock.errors import ConfigError
 from penstock.images import decode_image
-from penstock.stores import StoreDataset, pack
 from penstock.stores.records import EncodedImage
 from penstock.vision import (
     ColorJitter,
@@ -109,32 +107,12 @@ def test_floats_are_normalised_by_channel():
     np.testing.assert_allclose(plain[:, 0, 0], [1.0, 128 / 255, 0.0], rtol=1e-6)
 
 
-def test_floats_and_bytes_are_the_same_image():
-    image, floats = smooth_image(), ImagePipeline.eval(64)
-    small = ImagePipeline.eval(64, output="uint8_hwc")(image)
-    expected = (small / 255 - IMAGENET_MEAN) / np.array(IMAGENET_STD)
-    np.testing.assert_allclose(floats(image), expected.transpose(2, 0, 1), atol=1e-6)
-
-
 def test_a_flip_exchanges_left_and_right():
     image = smooth_image()
     straight = ImagePipeline(Resize(32), output="uint8_hwc")(image)
     assert np.array_equal(
         ImagePipeline(Resize(32), flip=1.0, output="uint8_hwc")(image), straight[:, ::-1]
     )
-
-
-def test_half_of_the_images_are_flipped():
-    pipeline, image = ImagePipeline(Resize(4), flip=0.5, output="uint8_hwc"), smooth_image(8, 8)
-    out, straight = (
-        np.empty((4, 4, 3), np.uint8),
-        ImagePipeline(Resize(4), output="uint8_hwc")(image),
-    )
-    rng, data, flipped = np.random.default_rng(0), as_file(image), 0
-    for _ in range(1000):
-        pipeline.write(data, out, rng)
-        flipped += not np.array_equal(out, straight)
-    assert 450 < flipped < 550
 
 
 @pytest.mark.parametrize(
@@ -146,12 +124,6 @@ def test_an_image_may_be_given_in_any_form(give):
     data = as_file(smooth_image())
     pipeline = ImagePipeline.eval(64)
     assert np.array_equal(pipeline(give(data)), pipeline(data))
-
-
-def test_a_path_is_read(tmp_path):
-    path = tmp_path / "1.png"
-    path.write_bytes(as_file(smooth_image()))
-    assert np.array_equal(ImagePipeline.eval(64)(path), ImagePipeline.eval(64)(smooth_image()))
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -238,18 +210,6 @@ class _Plain:
         return self._dataset[index]
 
 
-def test_the_pipeline_works_on_any_store(folder, tmp_path):
-    address = f"lmdb:{tmp_path}/photos.lmdb"
-    pack(ImageFolder(folder, decode=None), address, num_workers=0)
-    packed = StoreDataset(address, transform=ImagePipeline.train(32))
-    plain = ImageFolder(folder, transform=ImagePipeline.train(32))
-    batches = zip(
-        Loader(packed, batch_size=4, seed=1), Loader(plain, batch_size=4, seed=1), strict=True
-    )
-    assert all(np.array_equal(a[0], b[0]) and np.array_equal(a[1], b[1]) for a, b in batches)
-    packed.close()
-
-
 def test_a_batch_is_written_where_it_is_to_lie(folder):
     given = []
 
@@ -262,24 +222,6 @@ def test_a_batch_is_written_where_it_is_to_lie(folder):
     assert any(images is array for array in given)
     assert any(labels is array for array in given)
     assert np.array_equal(images[4], dataset[4][0])
-
-
-def test_a_target_transform_is_called_for_every_sample(folder):
-    dataset = ImageFolder(
-        folder, transform=ImagePipeline.eval(32), target_transform=lambda c: c + 10
-    )
-    assert not dataset.can_get_batch
-    (images, labels), *_ = Loader(dataset, batch_size=12)
-    assert images.shape == (12, 3, 32, 32)
-    assert sorted(set(labels.tolist())) == [10, 11, 12]
-
-
-def test_a_transform_set_later_counts(folder):
-    dataset = ImageFolder(folder, transform=ImagePipeline.eval(32))
-    dataset.transform = ImagePipeline.eval(16)
-    assert dataset[0][0].shape == (3, 16, 16)
-    dataset.transform = None
-    assert dataset[0][0].dtype == np.uint8
 
 
 def test_a_pipeline_pickles(folder):
@@ -346,27 +288,6 @@ def test_what_is_no_image_is_refused():
         ImagePipeline(Resize(8))({"image": smooth_image()})
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"flip": 1.5},
-        {"output": "float_hwc"},
-        {"resample": "nearest"},
-        {"mean": (0.5,)},
-        {"std": (1.0, 0.0, 1.0)},
-    ],
-    ids=str,
-)
-def test_options_that_make_no_sense_are_refused(options):
-    with pytest.raises(ConfigError):
-        ImagePipeline(Resize(8), **options)
-
-
-def test_a_decoder_beside_the_pipeline_is_refused(folder):
-    with pytest.raises(ConfigError, match="decodes images itself"):
-        ImageFolder(folder, transform=ImagePipeline.eval(32), decode="pil")
-
-
 @pytest.mark.parametrize("resample", ["bilinear", "antialias"])
 @pytest.mark.parametrize("size", [(2, 3000), (3000, 2), (40, 900)], ids=str)
 def test_a_panorama_is_not_resized_as_a_whole(resample, size):
@@ -384,48 +305,6 @@ def test_a_panorama_is_not_resized_as_a_whole(resample, size):
     assert np.abs(pipeline(image) - expected).max() <= 4
     assert pipeline(smooth_image(2, 70_000)).shape == (64, 64, 3)
     assert pipeline(smooth_image(70_000, 2)).shape == (64, 64, 3)
-
-
-@pytest.mark.parametrize(
-    "cut",
-    [
-        Cut(0, 0, 200, 50, 8, 8),
-        Cut(0, -1, 5, 5, 8, 8),
-        Cut(0, 0, 0, 5, 8, 8),
-        Cut(0, 0, 5, 5, 8, 1),
-    ],
-    ids=["beyond", "before", "nothing", "too narrow"],
-)
-def test_a_crop_that_does_not_fit_is_named(cut):
-    crop = FixedCrop(*cut[:4], size=8)
-    crop._cut = cut
-    with pytest.raises(ValueError, match="for an image of 120 x 160 px"):
-        ImagePipeline(crop)(smooth_image())
-
-
-class Negative(ImagePipeline):
-    """A pipeline of the user's that changes what it returns."""
-
-    def __call__(self, image):
-        return -super().__call__(image)
-
-
-def test_a_pipeline_that_is_called_otherwise_is_called(folder):
-    plain = ImageFolder(folder, transform=ImagePipeline.eval(16))
-    negative = ImageFolder(folder, transform=Negative.eval(16), decode=None)
-    assert np.array_equal(negative[3][0], -plain[3][0])
-    batches = zip(Loader(plain, batch_size=4), Loader(negative, batch_size=4), strict=True)
-    assert all(np.array_equal(a[0], -b[0]) for a, b in batches)
-
-
-def test_only_the_first_of_a_pair_is_left_to_the_pipeline(tmp_path):
-    data = as_file(smooth_image())
-    pack([(EncodedImage(data), EncodedImage(data))], f"lmdb:{tmp_path}/x.lmdb", num_workers=0)
-    dataset = StoreDataset(f"lmdb:{tmp_path}/x.lmdb", transform=ImagePipeline.eval(16))
-    image, mask = dataset[0]
-    assert image.shape == (3, 16, 16)
-    assert np.array_equal(mask, smooth_image())
-    dataset.close()
 
 
 def test_all_rows_are_decoded_when_asked():

@@ -27,11 +27,6 @@ def test_objects_are_kept_in_every_array_and_the_image_is_left_alone():
     assert num_objects(sample) == 6
 
 
-def test_objects_are_put_in_the_order_of_numbers():
-    sample = scene(1)
-    assert kept(sample, np.array([4, 0]))["boxes"].tolist() == sample["boxes"][[4, 0]].tolist()
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -44,10 +39,6 @@ def test_objects_are_put_in_the_order_of_numbers():
 def test_an_array_that_is_not_by_object_is_named(change, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
         num_objects({**scene(1), **change})
-
-
-def test_a_sample_without_arrays_has_no_objects():
-    assert num_objects({"image": np.zeros((2, 2, 3)), "image_id": "a"}) == 0
 
 
 def test_samples_that_lack_an_array_are_not_joined():
@@ -77,11 +68,6 @@ def test_an_array_without_rows_says_nothing_wherever_it_stands():
         assert num_objects(both) == 2
 
 
-def test_what_is_true_of_one_image_alone_is_not_joined():
-    one = {**scene(1), "letterbox": (1.0, 1.0, 0, 0, 90, 120)}
-    assert "letterbox" not in joined([one, scene(2)], one["image"])
-
-
 @pytest.mark.parametrize("key", ["boxes", "labels", "landmarks"])
 @pytest.mark.parametrize("make", [np.ndarray.tolist, torch.from_numpy], ids=["list", "tensor"])
 def test_what_goes_by_object_but_is_no_array_is_refused_with_the_remedy(key, make):
@@ -104,12 +90,6 @@ def test_a_tensor_of_the_users_own_is_refused_and_one_for_an_image_is_not():
     with pytest.raises(ConfigError, match='"score" of a sample is of type Tensor'):
         num_objects({**scene(1), "score": torch.zeros(6)})
     assert num_objects({**scene(1), "image": torch.zeros(3, 4, 4)}) == 6
-
-
-def test_the_one_class_of_an_image_may_be_called_labels():
-    assert num_objects({"image": np.zeros((2, 2, 3), np.uint8), "labels": 3}) == 0
-    with pytest.raises(ConfigError, match='"labels" of a sample is of type int'):
-        num_objects({"boxes": np.zeros((1, 4)), "labels": 3})
 
 
 def test_what_is_no_image_is_named():

@@ -211,7 +211,7 @@ def _check_listed(path: Path, columns: Mapping[str, Any], findings: Annotations)
 
 
 def _check_voc(root: Path, annotations: Path, images: Path, findings: Annotations) -> None:
-    from penstock.vision.annotations.voc_files import stems_of_split
+    from penstock.vision.annotations.voc_folder import stems_of_split
 
     files = [Path(file) for file in iter_files(annotations) if file.lower().endswith(".xml")]
     files = sorted(file for file in files if not file.name.startswith("."))

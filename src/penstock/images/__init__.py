@@ -6,9 +6,8 @@ batches of them on a device.
 """
 
 from penstock.deprecation import removed_names
-from penstock.images.decode import decode_image
+from penstock.images.decode import decode_image, repair_image
 from penstock.images.headers import read_header, without_orientation
-from penstock.images.repair import repair_image
 
 __all__ = ["decode_image", "read_header", "repair_image", "without_orientation"]
 
@@ -20,7 +19,7 @@ __getattr__ = removed_names(
         "JpegHeader": "penstock.images.headers.JpegHeader",
         "check_image": "penstock.images.decode.check_image",
         "repair_jpeg": "repair_image",
-        "repair_png": "repair_image",
+        "repair_png": "nothing: PNG files are not repaired",
         "shrink_image": "penstock.images.shrink.shrink_image",
     },
 )

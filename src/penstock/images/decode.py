@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Image files to pixels, by what they hold and not by what they are called.
 
-JPEG by libjpeg-turbo, or by OpenCV where its sampling is odd; PNG, WebP and JPEG 2000 by OpenCV;
-the others by Pillow. What would cost far more than the file's size says is refused before.
+JPEG by libjpeg-turbo, or by OpenCV where its sampling is odd; PNG and WebP by OpenCV; the others by
+Pillow. What would cost far more than the file's size says is refused before.
 """
 
 from __future__ import annotations
 
 import re
 import struct
+import zlib
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import cv2
@@ -17,18 +18,20 @@ import simplejpeg
 
 from penstock.errors import ConfigError
 from penstock.images.headers import (
+    JPEG_MAGIC,
     JPEG_PROCESSES,
     MAX_PIXELS,
+    PNG_MAGIC,
+    START_OF_SCAN,
     as_octets,
     as_value_errors,
-    check_size,
     jpeg_segments,
     open_by_pillow,
+    png_chunks,
     read_header,
     turned_back,
     turned_upright,
 )
-from penstock.images.repair import essential_png, repair_jpeg, repair_png
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -51,17 +54,21 @@ _UNKNOWN_SAMPLING: Final = "subsampling"  # TurboJPEG's word where it knows no n
 _FREE_PIXELS: Final = 1 << 24  # their decoding takes some 300 MB
 _PIXELS_PER_BYTE: Final = {"jpeg2000": 1 << 14, "gif": 1 << 12}
 
-# Width, height and largest value of a binary PNM file, with what may lie between them.
-_PNM: Final = re.compile(rb"P([56])" + rb"(?:\s+(?:#[^\n]*\n\s*)*)(\d{1,9})" * 3 + rb"\s", re.ASCII)
-# Matching takes 100 bytes of memory for each comment. Files whose header is longer are Pillow's.
-_MAX_PNM_HEADER_BYTES: Final = 1 << 16
+_JPEG_END: Final = b"\xff\xd9"
+# Neither occurs within a scan: the end of the image, or the start of a second one behind it.
+_END_OR_START: Final = re.compile(_JPEG_END + b"|" + JPEG_MAGIC)
+
+# Of a PNG file, colours and pixels. Transparency is dropped, and so is animation: what is left
+# shows the image that a viewer without either shows. Text and colour profiles may be packed to fill
+# any memory.
+_ESSENTIAL: Final = frozenset((b"IHDR", b"PLTE", b"IDAT", b"IEND"))
+_PNG_HEADER: Final = struct.Struct(">IIBBBBB")  # width, height, depth, colours, three methods
+_CHANNELS: Final = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # of each type of colours
+_MAX_EXPANSION: Final = 1032  # of Deflate: 258 bytes out of 2 bits
 
 _TILE_SIDES: Final = (322, 323)  # TIFF's tags of a tile's width and length
-# libtiff takes numbers with a sign too; read without, a negative one is too large, as it should be.
-_FORMAT_OF_TYPE: Final = {1: "B", 3: "H", 4: "I", 6: "B", 8: "H", 9: "I", 16: "Q", 17: "Q"}
 _FREE_TILE_PIXELS: Final = 1 << 24  # 4096 x 4096: programs write one for any smaller image
 _MAX_TIMES_IMAGE: Final = 2
-_MAX_ENTRIES: Final = 4096  # of one directory, as in libtiff
 
 
 def decode_image(
@@ -73,24 +80,13 @@ def decode_image(
 ) -> NDArray[np.uint8]:
     """Return an image file's pixels.
 
-    What a file is, is found in its first bytes. Whatever the form, the rules are the same:
-
-    | file | pixels |
-    |---|---|
-    | grey, 1 bit, palette | the same colour in three channels; the palette's colour |
-    | alpha, transparent colour | dropped; colours as stored, those of transparent pixels too |
-    | 16 bits per value | the high byte |
-    | 32 bits or float per value | an error: they have no one meaning in 8 bits |
-    | CMYK, YCCK | (255 - ink) * (255 - black) / 255, without a colour profile |
-    | several frames or pages | the first; of an animated PNG the one outside the animation |
-    | JPEG: progressive, arithmetic, lossless | as baseline (lossless: grey and RGB) |
-    | JPEG: 12 bits, hierarchical, JPEG-LS | an error that names the kind |
-    | turned, by Exif (1 to 8) | turned upright; as stored if asked for |
+    What a file is, is found in its first bytes. Grey, palettes and CMYK become RGB, alpha is
+    dropped, 16 bits give the high byte, of several frames the first is given: docs/decoding.md.
 
     Args:
         data: The whole file.
-        strict: Whether a JPEG or PNG file whose data end early is an error. Otherwise what is there
-            is given, and grey (JPEG) or black (PNG) below. Other forms are always strict.
+        strict: Whether a JPEG file whose data end early is an error. Otherwise what is there is
+            given, and grey below. Other forms are always strict.
         max_pixels: More than so many are an error, before memory is taken for them. None allows any
             number.
         orientation: "upright", as Exif says that the image is to be seen, or "stored".
@@ -113,7 +109,7 @@ def decode_image(
         raise ConfigError(f"orientation is 'upright' or 'stored', not {orientation!r}.")
     data = as_octets(data)
     header = read_header(data, max_pixels=max_pixels)
-    pixels = _decode(data, header, strict=strict, max_pixels=max_pixels)
+    pixels = _decode(data, header, strict=strict)
     if pixels.shape != (header.height_px, header.width_px, 3):
         said = f"{header.height_px} x {header.width_px}"
         raise ValueError(
@@ -128,27 +124,48 @@ def check_image(data: bytes | memoryview) -> int:
     """Decode an image file, strictly, and return the number of its pixels."""
     num_pixels = decode_image(data).size // 3
     with as_value_errors(), open_by_pillow(data) as image:
-        if image.format in ("WEBP", "JPEG2000"):
-            check_size(image.height, image.width, MAX_PIXELS)
+        if image.format == "WEBP":
             image.load()
     return num_pixels
 
 
-def _decode(
-    data: bytes | memoryview, header: ImageHeader, *, strict: bool, max_pixels: int | None
-) -> NDArray[np.uint8]:
+def repair_image(data: bytes | memoryview) -> bytes | None:
+    """Return a JPEG file with the end marker that it lacks; None if it lacks none, or is no JPEG.
+
+    Args:
+        data: The whole file.
+
+    Returns:
+        A file for `decode_image` with `strict=False`.
+
+    Example:
+        >>> repair_image(bytes.fromhex("ffd8 ffe00002 ffda0002 1234")).hex(" ")
+        'ff d8 ff e0 00 02 ff da 00 02 12 34 ff d9'
+    """
+    whole = bytes(as_octets(data))
+    if not whole.startswith(JPEG_MAGIC):
+        return None
+    try:
+        # Markers are walked over, as an embedded preview has an end marker of its own.
+        start = next(stop for marker, _, stop in jpeg_segments(whole) if marker == START_OF_SCAN)
+    except ValueError:  # it ends before its image data
+        return None
+    found = _END_OR_START.search(whole, start)
+    if found is None:
+        return whole + _JPEG_END
+    place = found.start()
+    return None if found[0] == _JPEG_END else whole[:place] + _JPEG_END + whole[place:]
+
+
+def _decode(data: bytes | memoryview, header: ImageHeader, *, strict: bool) -> NDArray[np.uint8]:
     """Return the pixels as they are stored."""
     if header.jpeg is not None:
         return _decode_jpeg(data, header, header.jpeg, strict=strict)
     if header.form == "png":
-        if not strict:
-            data = repair_png(data, max_pixels=max_pixels) or data
-        pixels = _by_opencv(essential_png(data))
+        pixels = _by_opencv(_essential_png(data))
         if pixels is None:
             raise ValueError("the PNG file is damaged: libpng refuses it, its checksums are right")
         return pixels
-    if header.form == "ppm" and (match := _PNM.match(data, 0, _MAX_PNM_HEADER_BYTES)):
-        return _binary_pnm(data, match)
     num_pixels = header.height_px * header.width_px
     per_byte = _PIXELS_PER_BYTE.get(header.form)
     if per_byte is not None and num_pixels > max(_FREE_PIXELS, len(data) * per_byte):
@@ -160,13 +177,40 @@ def _decode(
         size_bytes = 8 + int.from_bytes(data[4:8], "little")
         if len(data) < size_bytes:  # OpenCV would say so on stderr
             raise ValueError(f"the WebP file is truncated: {len(data)} bytes of {size_bytes}")
-    if header.form in ("webp", "jpeg2000"):
         pixels = _by_opencv(data)
         if pixels is not None:
             return pixels
-    if header.form == "tiff":
-        _check_tiles(data, num_pixels)
-    return _by_pillow(data, header, max_pixels)
+    return _by_pillow(data, header)
+
+
+def _essential_png(data: bytes | memoryview) -> bytes | memoryview:
+    """Return a PNG file with what its pixels need, whose checksums are right."""
+    names = set()
+    pieces: list[bytes | memoryview] = [PNG_MAGIC]
+    num_idat_bytes = 0
+    for name, start, stop in png_chunks(data):
+        names.add(name)
+        chunk = f"chunk {name.decode('ascii', 'backslashreplace')} at byte {start - 8}"
+        if stop + 4 > len(data):
+            raise ValueError(
+                f"the PNG file is truncated: its {chunk} would end at byte {stop + 4}, and the "
+                f"file has {len(data)}"
+            )
+        if name in _ESSENTIAL:
+            if zlib.crc32(data[start - 4 : stop]) != int.from_bytes(data[stop : stop + 4], "big"):
+                raise ValueError(f"the PNG file is damaged: wrong checksum of {chunk}")
+            pieces.append(data[start - 8 : stop + 4])
+            num_idat_bytes += stop - start if name == b"IDAT" else 0
+        elif not name[0] & 0x20:  # a capital: not to be understood without
+            raise ValueError(f"the PNG file has an unknown critical {chunk}: damaged")
+    if b"IEND" not in names:
+        raise ValueError(f"the PNG file is truncated: it ends after {len(data)} bytes without IEND")
+    width, height, depth, colours, _, _, _ = _PNG_HEADER.unpack_from(data, 16)
+    if colours not in _CHANNELS or depth not in (1, 2, 4, 8, 16):
+        raise ValueError(f"the PNG file is damaged: {depth} bits of colour type {colours}")
+    if width * height * depth * _CHANNELS[colours] // 8 > num_idat_bytes * _MAX_EXPANSION:
+        raise ValueError(f"the PNG file's {num_idat_bytes} bytes of pixels cannot be all of them")
+    return data if names <= _ESSENTIAL else b"".join(pieces)
 
 
 def _size(header: ImageHeader) -> str:
@@ -181,7 +225,7 @@ def _decode_jpeg(
         return _by_turbojpeg(data, jpeg, strict)
     except ValueError as error:
         if _UNKNOWN_SAMPLING in str(error):
-            pixels = _by_opencv(data if strict else repair_jpeg(data) or data)
+            pixels = _by_opencv(data if strict else repair_image(data) or data)
             if pixels is None:
                 raise ValueError(
                     "a JPEG file of rare sampling, and damaged: OpenCV cannot decode it"
@@ -267,36 +311,17 @@ def _by_opencv(data: bytes | memoryview) -> NDArray[np.uint8] | None:
     return None if image is None else image.astype(np.uint8, copy=False)
 
 
-def _binary_pnm(data: bytes | memoryview, match: re.Match[bytes]) -> NDArray[np.uint8]:
-    """Return the pixels of a PGM or PPM file, whose values reach up to a number of its own."""
-    kind, width, height, largest = (int(part) for part in match.groups())
-    num_channels = 3 if kind == 6 else 1
-    if not 1 <= largest <= 65535:
-        raise ValueError(f"the PNM file's largest value is {largest}; from 1 to 65,535 are allowed")
-    dtype = np.dtype(">u2" if largest > 255 else "u1")
-    count = width * height * num_channels
-    num_bytes = len(data) - match.end()
-    if num_bytes < count * dtype.itemsize:
-        raise ValueError(
-            f"the PNM file is truncated: {num_bytes} of {count * dtype.itemsize} bytes of pixels"
-        )
-    values = np.frombuffer(data, dtype, count, match.end()).reshape(height, width, num_channels)
-    pixels: NDArray[np.uint8] = np.empty((height, width, 3), np.uint8)
-    if largest == 255:
-        pixels[:] = values
-    elif largest == 65535:
-        pixels[:] = values >> 8
-    else:
-        for row, out in zip(values, pixels, strict=True):  # by rows: wide numbers for one only
-            out[:] = np.minimum(row.astype(np.uint32) * 255 // largest, 255)
-    return pixels
-
-
-def _by_pillow(
-    data: bytes | memoryview, header: ImageHeader, max_pixels: int | None
-) -> NDArray[np.uint8]:
+def _by_pillow(data: bytes | memoryview, header: ImageHeader) -> NDArray[np.uint8]:
     with as_value_errors(), open_by_pillow(data) as image:
-        check_size(image.height, image.width, max_pixels)  # of JPEG 2000 it may be the box's
+        if header.form == "tiff":  # libtiff takes memory for a whole tile
+            tags: Any = image.tag_v2  # type: ignore[attr-defined]
+            width, length = (int(np.max(tags.get(side, 0))) for side in _TILE_SIDES)
+            num_pixels = header.height_px * header.width_px
+            if width * length > max(_FREE_TILE_PIXELS, _MAX_TIMES_IMAGE * num_pixels):
+                raise ValueError(
+                    f"a TIFF file with tiles of {length} x {width} px (height x width) for an "
+                    f"image of {num_pixels:,} pixels in all: damaged, or made to take memory"
+                )
         if image.mode == "F" or (image.mode == "I" and header.form != "ppm"):
             raise ValueError(
                 f"an image of {image.mode} pixels (32 bits) has no one meaning in 8 bits"
@@ -316,36 +341,3 @@ def _as_rgb(image: Image.Image) -> NDArray[np.uint8]:
         image = image.convert(image.mode.upper())
     # An image that is RGB already would be copied.
     return np.array(image if image.mode == "RGB" else image.convert("RGB"))
-
-
-def _check_tiles(data: bytes | memoryview, num_pixels: int) -> None:
-    """Raise if a TIFF's tile is far larger than the image: libtiff takes memory for a whole one."""
-
-    def number(place: int, form: str) -> int:
-        value: int
-        (value,) = struct.unpack_from(order + form, data, min(place, len(data)))
-        return value
-
-    order = "<" if data[:2] == b"II" else ">"
-    is_big = 43 in data[2:4]
-    offset, count, entry_bytes, value_offset = ("Q", "Q", 20, 12) if is_big else ("I", "H", 12, 8)
-    sides = dict.fromkeys(_TILE_SIDES, 0)
-    try:
-        start = number(8 if is_big else 4, offset)
-        num_entries = min(number(start, count), _MAX_ENTRIES)
-        start += 8 if is_big else 2
-        for entry in range(start, start + entry_bytes * num_entries, entry_bytes):
-            tag, form = number(entry, "H"), _FORMAT_OF_TYPE.get(number(entry + 2, "H"))
-            if tag in sides and form is not None:
-                place = entry + value_offset
-                if form == "Q" and not is_big:  # too long for its entry, which says where it is
-                    place = number(place, "I")
-                sides[tag] = max(sides[tag], number(place, form))
-    except struct.error:
-        pass  # cut off: its reader will say so
-    width, length = sides.values()
-    if width * length > max(_FREE_TILE_PIXELS, _MAX_TIMES_IMAGE * num_pixels):
-        raise ValueError(
-            f"a TIFF file with tiles of {length} x {width} px (height x width) for an image of "
-            f"{num_pixels:,} pixels in all: damaged, or made to take memory"
-        )

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an image file says of itself before a pixel is decoded: form, size, orientation.
 
-JPEG, PNG and WebP, the forms of training data, are read here, in some microseconds; the others by
-Pillow. All that is known of their segments and chunks, and of Exif's orientation, is here too.
+JPEG and PNG, the forms of training data, are read here, in some microseconds; the others by Pillow.
 """
 
 from __future__ import annotations
@@ -52,7 +51,6 @@ MAX_PIXELS: Final = 100_000_000
 _PILLOWS: Final = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "JPEG2000", "AVIF")
 _NUM_BYTES_SHOWN: Final = 24  # enough for "<!DOCTYPE html>" or "version https://git-lfs"
 
-_JPEG2000_SIZE: Final = b"\xff\x4f\xff\x51"  # start of the codestream, and of its SIZ segment
 _ORIENTATION: Final = 0x0112  # Exif's tag
 _FORMAT_OF_TYPE: Final = {1: "B", 3: "H", 4: "I"}  # a SHORT by the standard; writers differ
 _EXIF_PREFIX: Final = b"Exif\0\0"
@@ -117,10 +115,6 @@ class ImageHeader:
 def read_header(data: bytes | memoryview, *, max_pixels: int | None = MAX_PIXELS) -> ImageHeader:
     """Return what an image file says of itself: an `ImageHeader`, without decoding a pixel.
 
-    Its `form` is "jpeg", "png", ...; `height_px` and `width_px` are those of the stored pixels,
-    `upright_height_px` and `upright_width_px` those of the image as it is seen; `orientation` is
-    Exif's, from 1 to 8.
-
     Args:
         data: The whole file.
         max_pixels: More than so many are an error. None allows any number.
@@ -161,13 +155,11 @@ def as_octets(data: bytes | memoryview) -> bytes | memoryview:
 
 
 def _read(data: bytes | memoryview) -> ImageHeader:
-    start = bytes(data[:12])
+    start = bytes(data[:8])
     if start.startswith(JPEG_MAGIC):
         return _read_jpeg(data)
     if start.startswith(PNG_MAGIC):
         return _read_png(data)
-    if start[:4] == b"RIFF" and start[8:] == b"WEBP":
-        return _read_webp(data)
     return _read_by_pillow(data)
 
 
@@ -202,59 +194,17 @@ def _read_png(data: bytes | memoryview) -> ImageHeader:
     return ImageHeader("png", height, width, _orientation(data))
 
 
-def _read_webp(data: bytes | memoryview) -> ImageHeader:
-    name = bytes(data[12:16])
-    if name == b"VP8X":
-        _, low_width, high_width, low_height, high_height = struct.unpack_from("<IHBHB", data, 20)
-        width, height = high_width << 16 | low_width, high_height << 16 | low_height
-        return ImageHeader("webp", height + 1, width + 1, _orientation(data))
-    if name == b"VP8L":
-        (bits,) = struct.unpack_from("<I", data, 21)
-        return ImageHeader("webp", (bits >> 14 & 0x3FFF) + 1, (bits & 0x3FFF) + 1)
-    if name == b"VP8 ":
-        width, height = struct.unpack_from("<HH", data, 26)
-        return ImageHeader("webp", height & 0x3FFF, width & 0x3FFF)  # above lies a scale
-    raise ValueError(f"a WebP file whose first part is called {name!r}: damaged")
-
-
 def _read_by_pillow(data: bytes | memoryview) -> ImageHeader:
+    orientation: object = 1
     with open_by_pillow(data) as image:
         form, height, width = str(image.format).lower(), image.height, image.width
-        try:
+        with contextlib.suppress(Exception):  # over damaged data it raises nearly anything
             orientation = image.getexif().get(_ORIENTATION, 1)
-        except Exception:  # over damaged data it raises nearly anything
-            orientation = 1
     if not (isinstance(orientation, int) and 1 <= orientation <= 8):
         orientation = 1
     if form == "tiff" and orientation >= 5:  # Pillow gives the size of what it will have turned
         height, width = width, height
-    if form == "jpeg2000":  # Pillow gives the box's size, and OpenCV decodes the codestream's
-        place = _codestream_of(data)
-        right, bottom, left, top = struct.unpack_from(">IIII", data, place + 8)
-        height, width = bottom - top, right - left
     return ImageHeader(form, height, width, orientation)
-
-
-def _codestream_of(data: bytes | memoryview) -> int:
-    """Return where a JPEG 2000 file's codestream begins: in a box, as decoders look for it.
-
-    Its first bytes may lie in another box too, before it, with another size behind them.
-    """
-    place = head = 0
-    if data[:4] != _JPEG2000_SIZE:
-        size_bytes, name = 0, b""
-        while name != b"jp2c":
-            place += size_bytes
-            size_bytes, name = struct.unpack_from(">I4s", data, place)
-            head = 8
-            if size_bytes == 1:
-                (size_bytes,) = struct.unpack_from(">Q", data, place + 8)
-                head = 16
-            if name != b"jp2c" and size_bytes < head:  # 0: it is the last
-                break
-    if data[place + head : place + head + 4] != _JPEG2000_SIZE:
-        raise ValueError("the JPEG 2000 file has no image data: damaged")
-    return place + head
 
 
 @contextlib.contextmanager
@@ -292,35 +242,25 @@ def open_by_pillow(data: bytes | memoryview) -> Image.Image:
 
 def jpeg_segments(data: bytes | memoryview) -> Iterator[tuple[int, int, int]]:
     """Yield marker, start and stop of each segment's content; the first scan's is the last."""
-    size_bytes = len(data)
-    cut_off = f"the JPEG file ends within its header, after {size_bytes} bytes: truncated"
-    place = 2
-    while True:
-        if place + 4 > size_bytes:
-            raise ValueError(cut_off)
-        marker = data[place + 1]
-        if data[place] != 0xFF or marker in (0, 0xFF):
-            found = _MARKER.search(data, place)
-            if found is None:
-                raise ValueError(cut_off)
-            place = found.start()
-            marker = data[place + 1]
+    place, marker = 2, 0
+    while marker != START_OF_SCAN:
+        found = _MARKER.search(data, place)
+        place = len(data) if found is None else found.start()
+        length = int.from_bytes(data[place + 2 : place + 4], "big")
+        marker = data[place + 1] if place + 4 <= len(data) else 0
         if marker in _WITHOUT_LENGTH:
             place += 2
             continue
         if marker == _END_OF_IMAGE:
             raise ValueError("the JPEG file ends before its image data")
-        if place + 4 > size_bytes:
-            raise ValueError(cut_off)
-        stop = place + 2 + int.from_bytes(data[place + 2 : place + 4], "big")
-        if stop > size_bytes:
-            raise ValueError(cut_off)
-        if stop < place + 4:  # the length counts itself
+        if not marker or place + 2 + length > len(data):
+            raise ValueError(
+                f"the JPEG file ends within its header, after {len(data)} bytes: truncated"
+            )
+        if length < 2:  # it counts itself
             raise ValueError(f"the JPEG file is damaged at byte {place}: a segment without a size")
-        yield marker, place + 4, stop
-        if marker == START_OF_SCAN:
-            return
-        place = stop
+        yield marker, place + 4, place + 2 + length
+        place += 2 + length
 
 
 def png_chunks(data: bytes | memoryview) -> Iterator[tuple[bytes, int, int]]:
@@ -334,20 +274,13 @@ def png_chunks(data: bytes | memoryview) -> Iterator[tuple[bytes, int, int]]:
 
 
 def _exif_blocks(data: bytes | memoryview) -> Iterator[tuple[int, int]]:
-    """Yield start and stop of each block of Exif data in a JPEG, PNG or WebP file."""
+    """Yield start and stop of each block of Exif data in a JPEG or PNG file."""
     if data[:3] == JPEG_MAGIC:
         for marker, start, stop in jpeg_segments(data):
             if marker == _APP1 and data[start : start + 6] == _EXIF_PREFIX:
                 yield start, stop
     elif data[:8] == PNG_MAGIC:
         yield from ((start, stop) for name, start, stop in png_chunks(data) if name == b"eXIf")
-    elif data[:4] == b"RIFF" and data[8:12] == b"WEBP":
-        place = 12
-        while place + 8 <= len(data):
-            name, length = struct.unpack_from("<4sI", data, place)
-            if name == b"EXIF":
-                yield place + 8, place + 8 + length
-            place += 8 + length + length % 2
 
 
 def _orientation(data: bytes | memoryview) -> int:
@@ -390,7 +323,7 @@ def _orientation_place(data: bytes | memoryview, start: int, stop: int) -> _Plac
 
 
 def without_orientation(data: bytes | memoryview) -> bytes:
-    r"""Return the same JPEG, PNG or WebP file with its Exif orientation set to 1.
+    r"""Return the same JPEG or PNG file with its Exif orientation set to 1; others unchanged.
 
     A few bytes are changed; pixels and all other metadata stay. For files whose annotation is in
     the frame of the stored pixels: every reader sees them in that frame then.

@@ -1,26 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A part of an image file, decoding no more of it than the part needs.
 
-Three ways save time, all of them libjpeg-turbo's:
-
-- A JPEG file is decoded at a half, a quarter or an eighth of its size where the part is that much
-  larger than what it will be resized to.
-- The rows below the part are not decoded. The decoder is told, in a copy of the file's header, that
-  the image ends there; that it then finds more data than it expects, up to an end marker, is what
-  says that it got so far without a warning. Anything else, and the file is decoded as a whole.
-- Colour, which most files store at half the resolution, is enlarged by repeating it. It differs
-  from smooth enlargement by 0.4 of 255 in the mean of a photo.
-
-What holds for damaged files, as JPEG has no checksums:
-
-- A file that `decode_image` decodes gives the same pixels here, bit for bit, but for the coarser
-  colour. None is refused that `decode_image` decodes.
-- A file without its end marker is an error, wherever the part lies. One that was cut off, and given
-  an end marker, is none if the part lies above the cut.
-- Of other damage less is noticed than by decoding all rows, which itself notices a part of it. Of
-  2,000 photos with one bit changed, `decode_image` refused 421. `decode_region`, for a part that
-  ended after five eighths of the rows, refused 20 of those; 161 had their damage below the part;
-  240 gave wrong pixels without a word. `whole=True` refuses all of the 421.
+A JPEG file is decoded at a half, a quarter or an eighth where the part is that much larger than the
+result; the rows below the part are not decoded; colour may be enlarged by repeating it. What a
+damaged file may still give is in docs/design/vision.md.
 """
 
 from __future__ import annotations
@@ -38,7 +21,7 @@ from penstock.images.headers import as_octets, check_size, turned_upright
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from penstock.images.headers import ImageHeader, JpegHeader
+    from penstock.images.headers import ImageHeader
 
 _REDUCTIONS: Final = (8, 4, 2)
 _LEAST_ROWS_SAVED: Final = 32  # two rows of blocks: less is not worth a copy of the file
@@ -80,17 +63,10 @@ def decode_region(
 ) -> NDArray[np.uint8]:
     """Return a part of an image file, perhaps reduced.
 
-    Args:
-        data: The whole file.
-        header: What `read_header` says of it.
-        region: Which part, as the image is seen upright; within it.
-        factor: By how much it is reduced: 1, 2, 4 or 8. The part is widened to whole pixels of the
-            reduced image, which is that of the stored pixels: an image is turned last.
-        fast: Whether colour may be enlarged by repeating it.
-        strict: As for `decode_image`. Damage below the part is not looked for.
-        whole: Whether every row is decoded, to notice what can be noticed: all that `decode_image`
-            notices.
-        max_pixels: As for `decode_image`.
+    The part is widened to whole pixels of the reduced image, which is that of the stored pixels: an
+    image is turned last. `fast` allows that colour is enlarged by repeating it. With `whole` every
+    row is decoded, to notice all that `decode_image` notices; otherwise damage below the part is
+    not looked for.
 
     Returns:
         uint8, shape (rows, columns, 3), RGB; a view of new memory.
@@ -103,9 +79,12 @@ def decode_region(
     check_size(header.height_px, header.width_px, max_pixels)
     stored = _as_stored(region, header)
     part = None
-    if strict and header.jpeg is not None and _is_usual(header.jpeg):
-        check_jpeg(data, header, header.jpeg, strict=True)
-        part = _decode_part(data, header, stored, factor, fast=fast, whole=whole)
+    jpeg = header.jpeg
+    # Of the kind that nearly all are, and that is known to decode in parts.
+    if strict and jpeg is not None and jpeg.process in ("baseline", "progressive"):
+        check_jpeg(data, header, jpeg, strict=True)
+        if jpeg.num_components in (1, 3):
+            part = _decode_part(data, header, stored, factor, fast=fast, whole=whole)
     if part is None:
         image = decode_image(data, strict=strict, max_pixels=max_pixels, orientation="stored")
         part = reduced(image, stored, factor)
@@ -133,15 +112,6 @@ def reduced(image: NDArray[np.uint8], region: Region, factor: int) -> NDArray[np
     size = -(-part.shape[1] // factor), -(-part.shape[0] // factor)
     small = cv2.resize(part, size, interpolation=cv2.INTER_AREA)
     return cast("NDArray[np.uint8]", small)
-
-
-def _is_usual(jpeg: JpegHeader) -> bool:
-    """Whether a file is of the kind that nearly all are, and that is known to decode in parts."""
-    return (
-        jpeg.process in ("baseline", "progressive")
-        and jpeg.precision_bits == 8
-        and jpeg.num_components in (1, 3)
-    )
 
 
 def _cut(pixels: NDArray[np.uint8], region: Region, factor: int) -> NDArray[np.uint8]:

@@ -78,7 +78,6 @@ __getattr__ = removed_names(
     __name__,
     {
         "BoxCounts": "penstock.vision.datasets.rules.BoxCounts",
-        "FrameCounts": "penstock.vision.datasets.frames.FrameCounts",
         "HSV": "RandomHSV",
         "IMAGENET_MEAN": "penstock.vision.pipeline.IMAGENET_MEAN",
         "IMAGENET_STD": "penstock.vision.pipeline.IMAGENET_STD",

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import operator
 from typing import TYPE_CHECKING, Any, Final
@@ -17,17 +18,10 @@ if TYPE_CHECKING:
 _MOST_SHOWN: Final = 100  # characters of a value in a message
 
 
-def checked_number(
-    name: str,
-    value: Any,  # noqa: ANN401 - it is being checked
-    lowest: float,
-    highest: float = math.inf,
-) -> float:
+def checked_number(name: str, value: Any, lowest: float, highest: float = math.inf) -> float:  # noqa: ANN401
     """Return a finite number from `lowest` to `highest`, both included; else ConfigError."""
-    is_number = isinstance(value, (int, float)) or (
-        hasattr(value, "__float__") and not np.ndim(value)
-    )
-    number = float(value) if is_number and not isinstance(value, bool) else math.nan
+    is_number = hasattr(value, "__float__") and not np.ndim(value) and not isinstance(value, bool)
+    number = float(value) if is_number else math.nan
     if not (math.isfinite(number) and lowest <= number <= highest):
         kind = "a finite number" if math.isinf(number) else "a number"
         upper = "" if highest == math.inf else f" and at most {highest:g}"
@@ -49,12 +43,12 @@ def checked_whole(name: str, value: Any, lowest: int, highest: float = math.inf)
 
 def checked_size(size: Any) -> tuple[int, int]:  # noqa: ANN401
     """Return (height, width) in pixels of a size given as one int, or as (height, width)."""
-    if isinstance(size, (tuple, list)) and len(size) == 2:
-        return checked_whole("height", size[0], 1), checked_whole("width", size[1], 1)
-    if isinstance(size, (tuple, list)):
+    if not isinstance(size, (tuple, list)):
+        side = checked_whole("size", size, 1)
+        return side, side
+    if len(size) != 2:
         raise ConfigError(f"size is an int, or (height, width), in pixels; got {shown(size)}")
-    side = checked_whole("size", size, 1)
-    return side, side
+    return checked_whole("height", size[0], 1), checked_whole("width", size[1], 1)
 
 
 def checked_choice(name: str, value: Any, choices: Sequence[Any]) -> None:  # noqa: ANN401
@@ -77,12 +71,6 @@ def checked_transform(what: str, transform: Any) -> Any:  # noqa: ANN401
     """Return a function of a sample; ConfigError names it `what`, with its verb: "transform is"."""
     if not callable(transform):
         raise ConfigError(f"{what} a function of a sample; got {shown(transform)}")
-    if isinstance(transform, type) and transform.__module__.startswith("penstock.vision."):
-        name = transform.__name__
-        raise ConfigError(
-            f"{what} a function of a sample; got the class {name}: make an instance of it first, "
-            f"{name}(…)"
-        )
     if not isinstance(transform, type) and is_of(transform, "albumentations"):
         raise ConfigError(
             f"{what} a function of a sample; got {type(transform).__name__} of albumentations, "
@@ -98,12 +86,17 @@ def is_of(value: Any, package: str) -> bool:  # noqa: ANN401
 
 def shown(value: Any) -> str:  # noqa: ANN401
     """Return a value as a message can show it."""
-    shape = getattr(value, "shape", None)
-    if isinstance(value, (dict, np.ndarray)) or np.ndim(shape or 0):
-        of_shape = "" if shape is None else f" of shape {tuple(shape)}"
-        return (
-            f"a {type(value).__name__}{of_shape}. If it is a sample, a class was given in place of "
-            "an instance: a transform is made first, Letterbox(640), and then called with samples"
-        )
-    text = repr(value)
+    text = " ".join(repr(value).split())
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
+
+
+class ShownByArguments:
+    """Shows an object by those of its constructor's arguments that are not the usual ones."""
+
+    def __repr__(self) -> str:
+        given = [
+            f"{name}={getattr(self, name)!r}"
+            for name, parameter in inspect.signature(type(self)).parameters.items()
+            if repr(getattr(self, name)) != repr(parameter.default)
+        ]
+        return f"{type(self).__name__}({', '.join(given)})"

@@ -10,21 +10,20 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
 from penstock.collate import Collator
 from penstock.errors import CollateError, ConfigError
 from penstock.faults import annotate
-from penstock.transport.arena import INLINE_LIMIT_BYTES
 from penstock.transport.packing import AsTensor
 from penstock.vision.arguments import checked_choice, checked_full_scale, checked_whole
 from penstock.vision.pixels import lookup_tables, write_planes
 from penstock.vision.samples import arrays_by_object, as_array, is_tensor, num_objects
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import DTypeLike, NDArray
 
@@ -36,7 +35,6 @@ _NOTHING: Final[dict[str, tuple[tuple[int, ...], np.dtype[Any]]]] = {
     "boxes": ((4,), np.dtype(np.float32)),
     "labels": ((), np.dtype(np.int64)),
 }
-_WHOLE: Final = None  # stands for the keys where a target is no dict, but an array
 
 
 class DetectionCollate:
@@ -86,15 +84,7 @@ class DetectionCollate:
                 torchvision's detectors take it. "array" gives float32 (objects, 5), each row x1,
                 y1, x2, y2, class, as older SSD and RetinaNet code takes it; all else is left out,
                 "image_size" too.
-
-        Raises:
-            ConfigError: an argument is out of its range, or contradicts another.
         """
-        if not isinstance(images, str):
-            raise ConfigError(
-                f"images is 'stack', 'pad' or 'list', not a {type(images).__name__}. As collate_fn "
-                "give an instance, DetectionCollate(), not the class, which is called with samples"
-            )
         checked_choice("images", images, ("stack", "pad", "list"))
         checked_choice("output", output, ("float_chw", "uint8_hwc"))
         checked_choice("targets", targets, ("dict", "array"))
@@ -113,19 +103,7 @@ class DetectionCollate:
         self.mean, self.std = mean, std
 
     def __call__(self, samples: Sequence[Mapping[str, Any]]) -> tuple[Any, list[Any]]:
-        """Return the batch in memory of its own.
-
-        Args:
-            samples: At least one.
-
-        Returns:
-            The images, and a target for each. Tensors if any sample holds one, otherwise arrays.
-
-        Raises:
-            CollateError: images of different sizes are to be stacked, or arrays of a name differ in
-                type or shape; the message names two samples.
-            ConfigError: a sample is no dict with an image, or its arrays differ in their rows.
-        """
+        """Return the batch in memory of its own."""
         holds_tensors = any(map(_holds_tensors, samples))
         out: BatchMemory = _TensorMemory() if holds_tensors else Collator(np.empty)
         return self.collate_into(samples, out)
@@ -139,17 +117,17 @@ class DetectionCollate:
         if self._targets == "array":
             return batch, _class_rows(taken, out)
         rows = {
-            key: split(_leaf(values, out), offsets)
+            key: _split(_leaf(values, out), offsets)
             for key, (values, offsets) in _fields(taken, out).items()
         }
-        targets = Targets(
+        targets = [
             {
                 key: rows[key][number] if key in rows else value
                 for key, value in sample.items()
                 if key != "image"
             }
             for number, sample in enumerate(taken)
-        )
+        ]
         for target, size in zip(targets, sizes, strict=False):
             target["image_size"] = size
         return batch, targets
@@ -239,11 +217,12 @@ def _checked_tables(
     """Return what each value of a uint8 becomes: float32, shape (channels or 1, 256)."""
     means = np.atleast_1d(np.asarray(0.0 if mean is None else mean, np.float64))
     stds = np.atleast_1d(np.asarray(1.0 if std is None else std, np.float64))
-    said = f"mean={mean!r}, std={std!r}"
-    if means.ndim != 1 or stds.ndim != 1 or len({len(means), len(stds)} - {1}) > 1:
-        raise ConfigError(f"mean and std have a number for each channel, but got {said}")
-    if not (np.isfinite(means).all() and np.isfinite(stds).all() and (stds > 0).all()):
-        raise ConfigError(f"mean is finite and std above 0, in units of 0..1, but got {said}")
+    is_good = means.ndim == stds.ndim == 1 and len({len(means), len(stds)} - {1}) <= 1
+    if not (is_good and np.isfinite([*means, *stds]).all() and (stds > 0).all()):
+        raise ConfigError(
+            "mean and std have a finite number for each channel, in units of 0..1, std above 0; "
+            f"got mean={mean!r}, std={std!r}"
+        )
     checked_full_scale("mean", tuple(means.tolist()))
     checked_full_scale("std", tuple(stds.tolist()))
     return lookup_tables(means, stds)
@@ -262,18 +241,11 @@ def _check_alike(arrays: list[NDArray[Any]], shapes: list[tuple[int, ...]]) -> N
         if shape != shapes[0] or array.dtype != first.dtype:
             raise CollateError(
                 "images of one batch should have the same size and type, but {first} is "
-                f"{_of_size(first)} and {{other}} is {_of_size(array)}. Resize or letterbox them "
-                'in a transform, or collate with DetectionCollate(images="pad") or '
+                f"{_described(first)} and {{other}} is {_described(array)}. Resize or letterbox "
+                'them in a transform, or collate with DetectionCollate(images="pad") or '
                 'DetectionCollate(images="list").',
                 (0, position),
             )
-
-
-def _of_size(array: NDArray[Any]) -> str:
-    if array.ndim != 3:
-        return _described(array)
-    height, width = array.shape[:2] if _is_hwc(array) else array.shape[-2:]
-    return f"{height} x {width} (height x width), {_described(array)}"
 
 
 def _described(array: NDArray[Any]) -> str:
@@ -304,11 +276,11 @@ class _TensorMemory:
 def _with_arrays(sample: Any, position: int) -> dict[str, Any]:  # noqa: ANN401
     """Return a sample with arrays for tensors, having checked that they fit together."""
     if not isinstance(sample, Mapping) or "image" not in sample:
-        is_dict = isinstance(sample, Mapping)
-        what = f"a dict of {sorted(map(str, sample))}" if is_dict else type(sample).__name__
+        has = f" of {sorted(map(str, sample))}" if isinstance(sample, Mapping) else ""
         raise ConfigError(
             f'detection_collate takes dicts with an "image", but sample {position} of the batch '
-            f"is {what}. Other samples need the default collate, or a collate_fn of your own"
+            f"is a {type(sample).__name__}{has}. Other samples need the default collate, or a "
+            "collate_fn of your own"
         )
     taken = {key: as_array(value) if is_tensor(value) else value for key, value in sample.items()}
     for key, (trailing, _) in _NOTHING.items():
@@ -353,18 +325,11 @@ def _field(
         trailing, dtype = first.shape[1:], np.result_type(*(parts[p].dtype for p in filled))
     else:
         trailing, dtype = _NOTHING.get(key, (parts[0].shape[1:], parts[0].dtype))
-    offsets = _offsets(parts)
+    offsets = np.cumsum([0, *map(len, parts)])
     values = out.empty((int(offsets[-1]), *trailing), dtype)
     if filled:
         np.concatenate([parts[position] for position in filled], out=values)
     return values, offsets
-
-
-def _offsets(parts: Sequence[Any]) -> NDArray[np.int64]:
-    """Return where the rows of each image begin, and where the last's end."""
-    offsets = np.zeros(len(parts) + 1, np.int64)
-    np.cumsum([len(part) for part in parts], out=offsets[1:])
-    return offsets
 
 
 def _check_like(
@@ -387,16 +352,14 @@ def _quoted(key: object) -> str:
     return f'"{key}"'.replace("{", "{{").replace("}", "}}")  # the message is a template
 
 
-def _class_rows(samples: list[dict[str, Any]], out: BatchMemory) -> Targets:
+def _class_rows(samples: list[dict[str, Any]], out: BatchMemory) -> list[Any]:
     """Return float32 (objects, 5) for each image: its boxes and their classes."""
     for position, sample in enumerate(samples):
         boxes, labels = sample.get("boxes"), sample.get("labels")
         if boxes is None or labels is None or labels.ndim != 1:
-            shape = "none" if labels is None else f"of shape {labels.shape}"
             raise ConfigError(
                 'targets="array" is made of "boxes" (N, 4) and "labels" (N,), but sample '
-                f"{position} of the batch has {'no' if boxes is None else 'its'} boxes, and labels "
-                f"{shape}"
+                f"{position} of the batch has boxes {_shape(boxes)} and labels {_shape(labels)}"
             )
     wanted = [{key: sample[key] for key in ("boxes", "labels")} for sample in samples]
     fields = _fields(wanted, Collator(np.empty))
@@ -404,123 +367,19 @@ def _class_rows(samples: list[dict[str, Any]], out: BatchMemory) -> Targets:
     values = out.empty((len(corners), 5), np.float32)
     values[:, :4] = corners
     values[:, 4] = fields["labels"][0]
-    return Targets(split(out.leaf(values), offsets))
+    return _split(out.leaf(values), offsets)
 
 
-class Targets(list[Any]):
-    """A list of targets, one per image, which travels as a few large arrays."""
-
-    def __copy__(self) -> Targets:
-        """Return a list of the same targets, not of copies as unpickling would."""
-        return Targets(self)
-
-    def __reduce__(self) -> tuple[Callable[..., Targets], tuple[Any, ...]]:
-        """Pickle by field."""
-        if not self:
-            return Targets, ()
-        keys = _common_keys(self)
-        known: dict[bytes, NDArray[np.int64]] = {}
-        if keys is _WHOLE:
-            return _rebuilt, (_WHOLE, [_column(list(self), known)], len(self))
-        if not keys:
-            return Targets, (list(self),)
-        columns = [_column([target[key] for target in self], known) for key in keys]
-        return _rebuilt, (keys, columns, len(self))
+def _shape(array: Any) -> str:  # noqa: ANN401
+    return "none" if array is None else f"of shape {array.shape}"
 
 
-class _RaggedField(NamedTuple):
-    """One field of all images: image k has `values[offsets[k] : offsets[k + 1]]`."""
-
-    values: Any
-    offsets: NDArray[np.int64]
-
-
-def split(values: Any, offsets: NDArray[np.int64]) -> list[Any]:  # noqa: ANN401
+def _split(values: Any, offsets: NDArray[np.int64]) -> list[Any]:  # noqa: ANN401
     """Return the rows of each image, as views of an array, a tensor or an `AsTensor`."""
     spans = itertools.pairwise(offsets.tolist())
     if isinstance(values, AsTensor):
         return [AsTensor(values.array[start:stop], values.adapter) for start, stop in spans]
     return [values[start:stop] for start, stop in spans]
-
-
-def _common_keys(targets: list[Any]) -> tuple[Any, ...] | None:
-    """Return the keys of dicts, all alike; () for what is pickled as it is; None for no dicts."""
-    if any(type(target) is not dict for target in targets):
-        return () if any(type(target) is dict for target in targets) else _WHOLE
-    keys = tuple(targets[0])
-    return keys if all(tuple(target) == keys for target in targets) else ()
-
-
-def _rebuilt(keys: tuple[Any, ...] | None, columns: list[Any], num_targets: int) -> Targets:
-    lists = [split(*column) if isinstance(column, _RaggedField) else column for column in columns]
-    if keys is _WHOLE:
-        return Targets(lists[0])
-    return Targets({k: c[n] for k, c in zip(keys, lists, strict=True)} for n in range(num_targets))
-
-
-def _column(parts: list[Any], known: dict[bytes, NDArray[np.int64]]) -> _RaggedField | list[Any]:
-    """Return one field of all images as one array, if that can be."""
-    values = _joined(parts)
-    if values is None:
-        return parts
-    offsets = _offsets([part.array if type(part) is AsTensor else part for part in parts])
-    return _RaggedField(values, known.setdefault(offsets.tobytes(), offsets))
-
-
-def _joined(parts: list[Any]) -> Any:  # noqa: ANN401
-    """Return the rows of all parts; None if they are not all of one kind of array."""
-    kind = type(parts[0])
-    torch = sys.modules.get("torch")
-    if any(type(part) is not kind for part in parts):
-        return None
-    if kind is AsTensor:
-        joined = _joined([part.array for part in parts])
-        return None if joined is None else AsTensor(joined, parts[0].adapter)
-    if kind is np.ndarray:
-        return _joined_arrays(parts) if _fit(parts) and not parts[0].dtype.hasobject else None
-    if torch is not None and kind is torch.Tensor and _fit(parts) and all(map(_is_plain, parts)):
-        return _joined_tensors(parts, torch)
-    return None
-
-
-def _fit(parts: list[Any]) -> bool:
-    dtype, trailing = parts[0].dtype, parts[0].shape[1:]
-    return parts[0].ndim > 0 and all(
-        part.ndim and part.dtype == dtype and part.shape[1:] == trailing for part in parts
-    )
-
-
-def _is_plain(tensor: Any) -> bool:  # noqa: ANN401
-    return tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.requires_grad
-
-
-def _joined_arrays(parts: list[NDArray[Any]]) -> NDArray[Any]:
-    """Return the rows of all arrays; large ones not copied, if they lie one after another."""
-    filled = [part for part in parts if part.size]
-    if not filled or filled[0].base is None or filled[0].nbytes < INLINE_LIMIT_BYTES:
-        return np.concatenate(parts)
-    first = filled[0]
-    address = first.__array_interface__["data"][0]
-    for part in filled:
-        is_next = part.base is first.base and part.flags.c_contiguous and part.flags.writeable
-        if not is_next or part.__array_interface__["data"][0] != address:
-            return np.concatenate(parts)
-        address += part.nbytes
-    shape = (sum(map(len, filled)), *first.shape[1:])
-    return np.lib.stride_tricks.as_strided(first, shape, first.strides)
-
-
-def _joined_tensors(parts: Sequence[Any], torch: Any) -> Any:  # noqa: ANN401
-    filled = [part for part in parts if part.numel()]
-    if not filled or filled[0].nbytes < INLINE_LIMIT_BYTES:
-        return torch.cat(list(parts))
-    first = filled[0]
-    storage, offset = first.untyped_storage().data_ptr(), first.storage_offset()
-    for part in filled:
-        if part.untyped_storage().data_ptr() != storage or part.storage_offset() != offset:
-            return torch.cat(list(parts))
-        offset += part.numel()
-    return first.as_strided((sum(map(len, filled)), *first.shape[1:]), first.stride())
 
 
 detection_collate: Final = DetectionCollate()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from penstock.deprecation import removed_arguments
 from penstock.errors import ConfigError
-from penstock.vision.arguments import checked_size, shown
+from penstock.vision.arguments import ShownByArguments, checked_size, shown
 
 if TYPE_CHECKING:
     import numpy as np
@@ -61,12 +61,11 @@ def checked_crop(crop: Any) -> Crop:  # noqa: ANN401 - it is being checked
     )
 
 
-class RandomResizedCrop:
+class RandomResizedCrop(ShownByArguments):
     """A part of random area and shape, resized: the crop of torchvision's ImageNet recipe.
 
-    The part's area is uniform over `scale` times the image's; its width : height is log-uniform
-    over `ratio`; its place is uniform. If ten such parts do not fit into the image, the largest one
-    in the middle is taken whose ratio is within bounds.
+    Area and width : height (log-uniform) are drawn within bounds, the place is uniform. If ten such
+    parts do not fit, the largest one in the middle is taken whose ratio is within bounds.
 
     Reference:
         Szegedy et al., Going deeper with convolutions (2014), section 6; torchvision's
@@ -93,9 +92,6 @@ class RandomResizedCrop:
             size: Height and width of the output, in pixels; one number for both.
             scale: Least and greatest share of the image's area, 0 < least <= greatest <= 1.
             ratio: Least and greatest width : height.
-
-        Raises:
-            ConfigError: bounds in the wrong order, or out of range.
         """
         self.size = checked_size(size)
         self.scale = _checked_bounds("scale", scale, 1.0)
@@ -129,11 +125,8 @@ class RandomResizedCrop:
         top, left = (height - cut_height) // 2, (width - cut_width) // 2
         return Cut(top, left, cut_height, cut_width, *self.size)
 
-    def __repr__(self) -> str:
-        return f"RandomResizedCrop({self.size}, scale={self.scale}, ratio={self.ratio})"
 
-
-class CenterCropResize:
+class CenterCropResize(ShownByArguments):
     """The image resized to a given length of its shorter side, and the middle of that.
 
     With `size=224, resize=256` it is torchvision's `Resize(256)` and `CenterCrop(224)`, the numbers
@@ -152,9 +145,6 @@ class CenterCropResize:
         Args:
             size: Height and width of the output, in pixels; one number for both.
             resize: Length of the shorter side before, in pixels; at least that of `size`'s longer.
-
-        Raises:
-            ConfigError: `resize` is smaller than the output.
         """
         self.size = checked_size(size)
         if resize < max(self.size):
@@ -170,11 +160,8 @@ class CenterCropResize:
         left = round((resized_width - self.size[1]) / 2)
         return Cut(0, 0, height, width, resized_height, resized_width, top, left)
 
-    def __repr__(self) -> str:
-        return f"CenterCropResize({self.size}, resize={self.resize})"
 
-
-class Resize:
+class Resize(ShownByArguments):
     """The whole image, resized to one size whatever its shape.
 
     It is torchvision's `Resize((height, width))`. One number is both sides, not the shorter one.
@@ -194,15 +181,9 @@ class Resize:
         """Return all of an image of `height` x `width` pixels."""
         return Cut(0, 0, height, width, *self.size)
 
-    def __repr__(self) -> str:
-        return f"Resize({self.size})"
-
 
 def _checked_bounds(name: str, bounds: tuple[float, float], most: float) -> tuple[float, float]:
     low, high = bounds
     if not 0 < low <= high <= most:
-        at_most = f" <= {most:g}" if most < math.inf else ""
-        raise ConfigError(
-            f"{name} is (least, greatest), 0 < least <= greatest{at_most}; not {bounds}."
-        )
+        raise ConfigError(f"{name} is (least, greatest), 0 < least <= greatest <= {most}: {bounds}")
     return float(low), float(high)

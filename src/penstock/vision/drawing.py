@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import colorsys
 import contextlib
 import functools
 import math
@@ -41,29 +40,19 @@ _COLOURS: Final = (
     (230, 159, 0), (86, 180, 233), (0, 158, 115), (240, 228, 66),
     (0, 114, 178), (213, 94, 0), (204, 121, 167),
 )  # fmt: skip
-# Further ones: hues a golden angle apart, in turns of lightness and saturation. Of the first 60
-# none is nearer to another than 10 in CIE L*a*b*, of the first 20 than 18.
-_GOLDEN: Final = 0.61803398875
-_FIRST_HUE: Final = 0.275
-_LIGHTNESS: Final = (0.3, 0.5, 0.65, 0.8)
-_SATURATION: Final = (1.0, 0.5, 0.75)
-_MOST_COLOURS: Final = 60
+_SHADES: Final = (1.0, 0.62, 0.35)  # of further classes
 _NO_CLASS: Final = (160, 160, 160)
 _DARK: Final = (20, 20, 20)
+_WHITE: Final = (255, 255, 255)
 _BRIGHT: Final = 140.0  # of 255; on brighter grounds black can be read better than white
 _FAR: Final = 1e5  # pixels
 _HIDDEN: Final = 1  # visibility of a landmark that is marked, but covered
 _MOST_NAMED: Final = 0.1  # of an image, by one name; else the legend has to do
 _SMALL_PX: Final = 24  # boxes below this get no dark edge, which would leave nothing to be seen
 _MANY_SCRIPTS: Final = (
-    "NotoSansCJK-Regular.ttc",
-    "wqy-microhei.ttc",
-    "wqy-zenhei.ttc",
-    "msyh.ttc",
-    "PingFang.ttc",
-    "Arial Unicode.ttf",
-    "DejaVuSans.ttf",
-)
+    "NotoSansCJK-Regular.ttc", "wqy-microhei.ttc", "wqy-zenhei.ttc", "msyh.ttc", "PingFang.ttc",
+    "Arial Unicode.ttf", "DejaVuSans.ttf",
+)  # fmt: skip
 
 _NAMES: Final = ("image", "images", "img", "pixel_values")  # of images in a dict
 _SLACK: Final = 0.02  # beyond 0..1 of rounding, and of a resampling that overshoots
@@ -89,10 +78,8 @@ def contact_sheet(
 ) -> NDArray[np.uint8]:
     """Return one image of many samples, scaled to tiles, with what is marked in them.
 
-    Below an image stand its class, or what it is called; below all, the colours of the classes. A
-    class has always the same colour. Its name stands where it covers no other name, or not at all.
-    Landmarks are white; those that are marked as hidden are hollow. Lines and letters are drawn
-    after scaling, so they can be read in images of any size.
+    Below an image stand its class, or what it is called; below all, the colours of the classes.
+    Landmarks are white; those that are marked as hidden are hollow.
 
     Args:
         samples: At least one. Each is a dict with "image" and, as far as there are any, "boxes"
@@ -115,12 +102,10 @@ def contact_sheet(
         >>> contact_sheet([cell] * 6, columns=3, tile_px=100).shape
         (206, 332, 3)
     """
-    if not samples:
-        raise ConfigError("a contact sheet needs at least one sample")
-    if tile_px < 32 or (columns is not None and columns < 1):
+    if not samples or tile_px < 32 or (columns is not None and columns < 1):
         raise ConfigError(
-            f"tile_px is 32 or more and columns 1 or more, but got tile_px={tile_px}, "
-            f"columns={columns}"
+            f"a contact sheet needs a sample, tile_px of 32 or more and columns of 1 or more, but "
+            f"got {len(samples)} samples, tile_px={tile_px}, columns={columns}"
         )
     made = [one if isinstance(one, Unshown) else sample_of(one) for one in samples]
     found = [sample for sample in made if not isinstance(sample, Unshown)]
@@ -147,7 +132,7 @@ def contact_sheet(
             left = _GAP_PX + number * (tile_px + _GAP_PX)
             sheet.paste(_tile(sample, class_names, tile_px), (left, top))
         top += row_px + _GAP_PX
-    return np.concatenate([np.asarray(sheet), *_legend(found, class_names, width)])
+    return np.concatenate([np.asarray(sheet), *_legend(labels, class_names, width)])
 
 
 def _size_in_tile(sample: dict[str, Any] | Unshown, tile_px: int) -> tuple[int, int]:
@@ -166,17 +151,12 @@ def _tile(
     size = _size_in_tile(sample, tile_px)
     tile = Image.new("RGB", (tile_px, size[1] + LINE_PX), _PAPER)
     if isinstance(sample, Unshown):
-        picture = Image.new("RGB", size, _ERROR_PAPER)
-        room = tile_px - 2 * _GAP_PX
-        lines = textwrap.wrap(
-            sample.reason,
-            max(1, room // _LETTER_PX),
-            max_lines=max(1, (size[1] - 2 * _GAP_PX) // LINE_PX),
-            placeholder="…",
-        )
-        for row, line in enumerate(lines):
-            _write(picture, fitted(line, room), (_GAP_PX, _GAP_PX + row * LINE_PX), _ERROR_PAPER)
-        caption = sample.name
+        picture, caption = Image.new("RGB", size, _ERROR_PAPER), sample.name
+        most_px = tile_px - 2 * _GAP_PX
+        lines = textwrap.wrap(sample.reason, max(1, most_px // _LETTER_PX))
+        for row, line in enumerate(lines[: max(1, size[1] // LINE_PX - 1)]):
+            place = _GAP_PX, _GAP_PX + row * LINE_PX
+            _write(picture, fitted(line, most_px), place, _ERROR_PAPER)
     else:
         image = Image.fromarray(sample["image"])
         scale = size[0] / image.width, size[1] / image.height
@@ -185,7 +165,7 @@ def _tile(
         _draw_objects(picture, sample, class_names, scale, 2 if tile_px >= 200 else 1)
         names = [str(sample["image_id"])] if "image_id" in sample else []
         names += [class_text(sample["label"], class_names)] if "label" in sample else []
-        caption = "  ".join(filter(None, names))
+        caption = "  ".join(names)
     tile.paste(picture, ((tile_px - size[0]) // 2, 0))
     caption = fitted(caption, tile_px)
     _write(tile, caption, ((tile_px - text_width(caption)) // 2, size[1] + 1), _PAPER)
@@ -193,29 +173,25 @@ def _tile(
 
 
 def _legend(
-    samples: list[dict[str, Any]], class_names: Sequence[str], width: int
-) -> list[NDArray[np.uint8]]:
-    """Return lines with the colour, the name and the number of the objects of each class."""
-    counts = Counter(
-        _class_of(label, class_names)
-        for sample in samples
-        for label in sample.get("labels", ())
-        if isinstance(label, str) or not np.ndim(label)
-    )
+    labels: list[Any], class_names: Sequence[str], width: int
+) -> Iterator[NDArray[np.uint8]]:
+    """Yield lines with the colour, the name and the number of the objects of each class."""
+    plain = [label for label in labels if isinstance(label, str) or not np.ndim(label)]
+    counts = Counter(_class_of(label, class_names) for label in plain)
     del counts[None]
-    lines: list[Image.Image] = []
-    left = width
+    left, line = width, None
     for label in sorted(counts, key=lambda it: (isinstance(it, str), it))[:_MOST_CLASSES]:
         text = fitted(f"{class_text(label, class_names)} ({counts[label]})", width // 2)
         needed = _CHIP_PX + 4 + text_width(text) + 3 * _GAP_PX
-        if left + needed > width:
-            lines.append(Image.new("RGB", (width, LINE_PX + _GAP_PX), _PAPER))
-            left = _GAP_PX
-        chip = (left, 2, left + _CHIP_PX - 1, 2 + _CHIP_PX - 1)
-        ImageDraw.Draw(lines[-1]).rectangle(chip, class_colour(label))
-        _write(lines[-1], text, (left + _CHIP_PX + 4, 0), _PAPER)
+        if line is None or left + needed > width:
+            if line is not None:
+                yield np.asarray(line)
+            line, left = Image.new("RGB", (width, LINE_PX + _GAP_PX), _PAPER), _GAP_PX
+        line.paste(class_colour(label), (left, 2, left + _CHIP_PX, 2 + _CHIP_PX))
+        _write(line, text, (left + _CHIP_PX + 4, 0), _PAPER)
         left += needed
-    return [np.asarray(line) for line in lines]
+    if line is not None:
+        yield np.asarray(line)
 
 
 def _draw_objects(
@@ -232,41 +208,30 @@ def _draw_objects(
     areas = np.prod(boxes[:, 2:] - boxes[:, :2], axis=1)
     # Small ones last: they would vanish under the lines of large ones.
     order = [n for n in np.argsort(-areas, kind="stable").tolist() if np.isfinite(boxes[n]).all()]
-    labels = sample.get("labels")
-    known = [0] * len(boxes) if labels is None else [*labels, *[0] * len(boxes)]
+    labels = list(sample.get("labels", ()))
     for n in order:
         left, top, right, bottom = np.rint(boxes[n]).astype(int).tolist()
         right, bottom = max(right - 1, left), max(bottom - 1, top)  # half-open: outermost pixels
         if min(right - left, bottom - top) >= _SMALL_PX:  # dark lines on both sides for any ground
             outline = (left - 1, top - 1, right + 1, bottom + 1)
             draw.rectangle(outline, outline=_DARK, width=line_px + 2)
-        colour = class_colour(_class_of(known[n], class_names))
+        colour = class_colour(_class_of(labels[n], class_names) if n < len(labels) else 0)
         draw.rectangle((left, top, right, bottom), outline=colour, width=line_px)
-    _draw_landmarks(draw, sample, scale, line_px)
+    points = np.asarray(sample.get("landmarks", ()), np.float64)
+    if points.ndim == 3 and points.shape[-1] == 2:
+        visibility = np.asarray(sample.get("visibility", np.full(points.shape[:2], -1)))
+        radius = line_px + 1 if points.shape[1] <= 10 else 0  # many would cover each other
+        is_there = np.isfinite(points).all(axis=2) & (np.abs(points) < _FAR).all(axis=2)
+        centres = np.rint((points + 0.5) * scale - 0.5)[is_there].astype(int).tolist()
+        for (x, y), seen in zip(centres, visibility[is_there].tolist(), strict=True):
+            for size, colour in ((radius + 1, _DARK), (radius, _WHITE)):
+                place = x - size, y - size, x + size, y + size
+                draw.ellipse(place, None if seen == _HIDDEN else colour, colour)
     taken: list[tuple[int, int, int, int]] = []
     for n in reversed(order):
-        if labels is not None and n < len(labels):
+        if n < len(labels):
             colour = class_colour(_class_of(labels[n], class_names))
             _draw_tag(picture, boxes[n], class_text(labels[n], class_names), colour, taken)
-
-
-def _draw_landmarks(
-    draw: ImageDraw.ImageDraw, sample: dict[str, Any], scale: tuple[float, float], line_px: int
-) -> None:
-    points = np.asarray(sample.get("landmarks", ()), np.float64)
-    if points.ndim != 3 or points.shape[-1] != 2:
-        return
-    points = (points + 0.5) * scale - 0.5
-    seen = sample.get("visibility")
-    radius = line_px + 1 if points.shape[1] <= 10 else 0  # many would cover each other
-    for n, row in enumerate(points):
-        for k, (x, y) in enumerate(row.tolist()):
-            if math.isfinite(x + y) and max(abs(x), abs(y)) < _FAR:
-                is_hidden = seen is not None and seen[n][k] == _HIDDEN
-                for size, colour in ((radius + 1, _DARK), (radius, "white")):
-                    left, top = round(x) - size, round(y) - size
-                    place = left, top, left + 2 * size, top + 2 * size
-                    draw.ellipse(place, None if is_hidden else colour, colour)
 
 
 def _draw_tag(
@@ -287,10 +252,10 @@ def _draw_tag(
         top = min(max(top, 0), picture.height - height)
         place = left, top, left + width, top + height
         if all(
-            min(place[2], other[2]) <= max(place[0], other[0])
-            or min(place[3], other[3]) <= max(place[1], other[1])
+            left + width <= other[0] or other[2] <= left or top + height <= other[1]
+            or other[3] <= top
             for other in taken
-        ):
+        ):  # fmt: skip
             taken.append(place)
             picture.paste(colour, place)
             _write(picture, name, (left + 2, top), colour)
@@ -302,16 +267,8 @@ def class_colour(label: int | str | None) -> Colour:
     if label is None:
         return _NO_CLASS
     number = zlib.crc32(label.encode("utf-8", "replace")) if isinstance(label, str) else label
-    number %= _MOST_COLOURS
-    if number < len(_COLOURS):
-        return _COLOURS[number]
-    turn = number - len(_COLOURS)
-    rgb = colorsys.hls_to_rgb(
-        (_FIRST_HUE + turn * _GOLDEN) % 1,
-        _LIGHTNESS[turn % len(_LIGHTNESS)],
-        _SATURATION[turn % len(_SATURATION)],
-    )
-    red, green, blue = (round(255 * part) for part in rgb)
+    shade = _SHADES[number // len(_COLOURS) % len(_SHADES)]
+    red, green, blue = (round(shade * part) for part in _COLOURS[number % len(_COLOURS)])
     return red, green, blue
 
 
@@ -326,22 +283,11 @@ def _class_of(label: Any, class_names: Sequence[str]) -> int | str | None:  # no
 
 
 def class_text(label: Any, class_names: Sequence[str]) -> str:  # noqa: ANN401
-    """Return what a class is called; of a mixture, its two largest parts."""
-    if isinstance(label, str):
-        return label.splitlines()[0] if label else ""  # a packed VOC folder has whole files here
-    weights = np.asarray(label)
-    if weights.dtype.kind not in "biuf":
-        return ""
-    if weights.ndim:
-        flat = weights.ravel()
-        largest = [n for n in np.argsort(-flat, kind="stable")[:2].tolist() if flat[n] > 0]
-        if len(largest) == 1 and flat[largest[0]] == 1:
-            return class_text(largest[0], class_names)
-        return " + ".join(f"{flat[n]:.2f} {class_text(n, class_names)}" for n in largest)
-    number = weights.item()
-    if isinstance(number, int) and 0 <= number < len(class_names):
-        return class_names[number]
-    return f"{number:g}"
+    """Return what a class is called; of a mixture, its largest part."""
+    number = label if isinstance(label, str) else _class_of(label, class_names)
+    if isinstance(number, int):
+        return class_names[number] if 0 <= number < len(class_names) else str(number)
+    return (number or "").partition("\n")[0]  # a packed VOC folder has whole files here
 
 
 @functools.cache
@@ -367,8 +313,7 @@ def _lettered(text: str) -> tuple[str, Any]:
 def text_width(text: str) -> int:
     """Return how many pixels a text takes from left to right."""
     text, font = _lettered(text)
-    width: float = font.getlength(text)
-    return math.ceil(width)
+    return math.ceil(float(font.getlength(text)))
 
 
 def fitted(text: str, width_px: int) -> str:
@@ -435,14 +380,9 @@ def samples_of_batch(
 ) -> list[dict[str, Any]]:
     """Return the samples of a batch, as `contact_sheet` takes them.
 
-    Args:
-        batch: Images of shape (batch, channels, height, width) or (batch, height, width, channels),
-            floats or uint8, or a list of images; alone, first in a tuple, or in a dict by the name
-            "image", "images", "img" or "pixel_values". Beside them classes, (batch,) or (batch,
-            classes); or targets: a dict per image, arrays of rows x1, y1, x2, y2, class, or a dict
-            of arrays with a row per image.
-        normalized: Mean and standard deviation, in units of 0..1, that images may have been
-            normalised with. The first pair that fits is undone, then the usual ones are tried.
+    Images are an array of the batch or a list, alone, first in a tuple, or in a dict. Of
+    `normalized`, pairs of mean and standard deviation in units of 0..1, the first that fits is
+    undone, then the usual ones are tried.
 
     Raises:
         ConfigError: there are no images in the batch; the message names its leaves.
@@ -464,7 +404,7 @@ def _parted(batch: Any) -> tuple[Any, Any]:  # noqa: ANN401
         return batch[0], batch[1] if len(batch) > 1 else None
     names = " or ".join(map(repr, _NAMES))
     raise ConfigError(
-        f"no images in the batch: {', '.join(_described(batch, 'batch'))}. Images are an array of "
+        f"no images in the batch: {_described(batch)}. Images are an array of "
         f"shape (batch, channels, height, width) or (batch, height, width, channels), or a list of "
         f"images; alone, first in a tuple, or in a dict as {names}."
     )
@@ -477,18 +417,18 @@ def _are_images(leaf: Any, num_axes: int = 4) -> bool:  # noqa: ANN401
     return len(shape) == num_axes and 0 not in shape and min(shape[-3], shape[-1]) <= _MOST_CHANNELS
 
 
-def _described(value: Any, name: str) -> Iterator[str]:  # noqa: ANN401
-    """Yield what each leaf is, of which type and shape."""
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _described(item, f"{name}[{key!r}]")
-    elif isinstance(value, (list, tuple)) and any(hasattr(item, "shape") for item in value):
-        for number, item in enumerate(value[:_MOST_CHANNELS]):
-            yield from _described(item, f"{name}[{number}]")
-    elif hasattr(value, "shape"):
-        yield f"{name} has shape {tuple(value.shape)} and dtype {value.dtype}"
-    else:
-        yield f"{name} is of type {type(value).__qualname__}"
+def _described(batch: Any) -> str:  # noqa: ANN401
+    """Return what each leaf of a batch is, of which type and shape."""
+    items: Any = {"": batch}
+    if isinstance(batch, (Mapping, list, tuple)):
+        pairs = batch.items() if isinstance(batch, Mapping) else enumerate(batch[:_MOST_CHANNELS])
+        items = {f"[{key!r}]": item for key, item in pairs}
+    return ", ".join(
+        f"batch{key} has shape {tuple(item.shape)} and dtype {item.dtype}"
+        if hasattr(item, "shape")
+        else f"batch{key} is of type {type(item).__qualname__}"
+        for key, item in items.items()
+    )
 
 
 def _on_host(leaf: Any) -> Any:  # noqa: ANN401

@@ -4,18 +4,14 @@
     decode -> crop -> resize -> flip -> colour -> your own steps -> normalise, layout
     '----- images.regions ----'                                    '-- into the slot --'
 
-What is random comes first: the header is read, the crop is drawn, and only then it is known how
-little of the file has to be decoded.
-
-Reference:
-    The order and the numbers are those of torchvision's reference training for ImageNet.
+The crop is drawn from the header's size, so that no more is decoded than it needs.
 """
 
 from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, cast
 
 import cv2
 import numpy as np
@@ -30,8 +26,10 @@ from penstock.opening import read_file
 from penstock.randomness.samples import sample_rng
 from penstock.stores.records import EncodedImage
 from penstock.vision.arguments import (
+    ShownByArguments,
     checked_choice,
     checked_full_scale,
+    checked_number,
     checked_size,
     checked_transform,
     shown,
@@ -55,24 +53,16 @@ IMAGENET_STD: Final = (0.229, 0.224, 0.225)
 Output = Literal["float_chw", "uint8_hwc"]
 
 
-class ImagePipeline:
+class ImagePipeline(ShownByArguments):
     """Decodes, crops, resizes, flips, colours and normalises images.
 
     As the `transform` of `ImageFolder`, `ImageList` or `StoreDataset` it is given the files as they
     are, a batch at a time, and writes its last step straight into the batch's slot. Called with one
     image, it returns one array: the same numbers.
 
-    All it draws comes from `penstock.sample_rng()`: with a `seed`, the loader gives the same images
-    for any number of workers. torchvision draws the same distributions from torch's generator, so
-    the two do not give the same crops.
-
-    Resampling is one of two:
-
-    - "bilinear": OpenCV's bilinear interpolation. What is more than twice too large is first
-      reduced by 2, 4 or 8, in the JPEG decoder or by averaging, so that no pixel is skipped.
-      Against Pillow's antialiased result it differs by 0.5 to 1.8 of 255 in the mean of a set of
-      photos, most where fine detail is reduced by a little less than 2.
-    - "antialias": Pillow's, which torchvision uses for PIL images; it takes about twice the time.
+    All it draws comes from `penstock.sample_rng()`. `resample="bilinear"` is OpenCV's, after a
+    reduction by 2, 4 or 8 of what is more than twice too large; "antialias" is Pillow's, which
+    torchvision uses, in about twice the time. See docs/vision.md.
 
     Attributes:
         shape: Of one image in the batch.
@@ -124,16 +114,11 @@ class ImagePipeline:
             max_pixels: Files of more pixels are an error, and cost no memory. None allows all.
             whole: Whether all rows of a file are decoded, so that damage is noticed as far as a
                 decoder can notice it; otherwise those below the crop are not.
-
-        Raises:
-            ConfigError: an argument is none of those.
         """
-        if not 0.0 <= flip <= 1.0:
-            raise ConfigError(f"flip is a probability, from 0 to 1, not {flip!r}.")
         checked_choice("output", output, ("float_chw", "uint8_hwc"))
         checked_choice("resample", resample, ("bilinear", "antialias"))
         self.crop = checked_crop(crop)
-        self.flip = flip
+        self.flip = checked_number("flip", flip, 0, 1)
         self.color = _checked_color(color)
         self.steps = _checked_steps(steps)
         self.output = output
@@ -200,16 +185,7 @@ class ImagePipeline:
         return is_fixed and self.color is None and not self.steps
 
     def __call__(self, image: Any) -> NDArray[Any]:  # noqa: ANN401 - see below
-        """Return one image, as it would lie in a batch; new memory.
-
-        Args:
-            image: A file's bytes, an `EncodedImage`, a path, a uint8 array of shape (height, width,
-                3), or Pillow's image.
-
-        Raises:
-            ValueError: the file is damaged or too large, or the array has another shape.
-            TypeError: it is none of those.
-        """
+        """Return one image, as it would lie in a batch; new memory."""
         out = np.empty(self.shape, self.dtype)
         rng = None if self.is_drawless else sample_rng()
         if isinstance(image, EncodedImage):
@@ -237,19 +213,9 @@ class ImagePipeline:
         *,
         strict: bool = True,
     ) -> None:
-        """Write the image of one file into a row of a batch.
-
-        Args:
-            data: The whole file.
-            out: C-contiguous, of `shape` and `dtype`.
-            rng: Where to draw from; None will do if `is_drawless`.
-            strict: Whether a file that ends early is an error.
-
-        Raises:
-            ValueError: it is damaged or too large. `out` may have been written to.
-        """
+        """Write the image of one file into a row of a batch."""
         header = read_header(data, max_pixels=self.max_pixels)
-        cut = self._cut(header.upright_height_px, header.upright_width_px, rng)
+        cut = self.crop.cut(header.upright_height_px, header.upright_width_px, rng)
         region, factor = self._part(cut)
         pixels = decode_region(
             data,
@@ -271,24 +237,9 @@ class ImagePipeline:
                 "an image is uint8 of shape (height, width, 3), not "
                 f"{image.dtype} of shape {image.shape}"
             )
-        cut = self._cut(image.shape[0], image.shape[1], rng)
+        cut = self.crop.cut(image.shape[0], image.shape[1], rng)
         region, factor = self._part(cut)
         self._finish(reduced(image, region, factor), cut, out, rng)
-
-    def _cut(self, height: int, width: int, rng: np.random.Generator | None) -> Cut:
-        cut = self.crop.cut(height, width, rng)
-        if (
-            0 <= cut.top < cut.top + cut.height <= height
-            and 0 <= cut.left < cut.left + cut.width <= width
-            and 0 <= cut.row_offset <= cut.resized_height - self.size[0]
-            and 0 <= cut.column_offset <= cut.resized_width - self.size[1]
-        ):
-            return cut
-        raise ValueError(
-            f"{self.crop!r} gave {cut} for an image of {height} x {width} px (height x width), and "
-            f"keeps {self.size[0]} x {self.size[1]} px: it reaches beyond the image, or what is "
-            "kept beyond what is resized"
-        )
 
     def _part(self, cut: Cut) -> tuple[Region, int]:
         region = Region(cut.top, cut.left, cut.height, cut.width)
@@ -305,7 +256,7 @@ class ImagePipeline:
     ) -> None:
         """Do what is left to do with the part that was cut out."""
         is_bytes = self.output == "uint8_hwc"
-        small = self._resized(pixels, cut, out if is_bytes else self._workplace.image(self.size))
+        small = self._resized(pixels, cut, out if is_bytes else self._workplace.image)
         if self.flip and rng is not None and rng.random() < self.flip:
             cv2.flip(small, 1, dst=small)
         if self.color is not None and rng is not None:
@@ -313,7 +264,7 @@ class ImagePipeline:
         for step in self.steps:
             small = self._stepped(step, small)
         if not is_bytes:
-            write_planes(small, self._tables, self._workplace.planes(self.size), out)
+            write_planes(small, self._tables, self._workplace.planes, out)
         elif small is not out:
             out[...] = small
 
@@ -349,7 +300,7 @@ class ImagePipeline:
 
     @functools.cached_property
     def _workplace(self) -> Workplace:
-        return Workplace()
+        return Workplace(self.size)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the memory behind that a thread works in."""
@@ -359,16 +310,6 @@ class ImagePipeline:
     def _tables(self) -> NDArray[np.float32]:
         """What each value of a pixel becomes, for each colour."""
         return lookup_tables(self.mean or (0.0,) * 3, self.std or (1.0,) * 3)
-
-    def __repr__(self) -> str:
-        parts = [repr(self.crop)]
-        parts += [f"flip={self.flip}"] * bool(self.flip)
-        parts += [f"color={self.color}"] * (self.color is not None)
-        parts += [f"steps={list(self.steps)}"] * bool(self.steps)
-        parts += [f"mean={self.mean}"] * (self.mean != IMAGENET_MEAN)
-        parts += [f"std={self.std}"] * (self.std != IMAGENET_STD)
-        parts += [f"output={self.output!r}", f"resample={self.resample!r}"]
-        return f"ImagePipeline({', '.join(parts)})"
 
 
 def _checked_channels(name: str, values: Sequence[float] | None) -> tuple[float, ...] | None:
@@ -385,21 +326,17 @@ def _checked_channels(name: str, values: Sequence[float] | None) -> tuple[float,
 
 
 def _checked_color(color: Any) -> ColorJitter | None:  # noqa: ANN401 - it is being checked
-    if color is None or (callable(getattr(color, "apply", None)) and not isinstance(color, type)):
-        found: ColorJitter | None = color
-        return found
-    raise ConfigError(
-        "color is a ColorJitter, ColorJitter(brightness=0.4, contrast=0.4, saturation=0.4), or "
-        f"None; got {shown(color)}. Other changes of colour, as RandomHSV(), go into steps"
-    )
+    if color is not None and (isinstance(color, type) or not hasattr(color, "apply")):
+        raise ConfigError(
+            "color is a ColorJitter, ColorJitter(brightness=0.4, contrast=0.4, saturation=0.4), or "
+            f"None; got {shown(color)}. Other changes of colour, as RandomHSV(), go into steps"
+        )
+    return cast("ColorJitter | None", color)
 
 
 def _checked_steps(steps: Any) -> tuple[Callable[[Any], Any], ...]:  # noqa: ANN401
-    if callable(steps):
-        steps = (steps,)
+    steps = (steps,) if callable(steps) else steps
     if not isinstance(steps, (tuple, list)):
         raise ConfigError(f"steps is a list of functions of an image; got {shown(steps)}")
-    return tuple(
-        checked_transform(f"step {number} of an ImagePipeline is", step)
-        for number, step in enumerate(steps)
-    )
+    named = ((f"step {number} of an ImagePipeline is", step) for number, step in enumerate(steps))
+    return tuple(checked_transform(name, step) for name, step in named)

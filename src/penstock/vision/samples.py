@@ -40,35 +40,11 @@ def as_array(value: Any) -> NDArray[Any]:  # noqa: ANN401 - an array, or a CPU t
 
 def num_objects(sample: Mapping[str, Any]) -> int:
     """Return how many objects a sample has, having checked that its arrays agree on it."""
-    _check_kinds(sample)
-    boxes = sample.get("boxes")
-    shape = (0, 4) if boxes is None else np.shape(boxes)
-    if len(shape) != 2 or shape[1] != 4:
-        raise ConfigError(
-            f'"boxes" of a sample has the shape {shape}, not (N, 4): left, top, right and bottom '
-            "of each object; without an object it is (0, 4)"
-        )
-    num_rows = None if boxes is None else len(boxes)
-    first = "boxes"
-    for key in arrays_by_object(sample):
-        shape = sample[key].shape
-        if num_rows is None:
-            first, num_rows = key, shape[0] if shape else None
-        if not shape or shape[0] != num_rows:
-            raise ConfigError(
-                f'"{key}" of a sample has the shape {shape}, but "{first}" has {num_rows} rows: '
-                'each array other than "image" has a row for each object. Keep what belongs to '
-                "the whole image as a number, str, tuple or dict"
-            )
-    return num_rows or 0
-
-
-def _check_kinds(sample: Mapping[str, Any]) -> None:
-    """Raise where something goes by object that is no array, and would not follow its object."""
     for key, value in sample.items():
         if isinstance(value, np.ndarray) or key == "image":
             continue
-        # A sample for classification may well call its one class "labels".
+        # What goes by object and is no array would not follow its object. A sample for
+        # classification may well call its one class "labels".
         is_of_image = key == "labels" and "boxes" not in sample and np.isscalar(value)
         if is_tensor(value) or (key in _BY_OBJECT and not is_of_image):
             remedy = "value.numpy()" if is_tensor(value) else "numpy.asarray(value)"
@@ -78,6 +54,24 @@ def _check_kinds(sample: Mapping[str, Any]) -> None:
                 "(detection_collate makes tensors of arrays. What belongs to the whole image is a "
                 "number, str, tuple or dict, under another name than boxes, labels or landmarks)"
             )
+    shape = np.shape(sample.get("boxes", np.empty((0, 4))))
+    if len(shape) != 2 or shape[1] != 4:
+        raise ConfigError(
+            f'"boxes" of a sample has the shape {shape}, not (N, 4): left, top, right and bottom '
+            "of each object; without an object it is (0, 4)"
+        )
+    names = arrays_by_object(sample)
+    first = "boxes" if "boxes" in names else next(iter(names), "")
+    num_rows = len(sample[first]) if first and sample[first].ndim else 0
+    for key in names:
+        shape = sample[key].shape
+        if not shape or shape[0] != num_rows:
+            raise ConfigError(
+                f'"{key}" of a sample has the shape {shape}, but "{first}" has {num_rows} rows: '
+                'each array other than "image" has a row for each object. Keep what belongs to '
+                "the whole image as a number, str, tuple or dict"
+            )
+    return num_rows
 
 
 def kept(sample: Mapping[str, Any], which: NDArray[Any]) -> dict[str, Any]:
@@ -138,12 +132,10 @@ def joined(samples: Sequence[Mapping[str, Any]], image: NDArray[Any]) -> dict[st
     filled = [sample for sample, count in zip(samples, counts, strict=True) if count]
     for key in dict.fromkeys(key for sample in samples for key in arrays_by_object(sample)):
         having = filled or [sample for sample in samples if key in sample][:1]
-        found = [sample.get(key) for sample in having]
-        arrays = [one for one in found if isinstance(one, np.ndarray)]
+        arrays = [sample[key] for sample in having if isinstance(sample.get(key), np.ndarray)]
         shapes = {str(one.shape[1:]) for one in arrays}
-        if len(arrays) < len(found):
-            shapes.add("no array")
-        if len(shapes) > 1:
+        if len(shapes) > 1 or 0 < len(arrays) < len(having):
+            shapes |= {"no array"} if len(arrays) < len(having) else set()
             raise ConfigError(
                 f'the objects of several images cannot be joined: "{key}" has, for each object, '
                 f"{' and '.join(sorted(shapes))}. All samples need the same arrays"

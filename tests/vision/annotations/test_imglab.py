@@ -27,22 +27,6 @@ def read(tmp_path):
     return of
 
 
-def test_boxes_labels_and_attributes(read, tmp_path):
-    (image,) = read(
-        "<image file='a\\1.jpg' width='9' height='8'><box top='1' left='2' width='3' height='4'"
-        " ignore='1' difficult='1' occluded='0' pose='0.5' gender='f'><label>cat</label></box>"
-        "</image>"
-    )
-    assert (image.path, image.key) == (tmp_path / "a/1.jpg", "a/1.jpg")
-    assert (image.width_px, image.height_px) == (9, 8)
-    assert image.objects == (
-        AnnotatedObject(
-            "cat", (2, 1, 5, 5), difficult=True, occluded=False,
-            extra={"ignore": "1", "pose": "0.5", "gender": "f"},
-        ),
-    )  # fmt: skip
-
-
 def test_landmarks_are_the_same_points_of_all_boxes(read):
     box = "<box top='1' left='2' width='3' height='4'>{}</box>"
     (image,) = read(
@@ -79,17 +63,6 @@ def test_what_is_wrong_names_file_image_and_box(read, images, message):
     with pytest.raises(StoreError, match=message) as caught:
         read(images)
     assert "faces.xml" in str(caught.value)
-
-
-def test_other_files_are_refused(tmp_path, read):
-    with pytest.raises(StoreError, match="No such file"):
-        read_imglab(tmp_path / "no.xml")
-    (tmp_path / "1.xml").write_text("<annotation/>")
-    with pytest.raises(StoreError, match="root element is <annotation>, not <dataset>"):
-        read_imglab(tmp_path / "1.xml")
-    box = "<box top='1' left='2' width='3' height='4'><part name='{}' x='3' y='4'/></box>"
-    with pytest.raises(StoreError, match=r"its parts have 2,001 names"):
-        read(f"<image file='1'>{''.join(box.format(n) for n in range(2001))}</image>")
 
 
 @st.composite

@@ -123,7 +123,7 @@ def test_what_is_wrong_names_file_and_line(read, text, options, message):
     "options",
     [
         {"layout": "yx"}, {"box_format": "cxcywh"}, {"box_at": "first"}, {"origin": 2},
-        {"num_landmarks": -1}, {"classes": ("a", "a")}, {"classes": "a,b"}, {"separator": ""},
+        {"num_landmarks": -1}, {"classes": ("a", "a")},
     ],
 )  # fmt: skip
 def test_columns_that_cannot_be_are_an_error_of_the_caller(read, options):
@@ -182,8 +182,6 @@ def test_what_a_line_cannot_hold_is_not_written(path, found, message):
     columns = LandmarkColumns(num_landmarks=1, classes=("who",))
     with pytest.raises(ValueError, match=message):
         write_landmark_list([image], columns)
-    with pytest.raises(ConfigError, match="num_landmarks has to be given"):
-        write_landmark_list([image], LandmarkColumns())
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 2)), max_size=30))

@@ -13,7 +13,8 @@ from tests.vision.annotations.making import images, same
 
 from penstock.errors import ConfigError, StoreError
 from penstock.vision.annotations.model import AnnotatedImage, AnnotatedObject
-from penstock.vision.annotations.voc import read_voc, read_voc_folder, write_voc
+from penstock.vision.annotations.voc import read_voc, write_voc
+from penstock.vision.annotations.voc_folder import read_voc_folder
 
 BOX = "<bndbox><xmin>1</xmin><ymin>1</ymin><xmax>40</xmax><ymax>30</ymax></bndbox>"
 
@@ -44,22 +45,6 @@ def test_fractions_are_shifted_as_they_are_written():
     assert box == (0.1, 0, 40, 30)
 
 
-def test_what_is_missing_is_not_said():
-    found = only("")
-    assert found == AnnotatedObject("a")
-    image = read("<size><width>0</width></size>")
-    assert (image.width_px, image.height_px, image.objects) == (None, None, ())
-
-
-def test_flags_pose_and_what_nobody_filled_in():
-    found = only(
-        "<difficult>1</difficult><truncated>Unspecified</truncated><occluded>0</occluded>"
-        "<pose> Left </pose>"
-    )
-    assert (found.difficult, found.truncated, found.occluded) == (True, None, False)
-    assert found.pose == "Left"
-
-
 def test_parts_are_objects_within_one():
     part = f"<part><name>head</name>{BOX}</part>"
     found = only(BOX + part + part.replace("head", "foot"))
@@ -84,7 +69,7 @@ def test_other_elements_and_attributes_are_kept_as_text():
     [
         "<landmarks><landmark><name>l</name><x>8</x><y>10</y><visibility>1</visibility></landmark>"
         "<landmark><name>r</name><x>nan</x><y>nan</y></landmark></landmarks>",
-        "<landmarks><landmark name='l' x='8' y='10' visible='0'/>"
+        "<landmarks><landmark name='l' x='8' y='10' visibility='1'/>"
         "<landmark name='r' x='nan' y='NaN'/></landmarks>",
         "<keypoints><l visibility='1'><x>8</x><y>10</y></l><r><x>nan</x><y>nan</y></r></keypoints>",
     ],
@@ -113,11 +98,6 @@ def test_landmarks_without_names_are_read_in_every_form(inner):
     assert found.landmark_names == found.visibility == ()
 
 
-def test_named_pairs_of_landmarks():
-    found = only("<landmarks><eye_l_x>2</eye_l_x><eye_l_y>3</eye_l_y></landmarks>")
-    assert (found.landmark_names, found.landmarks_xy_px) == (("eye_l",), ((1, 2),))
-
-
 def test_landmarks_that_a_file_says_it_does_not_have_are_none():
     found = only("<has_lm>0</has_lm><lm><x1>-1</x1><y1>-1</y1></lm>")
     assert found.landmarks_xy_px == ()
@@ -133,7 +113,7 @@ def test_landmarks_that_a_file_says_it_does_not_have_are_none():
         ("<landmarks><x1>1</x1><x1>1</x1></landmarks>", "has <x1> twice"),
         ("<landmarks><nose/></landmarks>", "<nose> 0 is no point"),
         ("<landmarks><point x='1'/></landmarks>", "<point> 0: y is missing"),
-        ("<landmarks><point x='1' y='1' visible='2'/></landmarks>", "visible is '2', not 0 or 1"),
+        ("<landmarks><point x='1' y='1' visibility='3'/></landmarks>", "visibility is '3', not 0"),
         ("<landmarks><a x='1' y='1'/><point x='1' y='1'/></landmarks>", "landmark 1 has no name"),
         ("<landmarks><a x='1' y='1'/><a x='1' y='1'/></landmarks>", "two landmarks are called 'a'"),
         ("<landmarks>1 2</landmarks><lm>1 2</lm>", "has landmarks twice"),
@@ -147,18 +127,6 @@ def test_a_field_that_is_wrong_names_its_object(inner, message):
     with pytest.raises(ValueError, match=message) as caught:
         only(inner)
     assert "object 0 (a)" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "xml",
-    [
-        "<!DOCTYPE a><annotation/>", "<a>" * 70, "<html/>", "", "\ud800", "<annotation>", "no xml",
-        "<annotation></size>", "\0",
-    ],
-)  # fmt: skip
-def test_what_is_no_annotation_is_a_value_error(xml):
-    with pytest.raises(ValueError, match=r"."):
-        read_voc(xml, path="1.jpg", key="1")
 
 
 def test_a_byte_order_mark_and_a_namespace_are_no_hindrance():
@@ -258,23 +226,6 @@ def test_a_folder_that_is_wrong_says_where(folder, change, split, message):
     change(folder)
     with pytest.raises(StoreError, match=message):
         read_voc_folder(folder, split)
-
-
-def test_what_jupyter_keeps_of_annotations_and_images_is_not_read(folder):
-    before = read_voc_folder(folder)
-    for name in ("Annotations", "JPEGImages"):
-        (folder / name / ".ipynb_checkpoints").mkdir()
-        for file in list((folder / name).glob("a.*")):
-            copy = folder / name / ".ipynb_checkpoints" / f"a-checkpoint{file.suffix}"
-            copy.write_bytes(file.read_bytes())
-    assert read_voc_folder(folder) == before
-
-
-def test_a_folder_without_annotations_is_none(tmp_path):
-    with pytest.raises(StoreError, match="has no XML files"):
-        read_voc_folder(tmp_path)
-    with pytest.raises(StoreError, match=r"is not there: looked for /.*/no\."):
-        read_voc_folder(tmp_path / "no")
 
 
 def test_real_annotations_are_all_read_and_written_again(data_dir):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from penstock.vision import parse_voc
-from penstock.vision.annotations.voc_files import xml_text
+from penstock.vision.annotations.reading import xml_text
 
 BOMB = (
     "<!DOCTYPE x [<!ENTITY a0 'ha'>"
@@ -37,43 +37,11 @@ def test_boxes_become_0_based_and_half_open():
     assert (found.filename, found.width_px, found.height_px) == ("1.jpg", 40, 30)
 
 
-def test_flags_are_read_and_may_be_missing():
-    marked = one(extra="<difficult>1</difficult><truncated>0</truncated>")
-    other = one(extra="<truncated> 1 </truncated><difficult/>")
-    found = parse_voc(annotation(marked + other + one()))
-    assert found.difficult.tolist() == [True, False, False]
-    assert found.truncated.tolist() == [False, True, False]
-    assert found.difficult.dtype == found.truncated.dtype == bool
-
-
 def test_an_image_without_objects_has_empty_arrays_of_the_usual_shape():
     found = parse_voc(annotation(size=""))
     assert found.boxes_xyxy_px.shape == (0, 4)
-    assert found.difficult.shape == found.truncated.shape == found.is_degenerate.shape == (0,)
+    assert found.difficult.shape == found.truncated.shape == (0,)
     assert (found.width_px, found.height_px, found.class_names) == (None, None, ())
-
-
-def test_boxes_without_area_are_kept_and_marked():
-    objects = one() + one(box=(7, 7, 7, 7)) + one(box=(9, 1, 5, 5)) + one(box=(7, 3, 8, 4))
-    found = parse_voc(annotation(objects))
-    assert len(found.boxes_xyxy_px) == 4
-    assert found.is_degenerate.tolist() == [False, True, True, False]
-
-
-@pytest.mark.parametrize(
-    ("objects", "message"),
-    [
-        (one() + one(box=(1, 2, "x", 4)), r"object 1 \(cat\): xmax is 'x', not a number"),
-        (one(box=(1, 2, "nan", 4)), r"object 0 \(cat\): xmax is 'nan', not a number"),
-        (one(box=(1, None, 3, 4)), r"object 0 \(cat\): ymin is missing"),
-        (one() + one(" "), r"object 1 has no name"),
-        ("<object><name>a</name></object>", r"object 0 \(a\) has no bndbox"),
-        (one(extra="<difficult>yes</difficult>"), r"object 0 \(cat\): difficult is 'yes', not 0"),
-    ],
-)
-def test_a_field_that_is_missing_or_wrong_names_its_object(objects, message):
-    with pytest.raises(ValueError, match=message):
-        parse_voc(annotation(objects))
 
 
 def test_a_size_of_0_is_not_known_and_one_that_is_no_number_is_wrong():
@@ -147,7 +115,6 @@ def test_real_annotations_have_the_boxes_they_are_known_to_have(data_dir):
         "WBC": 372,
         "Platelets": 361,
     }
-    assert sum(annotation.is_degenerate.sum() for annotation in found) == 2
     boxes = np.concatenate([annotation.boxes_xyxy_px for annotation in found])
     assert boxes.min() == 0
     assert (boxes[:, 2].max(), boxes[:, 3].max()) == (640, 480)

@@ -1,23 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pixels and boxes are in one frame, whatever Exif says and whoever made the annotation."""
+"""Pixels and boxes are in one frame, whatever Exif says."""
 
 from __future__ import annotations
-
-import pickle
-import threading
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from PIL import Image
 from tests.vision.annotation_files import is_red, one_image, painted, thing, write_photo
 
-from penstock.data import Subset
 from penstock.images import decode_image
-from penstock.vision.datasets import annotated
 from penstock.vision.datasets.annotated import AnnotatedImages
-from penstock.vision.datasets.frames import FrameCounts, in_frame, size_of_file
+from penstock.vision.datasets.frames import in_frame, size_of_file
 from penstock.vision.datasets.rules import AnnotationRules
 
 UPRIGHT_HW = (64, 96)
@@ -52,6 +45,7 @@ def read(photo, box, hw, orientation="auto"):
     return dataset[0]
 
 
+@pytest.mark.filterwarnings("ignore:some photos are turned:UserWarning")
 @pytest.mark.parametrize("suffix", [".png", ".jpg"])
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_the_rectangle_is_in_its_box_in_whichever_frame_it_was_annotated(
@@ -94,7 +88,9 @@ def test_an_annotation_without_a_size_is_upright(tmp_path):
 def test_a_square_image_is_upright(tmp_path):
     upright = painted(64, 64, BOX)
     photo = write_photo(tmp_path / "1.png", stored(6, upright), 6)
-    np.testing.assert_array_equal(read(photo, BOX, (64, 64))["image"], upright)
+    with pytest.warns(UserWarning, match="size fits both the stored and the turned pixels"):
+        sample = read(photo, BOX, (64, 64))
+    np.testing.assert_array_equal(sample["image"], upright)
 
 
 def test_boxes_are_cut_to_the_frame_that_they_are_in(tmp_path):
@@ -137,85 +133,6 @@ def test_a_form_whose_tag_cannot_be_taken_off_is_given_as_its_stored_pixels(tmp_
 UPSIDE_DOWN = (2, 3, 4)
 
 
-def photos(folder, *frames):
-    """Give a photo turned by a quarter for each frame, annotated in it."""
-    upright = painted(*UPRIGHT_HW, BOX)
-    for number, frame in enumerate(frames):
-        pixels = upright if frame == "upright" else stored(6, upright)
-        photo = write_photo(folder / f"turned{number}.png", stored(6, upright), 6)
-        yield one_image(photo, thing(rectangle(pixels)), size=pixels.shape[:2], key=photo.name)
-
-
-def ambiguous(folder, frame, turns=UPSIDE_DOWN, hw=UPRIGHT_HW):
-    """Give photos that have one size in both frames, annotated in one of them."""
-    upright = painted(*hw, BOX)
-    for turn in turns:
-        as_stored = stored(turn, upright)
-        photo = write_photo(folder / f"{turn}.png", as_stored, turn)
-        box = rectangle(as_stored if frame == "stored" else upright)
-        yield one_image(photo, thing(box), size=hw, key=photo.name)
-
-
-def frames_that_hold(dataset):
-    """Give how many samples have their rectangle in its box."""
-    samples = [dataset[index] for index in range(len(dataset))]
-    return [tuple(s["boxes"][0]) == rectangle(s["image"]) for s in samples]
-
-
-@pytest.mark.parametrize("frame", ["upright", "stored"])
-@pytest.mark.parametrize(("turns", "hw"), [(UPSIDE_DOWN, UPRIGHT_HW), ((5, 6, 7, 8), (64, 64))])
-def test_images_of_one_size_are_in_the_frame_that_the_others_prove(tmp_path, frame, turns, hw):
-    images = [*ambiguous(tmp_path, frame, turns, hw), *photos(tmp_path, frame, frame)]
-    dataset = AnnotatedImages(images)
-    assert "frames" not in repr(dataset)  # nothing was read for it
-    assert all(frames_that_hold(dataset))
-    counts = dataset.frame_counts
-    assert (counts.frame, counts.ambiguous, counts.num_read) == (frame, len(turns), len(images))
-    assert (counts.upright, counts.stored) == ((2, 0) if frame == "upright" else (0, 2))
-    assert f"frames=2 {frame}, {len(turns)} ambiguous taken as {frame}, of " in repr(dataset)
-    again = pickle.loads(pickle.dumps(AnnotatedImages(images)))
-    assert all(frames_that_hold(again))
-
-
-def test_without_a_proof_images_of_one_size_are_upright(tmp_path):
-    plain = one_image(write_photo(tmp_path / "plain.png"), thing(), key="plain")
-    assert frames_that_hold(AnnotatedImages(ambiguous(tmp_path, "upright"))) == [True] * 3
-    assert frames_that_hold(AnnotatedImages(ambiguous(tmp_path, "stored"))) == [False] * 3
-    counts = AnnotatedImages([plain, *ambiguous(tmp_path, "stored")]).frame_counts
-    assert str(counts) == "3 ambiguous taken as upright, of 4 images"
-
-
-def test_both_frames_in_one_data_set_are_a_warning_and_the_ambiguous_ones_upright(tmp_path):
-    turned = list(photos(tmp_path, "stored", "upright", "stored"))
-    dataset = AnnotatedImages([*ambiguous(tmp_path, "upright"), *turned])
-    with pytest.warns(UserWarning, match="some annotations are in the frame of the stored pixels"):
-        dataset[0]
-    assert all(frames_that_hold(dataset))  # it is not said again
-    told = AnnotatedImages(turned, rules=AnnotationRules(orientation="stored"))
-    assert str(told.frame_counts) == "none turned, of 0 images"  # sizes are not looked at
-    assert all(frames_that_hold(pickle.loads(pickle.dumps(dataset))))  # nor by a copy
-    assert frames_that_hold(AnnotatedImages(turned)) == [True] * 3  # nothing is ambiguous
-
-
-def test_an_image_without_a_size_in_its_annotation_stays_upright(tmp_path):
-    images = [replace(i, width_px=None) for i in ambiguous(tmp_path, "upright")]
-    dataset = AnnotatedImages([*images, *photos(tmp_path, "stored")])
-    assert all(frames_that_hold(dataset))
-
-
-def test_of_many_images_a_thousand_spread_over_all_are_asked(tmp_path):
-    (proof,) = photos(tmp_path, "stored")
-    plain = one_image(write_photo(tmp_path / "plain.png", painted(4, 4)), thing(), size=(4, 4))
-    images = [replace(plain, key=f"{n}") for n in range(1500)]
-    (turned,) = ambiguous(tmp_path, "stored", (3,))
-    dataset = AnnotatedImages([turned, *images, proof])
-    assert frames_that_hold(Subset(dataset, [0])) == [True]
-    counts = dataset.frame_counts
-    assert (
-        str(counts) == "1 stored, 1 ambiguous taken as stored, of 1,000 looked at of 1,502 images"
-    )
-
-
 def test_a_size_is_found_in_the_beginning_of_a_file(tmp_path):
     noise = np.random.default_rng(0).integers(0, 255, (300, 400, 3), np.uint8)
     large = write_photo(tmp_path / "1.jpg", noise)
@@ -234,26 +151,3 @@ def test_a_file_that_cannot_be_read_has_no_size(tmp_path, name):
     (tmp_path / "empty.jpg").touch()
     (tmp_path / "folder").mkdir()
     assert size_of_file(str(tmp_path / name), "upright") is None
-
-
-def test_one_data_set_does_not_wait_for_the_headers_of_another(tmp_path, monkeypatch):
-    """Nor does a child wait that is forked meanwhile: there is no lock."""
-    photo = write_photo(tmp_path / "1.png", painted(64, 64, BOX))
-    slow, other = (AnnotatedImages([one_image(photo, thing(BOX), size=(64, 64))]) for _ in range(2))
-    is_reading, may_end = threading.Event(), threading.Event()
-
-    def counted(table):
-        if table is slow.store.table:
-            is_reading.set()
-            may_end.wait(60)
-        return FrameCounts()
-
-    monkeypatch.setattr(annotated, "count_frames", counted)
-    with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(lambda: slow.frame_counts)
-        is_reading.wait(60)
-        try:
-            assert pool.submit(lambda: other.frame_counts).result(10) == FrameCounts()
-        finally:
-            may_end.set()
-        assert first.result(60) == FrameCounts()

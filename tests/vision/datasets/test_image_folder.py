@@ -9,10 +9,10 @@ import pickle
 import numpy as np
 import pytest
 
-from penstock import Loader, vision
+from penstock import vision
 from penstock.data import Subset
 from penstock.data.names import describe_sample
-from penstock.errors import ConfigError, StoreError
+from penstock.errors import StoreError
 from penstock.stores import StoreDataset, open_store, pack
 from penstock.stores.folder.listing import IMAGE_SUFFIXES
 from penstock.vision import ImageFolder
@@ -86,16 +86,6 @@ def test_real_photos_are_in_torchvisions_order(data_dir):
     assert (image.dtype, image.ndim, image.shape[2], label) == (np.uint8, 3, 3, 0)
 
 
-def test_images_are_decoded_as_asked(root):
-    image, label = ImageFolder(root)[3]
-    assert (image.shape, image.dtype, label) == ((4, 6, 3), np.uint8, 1)
-    assert ImageFolder(root, decode="pil")[3][0].size == (6, 4)
-    assert ImageFolder(root, decode=None)[3][0] == (root / "dog/2.png").read_bytes()
-    assert ImageFolder(root, decode=len)[3][0] == (root / "dog/2.png").stat().st_size
-    with pytest.raises(ConfigError, match="decode is 'rgb', 'pil'"):
-        ImageFolder(root, decode="bgr")
-
-
 def test_transforms_take_image_and_class(root):
     dataset = ImageFolder(root, np.max, target_transform=str)  # by position, as torchvision's
     assert dataset[1][1] == "0"
@@ -152,13 +142,6 @@ def test_a_copy_by_pickle_leaves_the_long_lists_behind(root):
     copy = pickle.loads(pickle.dumps(dataset))
     assert (copy.samples, copy.targets) == lists
     assert copy[2][1] == 0
-
-
-def test_a_loader_reads_it_with_workers(root):
-    loader = Loader(ImageFolder(root, transform=np.mean), batch_size=4, num_workers=2)
-    ((means, labels),) = list(loader)
-    assert labels.tolist() == [0, 0, 0, 1]
-    assert means.tolist() == [10, 30, 20, 0]
 
 
 def test_a_folder_that_cannot_be_read_says_what_is_wrong(tmp_path):

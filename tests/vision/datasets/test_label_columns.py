@@ -7,7 +7,6 @@ None of the image files here can be decoded: whatever reads one fails.
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -26,7 +25,6 @@ from penstock.sampling import (
 )
 from penstock.stores import StoreDataset, pack
 from penstock.stores.label_columns import COLUMNS, packed_columns
-from penstock.stores.records import EncodedImage
 from penstock.vision import ImglabDetection, LandmarkColumns, LandmarkList, VOCDetection
 
 POSES = ["frontal", "frontal", "", "profile", "frontal"]  # "" where the file has no such field
@@ -118,15 +116,6 @@ def test_a_column_is_known_without_an_image_and_from_a_packed_store_alike(stored
     assert named(stored, labels, "pose") == [pose or "(none)" for pose in POSES]
 
 
-def test_a_column_has_the_numbers_that_samples_have(tmp_path):
-    faces = faces_of_list(tmp_path)
-    packed = pack(faces, f"lmdb:{tmp_path}/a.lmdb")
-    as_files = StoreDataset(packed.address, decode=EncodedImage)
-    numbers = [int(as_files[index]["pose"][0]) for index in range(len(POSES))]
-    assert labels_of(faces, column="pose").tolist() == numbers
-    as_files.close()
-
-
 def test_a_subset_has_its_part_of_a_column(faces):
     some = Subset(faces, [3, 2, 0])
     labels = labels_of(some, column="pose")
@@ -147,17 +136,6 @@ def test_every_sampler_balances_by_a_column(stored):
     ):
         assert sampler.class_names == tuple(NAMED)
         assert sampler.labels.tolist() == balanced.labels.tolist()
-
-
-@pytest.mark.parametrize(
-    ("column", "expected"),
-    [("difficult", [0, 1]), ("truncated", [1, 1]), ("occluded", [0, 0]), ("name", [0, 1])],
-)
-def test_every_element_of_vocs_object_is_a_column(tmp_path, column, expected):
-    root = write_voc(tmp_path / "voc", [("cat", "left")], [("dog", "left")])
-    assert labels_of(VOCDetection(root), column=column).tolist() == expected
-    deep = VOCDetection(root, attributes=["colour/hair"])
-    assert labels_of(deep, column="colour/hair").tolist() == [0, 1]
 
 
 def test_images_of_several_objects_have_the_classes_of_all_or_of_the_one_that_is_asked_for(
@@ -181,30 +159,6 @@ def test_images_of_several_objects_have_the_classes_of_all_or_of_the_one_that_is
     assert [dataset.attribute_names["pose"][pose] for pose in poses] == ["right", "left"]
 
 
-@pytest.mark.parametrize(
-    ("objects", "expected"), [("first", [0, 1, 0]), ("rarest", [0, 1, 2])], ids=str
-)
-def test_one_object_of_each_sample_of_any_labels(objects, expected):
-    @dataclass
-    class Cells:
-        labels: object
-
-        def __len__(self):
-            return 3
-
-        def __getitem__(self, index):
-            raise AssertionError(index)
-
-    rows = [["a", "b", "b"], ["b"], ["a", "a", "c"]]
-    assert labels_of(Cells(rows), objects=objects).tolist() == expected
-
-
-@pytest.mark.parametrize("objects", ["last", None])
-def test_objects_is_one_of_three(tmp_path, objects):
-    with pytest.raises(ConfigError, match="objects is 'all', 'first' or 'rarest', not"):
-        labels_of(faces_of_voc(tmp_path), objects=objects)
-
-
 def test_a_column_that_is_not_there_is_an_error_that_names_those_that_are(tmp_path):
     faces = faces_of_voc(tmp_path)
     with pytest.raises(ConfigError) as caught:
@@ -218,25 +172,6 @@ def test_a_column_that_is_not_there_is_an_error_that_names_those_that_are(tmp_pa
         ClassBalancedSampler(faces, column="gender")
 
 
-def test_a_store_of_other_samples_is_read_only_where_these_are_dicts_with_the_field(tmp_path):
-    root = write_voc(tmp_path / "voc", [("cat", "left")], [("dog", "left")])
-    packed = pack(f"folder:{root}", f"lmdb:{tmp_path}/texts.lmdb")
-    texts = StoreDataset(packed.address, decode=EncodedImage)
-    with pytest.raises(ConfigError, match="--objects --attributes pose") as told:
-        labels_of(texts, column="pose")
-    assert "Of samples that are dicts with 'pose'" in str(told.value)
-    texts.close()
-
-
-def test_a_field_of_the_image_is_no_column(tmp_path):
-    root = write_voc(tmp_path / "voc", [("cat", "left")])
-    with pytest.warns(UserWarning, match="no object has the attribute 'scene'"):
-        dataset = VOCDetection(root, attributes=["scene"])
-    with pytest.raises(ConfigError, match="no object has 'scene'") as told:
-        ClassBalancedSampler(dataset, column="scene")
-    assert "attributes=" not in str(told.value)  # it was just done
-
-
 def test_parts_of_a_set_number_the_texts_of_an_attribute_alike(tmp_path):
     root = write_voc(tmp_path / "voc", *([("face", pose)] for pose in POSES))
     write_split(root, "train", "1", "3")
@@ -244,26 +179,6 @@ def test_parts_of_a_set_number_the_texts_of_an_attribute_alike(tmp_path):
     assert train.attribute_names == both.attribute_names
     assert labels_of(train, column="pose").tolist() == [1, 2]
     assert labels_of(ConcatDataset([train, both]), column="pose").tolist()[:3] == [1, 2, 1]
-
-
-def test_a_column_is_of_a_dataset_and_not_of_labels():
-    with pytest.raises(ConfigError, match="column='pose' is of a dataset"):
-        ClassBalancedSampler([0, 1, 1], column="pose")
-
-
-def test_an_attribute_that_no_object_has_is_a_warning_that_names_those_there_are(tmp_path):
-    root = write_voc(tmp_path / "voc", [("cat", "left")])
-    with pytest.warns(UserWarning, match=r"attribute 'posse' \(is 'pose' meant\?\)"):
-        VOCDetection(root, attributes=["posse"])
-
-
-def test_a_store_in_which_samples_were_left_out_has_to_be_read(tmp_path):
-    faces = faces_of_list(tmp_path)
-    packed = pack(faces, f"lmdb:{tmp_path}/a.lmdb", limit=4)
-    part = StoreDataset(packed.address, decode=EncodedImage)
-    with pytest.raises(ConfigError, match=r"get_label=lambda sample: sample\['pose'\]"):
-        labels_of(part, column="pose")
-    part.close()
 
 
 def test_datasets_whose_columns_are_numbered_differently_are_not_joined(tmp_path):

@@ -18,7 +18,6 @@ from tests.vision.annotation_files import (
 from penstock.errors import ConfigError, StoreError
 from penstock.stores import StoreDataset, pack
 from penstock.vision import AnnotationRules, LandmarkColumns
-from penstock.vision.datasets.classification import ImageList
 from penstock.vision.datasets.detection import ImglabDetection, LandmarkList
 
 RED_POINTS = [(4, 6), (19, 11)]  # opposite corners of the rectangle, as pixels
@@ -81,31 +80,6 @@ def test_a_line_that_comes_again_repeats_the_sample(folder, text, samples):
     assert len(dataset.labels) == len(samples)
 
 
-@pytest.mark.parametrize("kind", ["landmarks", "images"])
-def test_repeated_samples_are_packed_as_such(folder, kind):
-    text = {"landmarks": ONE + TWO + ONE + ONE, "images": "faces/1.png a\n" * 3}
-    path = write_list(folder, text[kind])
-    dataset = LandmarkList(path) if kind == "landmarks" else ImageList(path)
-    pack(dataset, f"lmdb:{folder}/packed.lmdb", num_workers=0)
-    packed = StoreDataset(f"lmdb:{folder}/packed.lmdb")
-    assert packed.store.keys[0] == "faces/1.png"
-    assert list(packed.store.keys)[-2:] == ["faces/1 (2).png", "faces/1 (3).png"]
-    assert [repr(packed[n]) for n in range(len(packed))] == [
-        repr(dataset[n]) for n in range(len(dataset))
-    ]
-    packed.close()
-
-
-def test_boxes_and_missing_points_are_read_as_told(folder):
-    path = write_list(folder, "faces/1.png,-3,2,10,20,4,6,-1,-1\n")
-    form = {"has_box": True, "box_at": "before", "box_format": "xywh", "layout": "xyxy"}
-    dataset = LandmarkList(path, LandmarkColumns(**form, missing=-1, separator=","))
-    sample = dataset[0]
-    np.testing.assert_array_equal(sample["landmarks"], [[[4, 6], [np.nan, np.nan]]])
-    assert sample["boxes"].tolist() == [[0, 2, 7, 22]]
-    assert dataset.box_counts.clipped == 1
-
-
 def test_class_columns_are_arrays_and_the_first_is_the_labels(folder):
     text = "faces/1.png 4 19 6 11 2 glasses\nfaces/2.png 4 19 6 11 0 none\n"
     path = write_list(folder, text)
@@ -132,14 +106,6 @@ def test_class_columns_are_arrays_and_the_first_is_the_labels(folder):
     assert single[0]["gender"].tolist() == [2]
 
 
-def test_without_landmarks_and_boxes_it_is_a_list_of_classes(folder):
-    path = write_list(folder, "faces/1.png 1 4\nfaces/2.png 0 2\n")
-    dataset = LandmarkList(path, LandmarkColumns(num_landmarks=0, classes=["a", "b"]))
-    assert "landmarks" not in dataset[0]
-    assert dataset[0]["boxes"].tolist() == [[0, 0, WIDTH, HEIGHT]]
-    assert dataset[0]["b"].tolist() == [4]
-
-
 def test_a_bad_line_or_argument_is_named(folder, tmp_path):
     with pytest.raises(StoreError, match=r"train.txt, line 2: it has 4 columns, not 5"):
         LandmarkList(write_list(folder, "faces/1.png 4 19 6 11\nfaces/2.png 4 19 6\n"))
@@ -155,15 +121,6 @@ def test_a_bad_line_or_argument_is_named(folder, tmp_path):
     missing = LandmarkList(write_list(folder, "faces/3.png 4 19 6 11\n"))
     with pytest.raises(StoreError, match=r"3.png.* annotated in .*train.txt, line 1"):
         missing[0]
-
-
-def test_columns_that_are_none_of_their_kind_are_named(folder):
-    path = write_list(folder, "1.jpg 1 2 3 4\n")
-    for wrong in (2, str(folder)):  # once the folder of the images came second
-        with pytest.raises(ConfigError, match=r"columns is LandmarkColumns\(.*images is root="):
-            LandmarkList(path, wrong)
-    with pytest.raises(ConfigError, match=r"rules is AnnotationRules\(.*not 'fix'"):
-        LandmarkList(path, rules="fix")
 
 
 def imglab(*boxes, size="width='40' height='30'"):
@@ -210,21 +167,6 @@ def test_parts_are_landmarks_and_a_missing_part_is_not_marked(folder):
     assert nose[0]["landmarks"].shape == (3, 1, 2)
 
 
-@pytest.mark.parametrize(
-    ("xml", "message"),
-    [
-        ("<dataset><images>", "cannot read .*faces.xml: "),
-        ("<annotation/>", "the root element is <annotation>, not <dataset>"),
-        (imglab("<box top='6' left='4' width='16'/>"), r"image 0 \(faces/1.png\): box 0 has no he"),
-        (imglab(BOX.format("", part("", 1, 2))), "a part has no name"),
-    ],
-)
-def test_damaged_xml_is_an_error_of_its_image(folder, xml, message):
-    (folder / "faces.xml").write_text(xml)
-    with pytest.raises(StoreError, match=message):
-        ImglabDetection(folder / "faces.xml")
-
-
 def test_real_faces_have_what_they_are_known_to_have(data_dir):
     found = [
         ImglabDetection(data_dir / f"faces/{name}_with_face_landmarks.xml")
@@ -255,10 +197,3 @@ def test_real_faces_go_into_a_store_and_back(data_dir, tmp_path):
         assert_equal_samples(packed[index], dataset[index])
     assert packed.store.metadata["landmark_names"] == list(dataset.landmark_names)
     packed.close()
-
-
-def test_a_list_says_how_many_landmarks_were_found(folder):
-    path = write_list(folder, "1.png 1 2 3 4 5 6 9 9\n")  # 2 and a box, which nobody said
-    assert "landmarks=4 each, as the first line has them, " in repr(LandmarkList(path))
-    said = LandmarkList(path, LandmarkColumns(num_landmarks=2, has_box=True))
-    assert "landmarks=2 each, boxes=1 objects" in repr(said)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Boxes and landmarks under maps of pixels: what is lost on the way is told as lost."""
+"""Boxes and landmarks under maps of pixels: what is lost on the way is marked as lost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from penstock.vision.transforms.geometry import (
     ObjectCrop,
     RandomPerspective,
     clipped,
-    moved,
     warped,
 )
 from penstock.vision.transforms.mixing import Mosaic
@@ -64,21 +63,6 @@ def test_an_array_of_another_shape_called_visibility_is_the_users_own():
     cut = clipped(sample, (2, 2, 8, 8))
     assert np.isnan(cut["landmarks"][0, 0]).all()
     assert cut["visibility"].tolist() == [0.7]
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        RandomPerspective(50),
-        ObjectCrop(CenterCropResize(50, 90)),
-        lambda sample: moved(sample, (1, 1), (3, 3)),
-    ],
-    ids=["perspective", "crop", "moved"],
-)
-def test_what_letterbox_noted_ends_with_the_next_move(change):
-    boxed = Letterbox(90)(scene(1))
-    assert "letterbox" not in change(boxed)
-    assert "letterbox" in Letterbox(50)(boxed)
 
 
 @pytest.mark.parametrize("num_channels", [1, 2, 4])

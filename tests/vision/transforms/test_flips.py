@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flips: every kind of image, and landmarks whose sides nobody has told."""
+"""Flips: every kind of image, and landmarks without known sides."""
 
 from __future__ import annotations
 
@@ -60,4 +60,4 @@ def test_names_that_other_libraries_have_are_told_in_ours():
         HorizontalFlip(1, landmark_order=True)
     with pytest.raises(ConfigError, match="landmark_order has 0 numbers, but the sample has 3"):
         HorizontalFlip(1, landmark_order=())(scene(1))
-    assert repr(HorizontalFlip(0.5, landmark_order=False)) == "HorizontalFlip(0.5, False)"
+    assert repr(HorizontalFlip(0.5, landmark_order=False)) == "HorizontalFlip(landmark_order=False)"

@@ -5,13 +5,11 @@ from __future__ import annotations
 
 import pickle
 
-import cv2
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.vision.rectangles import (
-    GROUND,
     check_bounds,
     check_middles,
     check_objects,
@@ -75,29 +73,10 @@ def test_landmarks_that_change_sides_change_numbers_with_their_visibility():
     assert mirrored["boxes"].shape == (6, 4)
 
 
-def test_arrays_with_as_many_columns_as_landmarks_are_left_in_order():
-    sample = sample_of([(1, 1, 5, 6)], [0], (10, 10))
-    sample["landmarks"] = np.zeros((1, 4, 2), np.float32)
-    sample["visibility"] = np.zeros((1, 4), np.int8)
-    sample["scores"] = np.arange(4.0)[None]
-    mirrored = HorizontalFlip(1, landmark_order=(3, 2, 1, 0))(sample)
-    assert mirrored["boxes"].tolist() == [[5, 1, 9, 6]]
-    assert mirrored["scores"].tolist() == [[0, 1, 2, 3]]
-
-
 def test_an_inverted_box_stays_one_for_who_looks_for_them():
     sample = {"image": np.zeros((10, 10, 3), np.uint8), "boxes": np.array([[7, 2, 3, 4.0]])}
     assert HorizontalFlip(1)(sample)["boxes"].tolist() == [[7, 2, 3, 4]]
     assert RandomPerspective(scale=0, translate=0, min_side_px=0)(sample)["boxes"].shape == (0, 4)
-
-
-def test_flips_come_as_often_as_said():
-    image = np.arange(2, dtype=np.uint8).reshape(1, 2)
-    flipped = 0
-    for position in range(400):
-        with seeded(5, position):
-            flipped += int(HorizontalFlip(0.25)(image)[0, 0])
-    assert 70 <= flipped <= 130  # 100, and 3.5 standard deviations
 
 
 @given(
@@ -132,13 +111,6 @@ def test_a_letterbox_pads_both_sides_with_its_fill():
     assert (boxed[:10] == 7).all()
     assert (boxed[10:30] == 200).all()
     assert (boxed[30:] == 7).all()
-
-
-def test_one_size_and_a_pair_are_height_and_width():
-    image = np.zeros((10, 20, 3), np.uint8)
-    assert Letterbox((30, 50))(image).shape == (30, 50, 3)
-    assert Letterbox(64, stride=32)(image).shape == (32, 64, 3)
-    assert Letterbox(64, enlarge=False, stride=8)(image).shape == (16, 24, 3)
 
 
 @given(SIZES, SEEDS, st.sampled_from([None, 64, (80, 50)]), st.floats(0, 0.5), st.floats(0, 0.6))
@@ -184,30 +156,6 @@ def test_nothing_to_draw_leaves_the_sample_as_it_is():
     assert equal(RandomPerspective(translate=0, scale=0)(sample), sample)
 
 
-def test_what_lies_in_the_middle_stays_there_to_a_part_of_a_pixel():
-    image = np.zeros((100, 100, 3), np.uint8)
-    image[40:60, 45:55] = 255
-    for position in range(20):
-        with seeded(4, position):
-            moved = RandomPerspective(70, degrees=30, translate=0)(image).astype(int)
-        # OpenCV places a sample in steps of 1/32 of a pixel: 8 of 255 along an edge, twice.
-        assert np.abs(moved - moved[::-1, ::-1]).max() <= 24
-
-
-def test_an_object_that_is_seen_whole_is_kept_at_any_scale():
-    sample = sample_of([(40, 40, 60, 60)], [0], (100, 100))
-    for position in range(20):
-        with seeded(4, position):
-            moved = RandomPerspective(scale=0.6, translate=0, min_area_ratio=0.95)(sample)
-        assert moved["labels"].tolist() == [0]
-
-
-def test_a_canvas_is_cut_around_its_middle():
-    image = np.zeros((80, 80, 3), np.uint8)
-    image[20:60, 20:60] = 200
-    assert (RandomPerspective(40, translate=0, scale=0)(image) == 200).all()
-
-
 def test_the_angle_the_shift_and_the_scale_are_in_their_ranges():
     box = {"image": np.zeros((100, 100, 3), np.uint8), "boxes": np.array([[45, 45, 55, 55.0]])}
     centres, sides = [], []
@@ -238,30 +186,11 @@ def test_objects_of_which_too_little_is_left_are_dropped(limits, left):
     assert moved["weights"].tolist() == left
 
 
-def test_landmarks_beyond_the_result_are_not_marked():
-    sample = sample_of([(40, 40, 60, 60)], [0], (100, 100))
-    moved = RandomPerspective(10, translate=0, scale=0, min_area_ratio=0)(sample)
-    assert np.isnan(moved["landmarks"][0, :2]).all()
-    assert moved["landmarks"][0, 2].tolist() == [4.5, 4.5]
-
-
 def test_samples_without_objects_pass():
     for sample in ({"image": scene(1)["image"], "image_id": "a"}, scene(1, num_objects=0)):
         for change in (RandomPerspective(30), Letterbox(30), HorizontalFlip(1, (1, 0, 2))):
             assert change(sample)["image"].ndim == 3
             assert len(change(sample).get("boxes", [])) == 0
-
-
-def test_a_chain_of_all_keeps_objects():
-    chain = Compose(
-        Letterbox(160),
-        HorizontalFlip(landmark_order=False),
-        VerticalFlip(landmark_order=False),
-        RandomPerspective(120, min_side_px=5),
-    )
-    for seed in range(40):
-        with seeded(seed):
-            check_objects(chain(scene(seed)))
 
 
 def test_hsv_changes_colours_as_its_formula_says_and_leaves_greys_grey():
@@ -275,18 +204,6 @@ def test_hsv_changes_colours_as_its_formula_says_and_leaves_greys_grey():
     sample = scene(1)
     with seeded(1):
         assert equal({**RandomHSV()(sample), "image": sample["image"]}, sample)
-
-
-def test_hues_go_round_the_circle():
-    hsv = np.full((1, 1, 3), (170, 255, 255), np.uint8)
-    image = cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB)
-    for position in range(30):
-        with seeded(3, position):
-            changed = RandomHSV(hue=1, saturation=0, value=0)(image)
-        with seeded(3, position):
-            hue = 170 * (1 + sample_rng().uniform(-1, 1, 3)[0]) % 180
-        found = int(cv2.cvtColor(changed, cv2.COLOR_RGB2HSV)[0, 0, 0])
-        assert min(abs(found - hue), 180 - abs(found - hue)) < 2
 
 
 def test_hsv_refuses_what_is_no_rgb():
@@ -304,12 +221,6 @@ def test_transforms_pickle_and_say_what_they_are():
         one = chain(scene(1))
     with seeded(1):
         assert equal(copied(scene(1)), one)
-
-
-def test_the_ground_is_not_an_object():
-    assert not any(
-        is_colour(np.full(3, value, np.uint8), k) for value in (GROUND, 114) for k in range(6)
-    )
 
 
 @pytest.mark.parametrize(
@@ -334,7 +245,7 @@ def test_the_ground_is_not_an_object():
         ),
         (lambda: RandomPerspective(perspective=float("nan")), "perspective .* got nan"),
         (lambda: RandomHSV(hue="much"), "hue is a number .* got 'much'"),
-        (lambda: Compose([RandomHSV()]), r"number 0 is .*: write Compose\(\*transforms\)"),
+        (lambda: Compose([RandomHSV()]), "transform 0 of Compose is a function of a sample; got"),
     ],
 )
 def test_arguments_out_of_range_are_named_with_their_values(make, message):

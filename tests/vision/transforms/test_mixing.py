@@ -5,17 +5,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 from tests.vision.rectangles import Scenes, seeded
 
-import penstock
 from penstock.data import Subset
 from penstock.errors import ConfigError
-from penstock.faults import FaultPolicy
-from penstock.torch import DataLoader
 from penstock.vision.transforms.geometry import Letterbox
 from penstock.vision.transforms.mixing import CutMix, MixUp
 
@@ -65,12 +61,6 @@ def test_the_number_of_classes_comes_from_the_dataset_through_a_subset():
         MixUp(pairs([1, 2]), 0, num_classes=1)[1]
 
 
-def test_soft_labels_are_mixed_once_more():
-    (image, label), *_ = made(CutMix(MixUp(pairs([0, 200]), num_classes=2)), 1)
-    assert image.shape == (20, 30, 3)
-    assert label.sum() == pytest.approx(1, abs=1e-6)
-
-
 def test_objects_of_both_images_are_kept_as_they_are():
     scenes = Scenes(5, size=(60, 90))
     for sample in made(MixUp(scenes, alpha=8), 10, index=1):
@@ -113,19 +103,6 @@ def test_a_rectangle_within_the_image_has_its_shape_and_lies_anywhere():
     assert 0.4 < np.mean(centres) < 0.6
 
 
-def test_the_areas_are_those_that_the_formula_of_the_paper_gives():
-    images = CutMix(pairs([0, 1], (150, 150)), num_classes=2)
-    found = [label[1] for _, label in made(images, 700) if label[1] > 0]
-    rng = np.random.default_rng(0)
-    half = np.sqrt(1 - rng.beta(1, 1, 20_000)) / 2
-    sides = []
-    for _ in range(2):
-        middle = rng.random(20_000)
-        sides.append(np.minimum(middle + half, 1) - np.maximum(middle - half, 0))
-    assert len(found) > 280
-    assert stats.ks_2samp(found, sides[0] * sides[1]).pvalue > 0.01
-
-
 def test_images_of_two_sizes_are_refused_with_both_sizes():
     mixed = [*pairs([0], (20, 30)), *pairs([1], (8, 9))]
     message = r"uint8 \(20, 30, 3\), its partner, sample 1, uint8 \(8, 9, 3\).* Letterbox"
@@ -154,29 +131,6 @@ def test_samples_that_are_neither_pairs_nor_dicts_are_refused():
         MixUp([([1], 1)], num_classes=2)[0]
 
 
-def test_float_images_are_mixed_in_floats():
-    images = [(image.astype(np.float32) / 255, k) for image, k in pairs([0, 255])]
-    for image, label in made(MixUp(images, num_classes=2), 10):
-        assert image.dtype == np.float32
-        assert image[0, 0, 0] == pytest.approx(label[1], abs=1e-5)
-
-
-def test_the_images_of_the_dataset_are_not_written_to():
-    dataset = pairs([0, 200])
-    for kind in (MixUp, CutMix):
-        made(kind(dataset, num_classes=2), 10)
-    assert [int(image.max()) for image, _ in dataset] == [0, 200]
-    assert [int(image.min()) for image, _ in dataset] == [0, 200]
-
-
-def test_mixtures_are_batches_as_any_samples():
-    loader = penstock.Loader(MixUp(pairs(range(6)), num_classes=6), batch_size=6, seed=1)
-    (batch,) = loader
-    images, labels = batch
-    assert images.shape == (6, 20, 30, 3)
-    assert (labels.shape, labels.dtype) == ((6, 6), np.float32)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -190,27 +144,3 @@ def test_arguments_out_of_range_are_named_with_their_values(options, message):
     for kind in (MixUp, CutMix):
         with pytest.raises(ConfigError, match=message):
             kind(pairs([1]), **options)
-
-
-class TenthsBroken:
-    """Images, every tenth of which cannot be read."""
-
-    def __len__(self):
-        return 60
-
-    def __getitem__(self, index):
-        if index % 10 == 3:
-            raise OSError(f"no {index}")
-        return np.full((4, 4, 3), index, np.uint8), 0
-
-
-@pytest.mark.filterwarnings("ignore:epoch 0. 6 bad samples:UserWarning")
-@pytest.mark.parametrize(("on_error", "left"), [("skip", 54), ("replace", 60)])
-def test_without_a_seed_too_only_the_broken_images_are_lost(on_error, left):
-    torch.manual_seed(1)
-    policy = FaultPolicy(on_error, max_failures=None)
-    loader = DataLoader(
-        MixUp(TenthsBroken(), num_classes=2), batch_size=8, shuffle=True, on_error=policy
-    )
-    assert sum(len(labels) for _, labels in loader) == left
-    assert sorted(failure.index for failure in loader.failures) == [3, 13, 23, 33, 43, 53]

@@ -14,37 +14,35 @@ import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+from xml.etree.ElementTree import Element
 
 from penstock.errors import StoreError
 from penstock.opening import MAX_TREE_BYTES, read_annotation
 from penstock.vision.annotations.model import AnnotatedImage, AnnotatedObject
 from penstock.vision.annotations.reading import (
     MAX_LANDMARK_NAMES,
+    add_element,
     coordinate,
+    flag,
     key_of,
+    length_px,
     listed_path,
-    whole_number,
-    xml_escaped,
+    parse_xml,
+    xml_bytes,
 )
-from penstock.vision.annotations.voc_files import parse_xml, xml_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from xml.etree.ElementTree import Element
+    from collections.abc import Callable, Iterable
 
-_SIDES: Final = ("left", "top", "width", "height")
 _FLAGS: Final = ("truncated", "occluded", "difficult")
-_VALUES_OF_FLAG: Final = {"0": False, "false": False, "1": True, "true": True}
-_BOX_ATTRIBUTES: Final = {*_SIDES, *_FLAGS}
+_BOX_ATTRIBUTES: Final = {"left", "top", "width", "height", *_FLAGS}
 
 
 def read_imglab(path: str | Path) -> list[AnnotatedImage]:
     """Return the images of an imglab file, in its order."""
     path = Path(path)
     try:
-        root = parse_xml(xml_text(read_annotation(path, MAX_TREE_BYTES)))
-        if root.tag != "dataset":
-            raise ValueError(f"the root element is <{root.tag}>, not <dataset>")
+        root = parse_xml(read_annotation(path, MAX_TREE_BYTES), "dataset")
         names = sorted({_part_name(part) for part in root.iterfind("images/image/box/part")})
         if len(names) > MAX_LANDMARK_NAMES:
             most = f"{MAX_LANDMARK_NAMES:,} is the most"
@@ -71,33 +69,33 @@ def _image(item: Element, number: int, names: list[str], path: Path) -> Annotate
     return AnnotatedImage(
         listed_path(file, path.parent),
         key_of(file),
-        _length(item, "width", where),
-        _length(item, "height", where),
+        length_px(item.get("width"), f"{where}: width"),
+        length_px(item.get("height"), f"{where}: height"),
         tuple(_object(box, f"{where}: box {n}", names) for n, box in boxes),
         f"{path}, image {number}",
     )
 
 
-def _length(item: Element, name: str, where: str) -> int | None:
-    text = item.get(name, "0")
-    length = whole_number(text)
-    if length is None or length < 0:
-        raise ValueError(f"{where}: {name} is {text[:40]!r}, not a number of pixels")
-    return length or None
-
-
 def _object(box: Element, where: str, names: list[str]) -> AnnotatedObject:
-    left, top, width, height = (_number(box, side, where) for side in _SIDES)
-    points = _points(box, where)
+    left, top, width, height = (
+        _number(box, side, where) for side in ("left", "top", "width", "height")
+    )
+    points: dict[str, tuple[float, float]] = {}
+    for part in box.findall("part"):
+        name = _part_name(part)
+        if name in points:
+            raise ValueError(f"{where} has part {name!r} twice")
+        place = f"{where}: part {name!r}"
+        points[name] = _number(part, "x", place), _number(part, "y", place)
     return AnnotatedObject(
         class_name=(box.findtext("label") or "").strip(),
         box_xyxy_px=(left, top, left + width, top + height),
         landmarks_xy_px=tuple(points.get(n, (math.nan, math.nan)) for n in names if points),
         landmark_names=tuple(names) if points else (),
         extra={n: value.strip() for n, value in box.items() if n not in _BOX_ATTRIBUTES},
-        difficult=_flag(box, "difficult", where),
-        truncated=_flag(box, "truncated", where),
-        occluded=_flag(box, "occluded", where),
+        difficult=flag(box.get("difficult"), f"{where}: difficult"),
+        truncated=flag(box.get("truncated"), f"{where}: truncated"),
+        occluded=flag(box.get("occluded"), f"{where}: occluded"),
     )
 
 
@@ -105,84 +103,51 @@ def _number(item: Element, name: str, where: str) -> float:
     text = item.get(name)
     if text is None:
         raise ValueError(f"{where} has no {name}")
-    try:
-        return coordinate(text)
-    except ValueError as error:
-        raise ValueError(f"{where}: {name} {error}") from None
-
-
-def _points(box: Element, where: str) -> dict[str, tuple[float, float]]:
-    points: dict[str, tuple[float, float]] = {}
-    for part in box.findall("part"):
-        name = _part_name(part)
-        if name in points:
-            raise ValueError(f"{where} has part {name!r} twice")
-        place = f"{where}: part {name!r}"
-        points[name] = (_number(part, "x", place), _number(part, "y", place))
-    return points
-
-
-def _flag(box: Element, name: str, where: str) -> bool | None:
-    text = box.get(name)
-    if text is None:
-        return None
-    if text.strip().lower() not in _VALUES_OF_FLAG:
-        raise ValueError(f"{where}: {name} is {text[:40]!r}, not 0 or 1")
-    return _VALUES_OF_FLAG[text.strip().lower()]
+    return coordinate(text, f"{where}: {name}")
 
 
 def write_imglab(
     images: Iterable[AnnotatedImage], *, name_of: Callable[[AnnotatedImage], str] | None = None
 ) -> bytes:
     """Return an imglab file, in UTF-8."""
-    lines = ["<?xml version='1.0' encoding='UTF-8'?>", "<dataset>", "<images>"]
+    root = Element("dataset")
+    listed = add_element(root, "images")
     for image in images:
         name = os.fspath(image.path) if name_of is None else name_of(image)
-        size = (("width", image.width_px), ("height", image.height_px))
-        attributes = _attributes([("file", name), *((n, str(v)) for n, v in size if v)])
-        lines.append(f"  <image{attributes}>")
+        size = {"width": image.width_px, "height": image.height_px}
+        sides = {side: str(length) for side, length in size.items() if length}
+        item = add_element(listed, "image", "", {"file": name, **sides})
         for found in image.objects:
-            lines += _box_lines(found)
-        lines.append("  </image>")
-    return "\n".join([*lines, "</images>", "</dataset>", ""]).encode()
+            if found.box_xyxy_px is not None:
+                _add_box(item, found, found.box_xyxy_px)
+    return xml_bytes(root)
 
 
-def _attributes(pairs: Sequence[tuple[str, str]]) -> str:
-    return "".join(f' {name}="{xml_escaped(value)}"' for name, value in pairs)
-
-
-def _box_lines(found: AnnotatedObject) -> list[str]:
-    if found.box_xyxy_px is None:
-        return []
-    left, top, right, bottom = map(whole_px, found.box_xyxy_px)
-    sides = (("top", top), ("left", left), ("width", right - left), ("height", bottom - top))
-    flags = [(name, getattr(found, name)) for name in _FLAGS]
-    attributes = [
-        *((name, str(value)) for name, value in sides),
-        *((name, str(int(value))) for name, value in flags if value is not None),
-        *((name, value) for name, value in found.extra.items() if can_be_attribute(name)),
-    ]
-    lines = [f"    <box{_attributes(attributes)}>"]
+def _add_box(
+    item: Element, found: AnnotatedObject, box_xyxy_px: tuple[float, float, float, float]
+) -> None:
+    left, top, right, bottom = map(whole_px, box_xyxy_px)
+    sides = {"top": top, "left": left, "width": right - left, "height": bottom - top}
+    flags = {name: getattr(found, name) for name in _FLAGS}
+    attributes = {
+        **{name: str(int(value)) for name, value in (sides | flags).items() if value is not None},
+        **{name: value for name, value in found.extra.items() if can_be_attribute(name)},
+    }
+    box = add_element(item, "box", "", attributes)
     if found.class_name:
-        lines.append(f"      <label>{xml_escaped(found.class_name)}</label>")
-    for number, (x, y) in enumerate(found.landmarks_xy_px):
+        add_element(box, "label", found.class_name)
+    points = found.landmarks_xy_px
+    digits = max(2, len(str(len(points) - 1)))  # so that numbers sort in their order
+    for number, (x, y) in enumerate(points):
         if not (math.isnan(x) or math.isnan(y)):
-            place = [("x", str(whole_px(x))), ("y", str(whole_px(y)))]
-            pairs = [("name", part_name(found, number)), *place]
-            lines.append(f"      <part{_attributes(pairs)}/>")
-    return [*lines, "    </box>"]
+            name = found.landmark_names[number] if found.landmark_names else f"{number:0{digits}d}"
+            place = {"name": name, "x": str(whole_px(x)), "y": str(whole_px(y))}
+            add_element(box, "part", "", place)
 
 
 def whole_px(value: float) -> int:
     """Return the nearest whole number of pixels, .5 upwards, so that edges keep their order."""
     return math.floor(value + 0.5)
-
-
-def part_name(found: AnnotatedObject, number: int) -> str:
-    """Return what a landmark is called; a number that sorts in its place where it has no name."""
-    if found.landmark_names:
-        return found.landmark_names[number]
-    return f"{number:0{max(2, len(str(len(found.landmarks_xy_px) - 1)))}d}"
 
 
 def can_be_attribute(name: str) -> bool:

@@ -43,18 +43,14 @@ def read_image_list(
     path: str | Path, root: str | Path | None = None, *, separator: str | None = None
 ) -> list[tuple[Path, int | str]]:
     """Return path and label of each image of a list, in its order."""
-    path = Path(path)
-    folder = path.parent if root is None else Path(root)
-    pairs = []
-    for number, text, label in read_labelled_paths(path, separator, folder):
-        try:
-            pairs.append((listed_path(text, folder), label))
-        except ValueError as error:
-            raise StoreError(f"cannot read {path}, line {number}: {error}.") from error
-    numbers = [value for _, label in pairs if (value := whole_value(label)) is not None]
-    if len(numbers) < len(pairs):
-        return list(pairs)
-    return [(image, value) for (image, _), value in zip(pairs, numbers, strict=True)]
+    folder = Path(path).parent if root is None else Path(root)
+    lines = read_labelled_paths(Path(path), separator, folder)
+    numbers = [whole_value(label) for _, _, label in lines]
+    are_numbers = None not in numbers
+    return [
+        (listed_path(text, folder), number if are_numbers and number is not None else label)
+        for (_, text, label), number in zip(lines, numbers, strict=True)
+    ]
 
 
 def read_labelled_paths(
@@ -64,19 +60,21 @@ def read_labelled_paths(
     found = []
     for number, line in numbered_lines(path):
         words = [word.strip() for word in line.rsplit(separator, 1)]
-        if len(words) != 2 or not all(words):
-            raise StoreError(f"cannot read {path}, line {number}: {line[:80]!r} has no label.")
-        # A path that ends before its last column, as "1.jpg 0 1" has two labels.
-        columns = [word.strip().lower() for word in words[0].split(separator)]
-        is_short = any(word.endswith(IMAGE_SUFFIXES) for word in columns[:-1])
-        if is_short and not columns[-1].endswith(IMAGE_SUFFIXES):
-            place = words[0].replace("\\", "/").replace("\0", "")
-            if not os.path.exists((path.parent if root is None else root) / place):
-                raise StoreError(
-                    f"cannot read {path}, line {number}: {words[0]!r:.80} is no image and is not "
-                    "there. Has the line several labels? A line has one. Leave one column, or read "
-                    "images of several labels with a dataset of your own."
+        try:
+            if len(words) != 2 or not all(words):
+                raise ValueError(f"{line[:80]!r} has no label")
+            place = listed_path(words[0], path.parent if root is None else root)
+            # A path that ends before its last column, as "1.jpg 0 1" has two labels.
+            columns = [word.strip().lower() for word in words[0].split(separator)]
+            is_short = any(word.endswith(IMAGE_SUFFIXES) for word in columns[:-1])
+            if is_short and not (columns[-1].endswith(IMAGE_SUFFIXES) or os.path.exists(place)):
+                raise ValueError(
+                    f"{words[0]!r:.80} is no image and is not there. Has the line several labels? "
+                    "A line has one. Leave one column, or read images of several labels with a "
+                    "dataset of your own"
                 )
+        except ValueError as error:
+            raise StoreError(f"cannot read {path}, line {number}: {error}.") from error
         found.append((number, words[0], words[1]))
     if not found:
         raise StoreError(f"{path} has no lines: it is no list of images.")
@@ -145,13 +143,8 @@ class LandmarkColumns:
         checked_choice("origin", self.origin, (0, 1))
         if self.num_landmarks is not None and self.num_landmarks < 0:
             raise ConfigError(f"num_landmarks is at least 0, not {self.num_landmarks}.")
-        if len(classes) == 1 and "," in classes[0]:
-            names = classes[0].split(",")
-            raise ConfigError(f"classes is a list of names: classes={names!r}.")
         if len(set(classes)) < len(classes):
             raise ConfigError(f"classes are names of columns, each another: {classes}.")
-        if self.separator == "":
-            raise ConfigError("separator is a text such as ',', or None for blanks; not ''.")
 
     @property
     def num_columns(self) -> int:
@@ -223,16 +216,13 @@ def _image(line: str, columns: LandmarkColumns, folder: Path, source: str) -> An
     # What is left of the path when it has numbers at its end are columns too many.
     ends = words[0].split(columns.separator)[1:]
     if len(words) != 1 + columns.num_columns or (ends and is_number(ends[-1])):
-        box = ", 4 for the box" if columns.has_box else ""
-        names = f", {len(columns.classes)} for {', '.join(columns.classes)}"
         raise ValueError(
             f"it has {len(line.split(columns.separator))} columns, not {1 + columns.num_columns}: "
-            f"a path, 2 x {columns.num_landmarks} for landmarks{box}"
-            f"{names if columns.classes else ''}"
+            f"a path, 2 x {columns.num_landmarks} for landmarks, {4 * columns.has_box} for a box, "
+            f"{len(columns.classes)} for {', '.join(columns.classes) or 'classes'}"
         )
     if not words[0]:
         raise ValueError("it has no path")
-    path, key = listed_path(words[0], folder), key_of(words[0])
     num_points, num_box = 2 * (columns.num_landmarks or 0), 4 * columns.has_box
     is_before = columns.box_at == "before"
     extra = dict(zip(columns.classes, words[1 + num_points + num_box :], strict=True))
@@ -242,40 +232,35 @@ def _image(line: str, columns: LandmarkColumns, folder: Path, source: str) -> An
         landmarks_xy_px=_points(words, 1 + (num_box if is_before else 0), columns),
         extra=extra,
     )
-    return AnnotatedImage(path, key, None, None, (found,), source)
+    path = listed_path(words[0], folder)
+    return AnnotatedImage(path, key_of(words[0]), None, None, (found,), source)
 
 
 def _points(
     words: list[str], first: int, columns: LandmarkColumns
 ) -> tuple[tuple[float, float], ...]:
-    count, origin = columns.num_landmarks or 0, columns.origin
+    count, origin, missing = columns.num_landmarks or 0, columns.origin, columns.missing
     step, beside = (1, count) if columns.layout == "xxyy" else (2, 1)
     points = []
-    for at_x in range(first, first + step * count, step):
-        x, y = (_number(words, at, 0) for at in (at_x, at_x + beside))
-        is_missing = math.isnan(x) or math.isnan(y) or (x == columns.missing == y)
-        shifted = (_number(words, at_x, origin), _number(words, at_x + beside, origin))
-        points.append(_NAN if is_missing else shifted)
+    for at in range(first, first + step * count, step):
+        x, y = _number(words, at, origin), _number(words, at + beside, origin)
+        is_missing = missing is not None and x + origin == missing == y + origin
+        points.append(_NAN if is_missing or math.isnan(x + y) else (x, y))
     return tuple(points)
 
 
 def _number(words: list[str], place: int, minus: int) -> float:
     if words[place].lower() == "nan":
         return math.nan
-    try:
-        return coordinate(words[place], minus)
-    except ValueError as error:
-        raise ValueError(f"column {place + 1} {error}") from None
+    return coordinate(words[place], f"column {place + 1}", minus)
 
 
 def _box(
     words: list[str], first: int, columns: LandmarkColumns
 ) -> tuple[float, float, float, float] | None:
-    minus = (columns.origin, columns.origin, 0, 0)
-    left, top, third, fourth = (
-        _number(words, first + place, less) for place, less in enumerate(minus)
-    )
-    if any(map(math.isnan, (left, top, third, fourth))):
+    left, top = (_number(words, first + place, columns.origin) for place in (0, 1))
+    third, fourth = (_number(words, first + place, 0) for place in (2, 3))
+    if math.isnan(left + top + third + fourth):
         return None
     if columns.box_format == "xywh":
         return left, top, left + third, top + fourth
@@ -289,8 +274,6 @@ def write_landmark_list(
     name_of: Callable[[AnnotatedImage], str] | None = None,
 ) -> bytes:
     """Return a landmark list, in UTF-8: a line for each object, in their order."""
-    if columns.num_landmarks is None:
-        raise ConfigError("num_landmarks has to be given for a list that is written.")
     lines = []
     for image in images:
         name = os.fspath(image.path) if name_of is None else name_of(image)
@@ -307,9 +290,29 @@ def _line(name: str, found: AnnotatedObject, columns: LandmarkColumns) -> str:
     ends = name.split(columns.separator)[1:]
     if ends and is_number(ends[-1]):
         raise ValueError(f"a list cannot have the path {name!r}")
-    box = _box_words(found, columns) if columns.has_box else []
-    points = _point_words(found, columns)
-    words = [name, *box, *points] if columns.box_at == "before" else [name, *points, *box]
+    count, origin = columns.num_landmarks or 0, columns.origin
+    points = found.landmarks_xy_px or (_NAN,) * count
+    if len(points) != count:
+        raise ValueError(f"it has {len(points)} landmarks, and others {count}")
+    missing = coordinate_text(math.nan if columns.missing is None else columns.missing)
+    pairs = [
+        (missing, missing)
+        if math.isnan(x + y)
+        else (coordinate_text(x, origin), coordinate_text(y, origin))
+        for x, y in points
+    ]
+    if columns.layout == "xxyy":
+        numbers = [pair[side] for side in (0, 1) for pair in pairs]
+    else:
+        numbers = [word for pair in pairs for word in pair]
+    if columns.has_box:
+        left, top, right, bottom = found.box_xyxy_px or (math.nan,) * 4
+        if columns.box_format == "xywh":
+            right, bottom = right - left, bottom - top
+        corner = [coordinate_text(value, origin) for value in (left, top)]
+        box = [*corner, coordinate_text(right), coordinate_text(bottom)]
+        numbers = [*box, *numbers] if columns.box_at == "before" else [*numbers, *box]
+    words = [name, *numbers]
     values = {**found.extra, CLASS_COLUMN: found.class_name}
     for column in columns.classes:
         value = values.get(column)
@@ -319,30 +322,3 @@ def _line(name: str, found: AnnotatedObject, columns: LandmarkColumns) -> str:
             raise ValueError(f"{column} {value!r} does not stay in a column")
         words.append(value)
     return (columns.separator or " ").join(words)
-
-
-def _point_words(found: AnnotatedObject, columns: LandmarkColumns) -> list[str]:
-    count = columns.num_landmarks or 0
-    points = found.landmarks_xy_px or (_NAN,) * count
-    if len(points) != count:
-        raise ValueError(f"it has {len(points)} landmarks, and others {count}")
-    missing = "nan" if columns.missing is None else coordinate_text(columns.missing)
-    pairs = [
-        [missing] * 2
-        if math.isnan(x) or math.isnan(y)
-        else [coordinate_text(x, columns.origin), coordinate_text(y, columns.origin)]
-        for x, y in points
-    ]
-    if columns.layout == "xxyy":
-        return [pair[side] for side in (0, 1) for pair in pairs]
-    return [word for pair in pairs for word in pair]
-
-
-def _box_words(found: AnnotatedObject, columns: LandmarkColumns) -> list[str]:
-    if found.box_xyxy_px is None:
-        return ["nan"] * 4
-    left, top, right, bottom = found.box_xyxy_px
-    if columns.box_format == "xywh":
-        right, bottom = right - left, bottom - top
-    corner = [coordinate_text(value, columns.origin) for value in (left, top)]
-    return [*corner, coordinate_text(right), coordinate_text(bottom)]

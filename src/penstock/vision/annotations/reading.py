@@ -1,23 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all annotation formats share: numbers, paths, lines of text, XML text, sizes of images."""
+"""What all annotation formats share: numbers, paths, lines of text, XML, sizes of images."""
 
 from __future__ import annotations
 
 import codecs
 import contextlib
 import math
+import os
 import re
+from collections import Counter
 from decimal import Decimal
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
-from xml.sax.saxutils import escape
+from xml.etree import ElementTree
+
+from defusedxml.common import DTDForbidden
+from defusedxml.ElementTree import DefusedXMLParser
 
 from penstock.errors import StoreError
 from penstock.images import read_header
 from penstock.opening import MAX_ANNOTATION_BYTES, open_file, read_annotation, read_file
+from penstock.stores.folder.listing import cannot_list, is_system_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from penstock.images.headers import ImageHeader
 
@@ -30,16 +37,16 @@ _FARTHEST: Final = 1e9
 _NUM_SHOWN: Final = 40  # characters of a text that is no number
 
 
-def coordinate(text: str, minus: int = 0) -> float:
-    """Return a coordinate in pixels."""
+def coordinate(text: str, where: str, minus: int = 0) -> float:
+    """Return a coordinate in pixels; errors call it `where`."""
     try:
         number = math.nan if "_" in text else float(text)
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise ValueError(f"is {text.strip()[:_NUM_SHOWN]!r}, not a number")
+        raise ValueError(f"{where} is {text.strip()[:_NUM_SHOWN]!r}, not a number")
     if abs(number) > _FARTHEST:
-        raise ValueError(f"is {text.strip()[:_NUM_SHOWN]!r}: no image is that large")
+        raise ValueError(f"{where} is {text.strip()[:_NUM_SHOWN]!r}: no image is that large")
     if not minus or number.is_integer():
         return number - minus
     return float(Decimal(text.strip()) - minus)
@@ -68,7 +75,28 @@ def whole_value(text: str) -> int | None:
     return whole_number(text.rstrip("0").removesuffix(".") if "." in text else text)
 
 
-_DRIVE: Final = re.compile(r"\A[A-Za-z]:(?=/)")
+def length_px(text: str | None, where: str) -> int | None:
+    """Return the width or height of an image in pixels; None where it is missing or 0."""
+    length = 0 if not (text or "").strip() else whole_value(text or "")
+    if length is None or length < 0:
+        raise ValueError(
+            f"{where} is {(text or '').strip()[:_NUM_SHOWN]!r}, not a number of pixels"
+        )
+    return length or None
+
+
+# "Unspecified" is what old tools write into fields that were not filled in.
+_FLAGS: Final = {
+    "": None, "unspecified": None, "0": False, "false": False, "1": True, "true": True,
+}  # fmt: skip
+
+
+def flag(text: str | None, where: str) -> bool | None:
+    """Return a flag; None where it is missing, or not filled in."""
+    said = (text or "").strip().lower()
+    if said not in _FLAGS:
+        raise ValueError(f"{where} is {said[:_NUM_SHOWN]!r}, not 0 or 1")
+    return _FLAGS[said]
 
 
 def folder_of(annotations: str | Path) -> Path:
@@ -84,6 +112,24 @@ def listed_path(text: str, root: str | Path) -> Path:
     return Path(root) / text.replace("\\", "/")
 
 
+def files_below(folder: Path, suffixes: tuple[str, ...]) -> list[str]:
+    """Return the sorted paths of files below a folder, from there on, with "/"."""
+
+    def refuse(error: OSError) -> None:
+        raise cannot_list(error) from error
+
+    found: list[str] = []
+    for above, subfolders, names in os.walk(folder, onerror=refuse):
+        subfolders[:] = (name for name in subfolders if not is_system_folder(name))
+        # "._cat.xml" beside cat.xml is what macOS leaves on foreign disks.
+        wanted = (n for n in names if n.lower().endswith(suffixes) and not n.startswith("."))
+        found += (os.path.relpath(os.path.join(above, name), folder) for name in wanted)
+    return sorted(path.replace(os.sep, "/") for path in found)
+
+
+_DRIVE: Final = re.compile(r"\A[A-Za-z]:(?=/)")
+
+
 def key_of(text: str) -> str:
     """Return what an image is called: its path in the list, with "/"."""
     path = _DRIVE.sub("", text.replace("\\", "/"))
@@ -91,22 +137,18 @@ def key_of(text: str) -> str:
 
 
 def first_repeated(names: Iterable[str]) -> str | None:
-    """Return the first name that was there before; None if each is another."""
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            return name
-        seen.add(name)
-    return None
+    """Return a name that is there twice; None if each is another."""
+    counts = Counter(names)
+    return next((name for name, count in counts.items() if count > 1), None)
 
 
-_OTHER_MARKS: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_UTF16_MARKS: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 def read_text(path: Path, max_bytes: int = MAX_ANNOTATION_BYTES) -> str:
     """Return a file in UTF-8, without its byte order mark."""
     data = read_annotation(path, max_bytes)
-    if data.startswith(_OTHER_MARKS):
+    if data.startswith(_UTF16_MARKS):
         raise StoreError(f"cannot read {path}: it is in UTF-16; convert it to UTF-8.")
     try:
         return data.decode("utf-8-sig")
@@ -126,23 +168,102 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
             yield number, stripped
 
 
+_DECLARED: Final = re.compile(rb"""\A\s*<\?xml[^>]{0,200}?encoding\s*=\s*["']([\w.:-]{1,40})["']""")
+# Those whose ASCII is ASCII, so that the declaration can be read: what annotation tools write.
+_ENCODINGS: Final = frozenset(
+    (
+        "utf-8", "ascii", "iso8859-1", "iso8859-15", "cp1250", "cp1251", "cp1252",
+        "gbk", "gb2312", "gb18030", "big5", "shift_jis", "cp932", "euc_jp", "euc_kr",
+    )
+)  # fmt: skip
+_DEEPEST: Final = 64  # elements in one another; VOC needs 5
 # XML 1.0 has no way to say these, escaped or not; lone surrogates are no characters.
 _UNSAYABLE: Final = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff\ud800-\udfff]")
-# Parsers make line feeds of carriage returns, and blanks of all of these in attributes.
-_ENTITIES: Final = {"\r": "&#13;", "\n": "&#10;", "\t": "&#9;", '"': "&quot;", "'": "&apos;"}
 
 
-def xml_escaped(text: str) -> str:
-    """Return text as an element or an attribute can hold it."""
-    unsayable = _UNSAYABLE.search(text)
-    if unsayable:
-        raise ValueError(f"{text[:80]!r} has {unsayable[0]!r}, which XML cannot hold")
-    return escape(text, _ENTITIES)
+def xml_text(data: bytes) -> str:
+    """Return an XML file as text, in the encoding that it declares; UTF-8 if it declares none."""
+    declared = _DECLARED.match(data[:512].removeprefix(codecs.BOM_UTF8))
+    name = declared[1].decode("ascii", "replace") if declared else "utf-8"
+    try:
+        known = codecs.lookup(name).name
+    except LookupError:
+        known = ""
+    if known not in _ENCODINGS or data.startswith(_UTF16_MARKS):
+        raise ValueError(f"its encoding ({name}, or UTF-16) is not supported; convert it to UTF-8")
+    return data.decode(known)
 
 
-def element_line(tag: str, text: str) -> str:
-    """Return the line of an element that holds text alone, indented by a tab."""
-    return f"\t<{tag}>{xml_escaped(text)}</{tag}>"
+def parse_xml(data: bytes | str, tag: str) -> ElementTree.Element:
+    """Return the root element, a `tag`, of a document of unknown origin.
+
+    It is parsed without document types, and therefore without entities: nothing in it can name
+    another file, or grow when it is read.
+
+    Raises:
+        ValueError: it is no XML, it has a DOCTYPE, it is too deep, or its root is another element.
+
+    Example:
+        >>> parse_xml("<!DOCTYPE a [<!ENTITY x SYSTEM 'file:///etc/passwd'>]><a>&x;</a>", "a")
+        Traceback (most recent call last):
+        ValueError: it has a DOCTYPE, which annotations have no use for; it is not read...
+    """
+    parser = DefusedXMLParser(target=_Builder(), forbid_dtd=True)
+    try:
+        parser.feed(data if isinstance(data, str) else xml_text(data))
+        root: ElementTree.Element = parser.close()
+    except DTDForbidden as error:
+        raise ValueError(
+            "it has a DOCTYPE, which annotations have no use for; it is not read, as entities in "
+            "it could name files or fill the memory"
+        ) from error
+    except ElementTree.ParseError as error:
+        raise ValueError(f"not well-formed XML: {error}") from error
+    if root.tag != tag:
+        raise ValueError(f"the root element is <{root.tag}>, not <{tag}>")
+    return root
+
+
+class _Builder:
+    """Builds the tree, to a depth at which recursion is safe, and leaves namespaces out."""
+
+    def __init__(self) -> None:
+        builder = ElementTree.TreeBuilder()
+        self._start, self._end, self._depth = builder.start, builder.end, 0
+        self.data, self.close = builder.data, builder.close
+
+    def start(self, tag: str, attributes: dict[str, str]) -> None:
+        self._depth += 1
+        if self._depth > _DEEPEST:
+            raise ValueError(f"more than {_DEEPEST} elements in one another")
+        self._start(tag.rpartition("}")[2], attributes)
+
+    def end(self, tag: str) -> None:
+        self._depth -= 1
+        self._end(tag.rpartition("}")[2])
+
+
+def add_element(
+    parent: ElementTree.Element,
+    tag: str,
+    text: str = "",
+    attributes: Mapping[str, str] = MappingProxyType({}),
+) -> ElementTree.Element:
+    """Add an element; ValueError for text that XML cannot hold."""
+    for value in (text, *attributes.values()):
+        unsayable = _UNSAYABLE.search(value)
+        if unsayable:
+            raise ValueError(f"{value[:80]!r} has {unsayable[0]!r}, which XML cannot hold")
+    child = ElementTree.SubElement(parent, tag, dict(attributes))
+    child.text = text
+    return child
+
+
+def xml_bytes(root: ElementTree.Element) -> bytes:
+    """Return a document in UTF-8, indented."""
+    ElementTree.indent(root)
+    data: bytes = ElementTree.tostring(root, "utf-8", xml_declaration=True)
+    return data
 
 
 # The headers of nearly all JPEG files, thumbnails and colour profiles included, are shorter. Other

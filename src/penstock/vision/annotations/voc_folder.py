@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`VOCFolderStore`: the images of a Pascal VOC folder with the text of their annotations.
+"""Folders of Pascal VOC: `Annotations/`, `JPEGImages/`, and splits in `ImageSets/Main`.
 
 Reference:
     Everingham and others, "The PASCAL Visual Object Classes Challenge 2012 development kit".
@@ -7,26 +7,148 @@ Reference:
 
 from __future__ import annotations
 
+import itertools
 import os
-from typing import TYPE_CHECKING
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from penstock.data.packed_list import PackedList
 from penstock.errors import StoreError
 from penstock.opening import MAX_FILE_BYTES, MAX_TREE_BYTES, read_annotation
-from penstock.stores.folder.listing import VOC, Listing, cannot_list, scan
+from penstock.stores.folder.annotated_folder import annotated_folder
+from penstock.stores.folder.listing import IMAGE_SUFFIXES, VOC, Listing
 from penstock.stores.folder.store import FolderStore
 from penstock.stores.index import labels_from
 from penstock.stores.records import EncodedImage, Record
-from penstock.vision.annotations.voc import voc_root
-from penstock.vision.annotations.voc_files import stems_of_split, warn_of_images_alone, xml_text
+from penstock.vision.annotations.reading import files_below, read_text, xml_text
+from penstock.vision.annotations.voc import voc_image, voc_root
+from penstock.warn import users_level
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from pathlib import Path
+    from collections.abc import Container, Iterable
+    from xml.etree.ElementTree import Element
 
-__all__ = ["VOCFolderStore"]
+    from penstock.vision.annotations.model import AnnotatedImage
+
+_FOLDERS_SHOWN: Final = 5  # in an error
+
+
+def read_voc_folder(
+    root: str | Path, split: str | None = None, *, origin: int = 1
+) -> list[AnnotatedImage]:
+    """Return the images of a folder that have an annotation.
+
+    The folder holds `Annotations/NAME.xml` and `JPEGImages/NAME.*`, or `annotations/` and
+    `images/`, or two subfolders of other names, or NAME.xml beside NAME.jpg. An image goes with the
+    annotation of its name, whatever `<filename>` says; that counts where no image has the name.
+    Images without an annotation are left out, with a warning.
+
+    Raises:
+        StoreError: there are no annotations, or no such split; one is missing or damaged; two
+            images have one name. The message names the file and the object.
+    """
+    root = Path(root)
+    annotations, images = voc_places(root)
+    files = _by_stem(annotations, (".xml",))
+    if not files:
+        raise StoreError(f"{annotations} has no XML files: it is no folder of VOC annotations.")
+    pictures = _by_stem(images, IMAGE_SUFFIXES) if images.is_dir() else {}
+    keys = _keys(root, split, images, files, pictures)
+    found = {}
+    for key in dict.fromkeys(keys):
+        file = annotations / files[key]
+        try:
+            element = voc_root(read_annotation(file, MAX_TREE_BYTES))
+            path = images / _picture(element, key, pictures)
+            found[key] = voc_image(element, path, key, origin, str(file))
+        except ValueError as error:
+            raise StoreError(f"cannot read {file}: {error}.") from error
+    return [found[key] for key in keys]
+
+
+def voc_places(root: Path) -> tuple[Path, Path]:
+    """Return the folders of annotations and of images."""
+    for of_xml, of_images in (("Annotations", "JPEGImages"), ("annotations", "images")):
+        if (root / of_xml).is_dir():
+            return root / of_xml, root / of_images
+    if not root.is_dir():
+        what = "a file, not a folder" if root.exists() else "not there"
+        raise StoreError(f"{root} is {what}: looked for {os.path.abspath(root)}.")
+    below = sorted(root.glob("VOCdevkit/*/Annotations"))
+    if below:  # torchvision's `root`
+        names = ", ".join(str(folder.parent) for folder in below[:_FOLDERS_SHOWN])
+        raise StoreError(f"{root} has no Annotations of its own. Name one of these: {names}.")
+    found = annotated_folder(root)
+    if found is not None and found.form == "voc" and found.images is not None:
+        return found.annotations, found.images
+    return root, root
+
+
+def _by_stem(folder: Path, suffixes: tuple[str, ...]) -> dict[str, str]:
+    """Return the paths of files below a folder by what they are called without their suffix."""
+    found: dict[str, str] = {}
+    for path in files_below(folder, suffixes):
+        stem = os.path.splitext(path)[0]
+        if stem in found:
+            raise StoreError(
+                f"{folder} has {found[stem]!r} and {path!r}: which of them is meant by {stem!r}? "
+                "Move one away."
+            )
+        found[stem] = path
+    return found
+
+
+def _keys(
+    root: Path,
+    split: str | None,
+    images: Path,
+    files: dict[str, str],
+    pictures: dict[str, str],
+) -> list[str]:
+    """Return the names of the images of a split, or all; warn of images without an annotation."""
+    if split is None:
+        alone = pictures.keys() - files.keys()
+        if alone:
+            message = f"{len(alone)} image(s) in {images} have no file in Annotations and are left "
+            message += f"out: {min(alone)!r} is one."
+            warnings.warn(message, UserWarning, stacklevel=users_level())
+        return sorted(files)
+    return keys_of_split(root, split, files)
+
+
+def keys_of_split(root: Path, split: str, names: Container[str]) -> list[str]:
+    """Return those of `names` that a split lists; StoreError if it lists others."""
+    keys = stems_of_split(root, split, names)
+    absent = [key for key in keys if key not in names]
+    if absent:
+        raise StoreError(
+            f"the split {split!r} of {root} names {len(absent)} image(s) without annotations: "
+            f"{absent[0]}.xml is not there."
+        )
+    return keys
+
+
+def stems_of_split(root: Path, split: str, names: Container[str] = ()) -> list[str]:
+    """Return the names in `ImageSets/Main/SPLIT.txt`; StoreError if there is none."""
+    folder = root / "ImageSets" / "Main"
+    known = sorted(path.stem for path in folder.glob("*.txt"))
+    if split not in known:
+        has = ", ".join(map(repr, known)) or "none"
+        raise StoreError(f"{root} has no split {split!r} in ImageSets/Main; it has {has}.")
+    lines = [line.strip() for line in read_text(folder / f"{split}.txt").splitlines()]
+    return [line if line in names else line.split()[0] for line in lines if line]
+
+
+def _picture(root: Element, key: str, pictures: dict[str, str]) -> str:
+    """Return the image's path; where there is none, one that says which is missing."""
+    if key in pictures:
+        return pictures[key]
+    said = (root.findtext("filename") or "").strip().replace("\\", "/").rpartition("/")[2]
+    by_name = f"{key.rpartition('/')[0]}/{said}".lstrip("/")
+    return by_name if pictures.get(os.path.splitext(by_name)[0]) == by_name else f"{key}.jpg"
 
 
 class VOCFolderStore(FolderStore):
@@ -35,9 +157,6 @@ class VOCFolderStore(FolderStore):
     A sample is (image, the XML as text), a key NAME of `Annotations/NAME.xml`, a label the tuple of
     its objects' classes. Boxes are not looked at. Class names are those of all annotations,
     whatever the split: a class has the same number in each.
-
-    Concurrency:
-        Any thread or process. Nothing is held open.
     """
 
     def __init__(
@@ -55,39 +174,26 @@ class VOCFolderStore(FolderStore):
         self._split = split
 
     def _listed(self) -> Listing:
-        images = _images_by_stem(self.path)
-        names = _names_by_stem(self.path)
-        if self._split is None:
-            keys = sorted(names)
-            warn_of_images_alone(self.path / "JPEGImages", images.keys() - names.keys())
-        else:
-            keys = stems_of_split(self.path, self._split, names)
-            absent = [key for key in keys if key not in names]
-            if absent:
-                raise StoreError(
-                    f"the split {self._split!r} of {self.path} names {len(absent)} image(s) "
-                    f"without annotations: Annotations/{absent[0]}.xml is not there."
-                )
-        class_names = sorted({name for of_image in names.values() for name in of_image})
-        class_of = {name: number for number, name in enumerate(class_names)}
+        images, annotations = self.path / "JPEGImages", self.path / "Annotations"
+        files, pictures = _by_stem(annotations, (".xml",)), _by_stem(images, IMAGE_SUFFIXES)
+        keys = _keys(self.path, self._split, images, files, pictures)
+        classes_of = {key: _classes_of(annotations / file) for key, file in files.items()}
+        class_names = sorted({name for names in classes_of.values() for name in names})
+        number_of = {name: number for number, name in enumerate(class_names)}
         return Listing(
             PackedList(keys),
             # What has no image is called .jpg: reading it says which file is missing.
-            PackedList(f"JPEGImages/{images.get(key, key + '.jpg')}" for key in keys),
+            PackedList(f"JPEGImages/{pictures.get(key, key + '.jpg')}" for key in keys),
             np.full(len(keys), VOC, np.uint8),
-            labels_from([tuple(class_of[name] for name in names[key]) for key in keys]),
+            labels_from([tuple(number_of[name] for name in classes_of[key]) for key in keys]),
             tuple(class_names),
         )
 
     def own_files(self) -> tuple[str, Iterable[str]]:
         """As in `Store`; annotations are among them."""
-        return os.fspath(self.path), self._paths()
-
-    def _paths(self) -> Iterator[str]:
-        for path, kind in zip(self._listing.paths, self._listing.kinds.tolist(), strict=True):
-            yield path
-            if kind == VOC:
-                yield _annotation_path(path)
+        listed = zip(self._listing.paths, self._listing.kinds.tolist(), strict=True)
+        annotations = (_annotation_path(path) for path, kind in listed if kind == VOC)
+        return os.fspath(self.path), itertools.chain(self._listing.paths, annotations)
 
     def _record(self, position: int, data: bytes) -> Record:
         if self._listing.kinds[position] != VOC:  # of a folder that was packed with an index
@@ -100,8 +206,7 @@ class VOCFolderStore(FolderStore):
             xml = xml_text(read_annotation(path, MAX_TREE_BYTES))
         except ValueError as error:
             raise StoreError(f"cannot read {path}: {error}.") from error
-        sample = EncodedImage(data), xml
-        return Record(self.keys[position], self.index.label_of(position), sample)
+        return Record(self.keys[position], self.index.label_of(position), (EncodedImage(data), xml))
 
     def _partner_of(self, position: int) -> str:
         annotation = self.path / _annotation_path(self._listing.paths[position])
@@ -109,37 +214,15 @@ class VOCFolderStore(FolderStore):
 
 
 def _annotation_path(image_path: str) -> str:
-    name = image_path.rpartition("/")[2]
-    return f"Annotations/{os.path.splitext(name)[0]}.xml"
+    return f"Annotations/{os.path.splitext(image_path)[0].removeprefix('JPEGImages/')}.xml"
 
 
-def _images_by_stem(root: Path) -> dict[str, str]:
-    images: dict[str, str] = {}
-    for name in scan(os.fspath(root / "JPEGImages"))[1]:
-        stem = os.path.splitext(name)[0]
-        if stem in images:
-            raise StoreError(
-                f"{root / 'JPEGImages'} has {images[stem]!r} and {name!r}: which of them is "
-                f"annotated by {stem}.xml? Move one away."
-            )
-        images[stem] = name
-    return images
-
-
-def _names_by_stem(root: Path) -> dict[str, list[str]]:
-    folder = root / "Annotations"
+def _classes_of(file: Path) -> list[str]:
     try:
-        files = [name for name in os.listdir(folder) if name.endswith(".xml")]
-    except OSError as error:
-        raise cannot_list(error) from error
-    found = {}
-    for name in files:
-        try:
-            objects = voc_root(read_annotation(folder / name, MAX_TREE_BYTES)).findall("object")
-            names = [(item.findtext("name") or "").strip() for item in objects]
-            if "" in names:
-                raise ValueError(f"object {names.index('')} has no name")
-        except ValueError as error:
-            raise StoreError(f"cannot read {folder / name}: {error}.") from error
-        found[name.removesuffix(".xml")] = names
-    return found
+        objects = voc_root(read_annotation(file, MAX_TREE_BYTES)).findall("object")
+        names = [(item.findtext("name") or "").strip() for item in objects]
+        if "" in names:
+            raise ValueError(f"object {names.index('')} has no name")
+    except ValueError as error:
+        raise StoreError(f"cannot read {file}: {error}.") from error
+    return names

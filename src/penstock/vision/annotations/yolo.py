@@ -27,11 +27,12 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import yaml
 
-from penstock.errors import ConfigError, StoreError
-from penstock.stores.folder.listing import IMAGE_SUFFIXES, cannot_list, is_system_folder
+from penstock.errors import StoreError
+from penstock.stores.folder.listing import IMAGE_SUFFIXES, is_system_folder
 from penstock.vision.annotations.model import AnnotatedImage, AnnotatedObject
 from penstock.vision.annotations.reading import (
     coordinate,
+    files_below,
     first_repeated,
     key_of,
     listed_path,
@@ -47,11 +48,6 @@ from penstock.warn import users_level
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-# Of a box's centre and sides, beyond 0 to 1. Boxes cut short after some digits, or of objects at
-# the border that a tool moved or turned, are that far out at most; what is farther is no share of
-# this image.
-SLACK: Final = 0.05
-
 _DIGITS: Final = 6  # of a pixel
 _FARTHEST: Final = 2.0  # of width or height: what is farther out was never divided by them
 _NAN: Final = (math.nan, math.nan)
@@ -66,14 +62,12 @@ class Labels:
         num_landmarks: K of `kpt_shape`.
         num_values: 2 or 3 for each landmark.
         polygons: "box" takes the box around a polygon, "error" refuses it.
-        slack: How far beyond 0 to 1 a box's centre and sides may be.
     """
 
     class_names: Sequence[str] = ()
     num_landmarks: int = 0
     num_values: int = 3
     polygons: Literal["error", "box"] = "error"
-    slack: float = SLACK
 
     @property
     def num_columns(self) -> int:
@@ -85,15 +79,34 @@ def read_label_line(line: str, labels: Labels, width_px: int, height_px: int) ->
     """Return the object of a line."""
     words = line.split()
     if len(words) != labels.num_columns:
-        return _polygon(words, labels, width_px, height_px)
+        _check_polygon(words, labels)
     name = _class_name(words[0], labels)
-    values = [_share(word, place, labels.slack) for place, word in enumerate(words[1:5], 2)]
-    x, y, w, h = (v * side for v, side in zip(values, (width_px, height_px) * 2, strict=True))
+    if len(words) != labels.num_columns:
+        points = [_point(words, place, width_px, height_px) for place in range(1, len(words), 2)]
+        xs, ys = zip(*points, strict=True)
+        return AnnotatedObject(name, (min(xs), min(ys), max(xs), max(ys)))
+    x, y = _share(words, 1, width_px), _share(words, 2, height_px)
+    w, h = _share(words, 3, width_px), _share(words, 4, height_px)
     left, top = round(x - w / 2, _DIGITS), round(y - h / 2, _DIGITS)
     right, bottom = round(x + w / 2, _DIGITS), round(y + h / 2, _DIGITS)
-    points, visibility = _points(words, labels, width_px, height_px)
+    landmarks, visibility = [], []
+    for place in range(5, labels.num_columns, labels.num_values):
+        point = _point(words, place, width_px, height_px)
+        is_marked = any(point)  # without visibility, 0 0 says that a point is not marked
+        if labels.num_values == 3:
+            number = whole_value(words[place + 2])
+            if number not in (0, 1, 2):
+                raise ValueError(
+                    f"column {place + 3} is {words[place + 2][:40]!r}, and visibility is 0, 1 or 2"
+                )
+            visibility.append(number)
+            is_marked = number > 0
+        landmarks.append(point if is_marked else _NAN)
     return AnnotatedObject(
-        name, (left, top, right, bottom), landmarks_xy_px=points, visibility=visibility
+        name,
+        (left, top, right, bottom),
+        landmarks_xy_px=tuple(landmarks),
+        visibility=tuple(visibility),
     )
 
 
@@ -111,82 +124,37 @@ def _class_name(word: str, labels: Labels) -> str:
     return labels.class_names[number]
 
 
-_COLUMNS: Final = {2: "centre x", 3: "centre y", 4: "width", 5: "height"}
-
-
-def _share(word: str, place: int, slack: float) -> float:
-    """Return a number of a box; one that is no share of the image's side is an error."""
-    value = _fraction(word, place, max(_FARTHEST, 1 + slack))
-    if not -slack <= value <= 1 + slack:
+def _share(words: list[str], place: int, side_px: int) -> float:
+    """Return pixels for a share of the image's side."""
+    value = coordinate(words[place], f"column {place + 1}")
+    if abs(value) > _FARTHEST:
         raise ValueError(
-            f"column {place}, the box's {_COLUMNS[place]}, is {word[:40]}: it is a share of the "
-            f"image's side, from 0 to 1, and more than {slack:g} beyond is no slip of rounding. "
-            "Correct the line, or give slack=1 and the like to have bad_boxes decide"
+            f"column {place + 1} is {words[place][:40]}, no share of the image's side, from 0 to "
+            "1: these may be pixels"
         )
-    return value
+    return value * side_px
 
 
-def _fraction(word: str, place: int, farthest: float = _FARTHEST) -> float:
-    try:
-        value = coordinate(word)
-    except ValueError as error:
-        raise ValueError(f"column {place} {error}") from None
-    if abs(value) > farthest:
+def _point(words: list[str], place: int, width_px: int, height_px: int) -> tuple[float, float]:
+    x, y = _share(words, place, width_px), _share(words, place + 1, height_px)
+    return round(x, _DIGITS), round(y, _DIGITS)
+
+
+def _check_polygon(words: list[str], labels: Labels) -> None:
+    """Raise unless a line is a polygon, and polygons are wanted."""
+    if labels.polygons == "error" or labels.num_landmarks or len(words) < 7 or not len(words) % 2:
         raise ValueError(
-            f"column {place} is {word[:40]}, and a fraction of width or height is at most 1: these "
-            "may be pixels"
+            f"it has {len(words)} columns, not {labels.num_columns}: class, box, and "
+            f"{labels.num_landmarks} x {labels.num_values} of the YAML's kpt_shape. (A sixth is a "
+            'prediction\'s score; of polygons, polygons="box" takes the box around)'
         )
-    return value
-
-
-def _points(
-    words: list[str], labels: Labels, width_px: int, height_px: int
-) -> tuple[tuple[tuple[float, float], ...], tuple[int, ...]]:
-    points, visibility = [], []
-    for place in range(5, labels.num_columns, labels.num_values):
-        x, y = (_fraction(words[place + side], place + side + 1) for side in (0, 1))
-        is_marked = bool(x or y)  # without visibility, 0 0 says that a point is not marked
-        if labels.num_values == 3:
-            number = whole_value(words[place + 2])
-            if number not in (0, 1, 2):
-                raise ValueError(
-                    f"column {place + 3} is {words[place + 2][:40]!r}, and visibility is 0, 1 or 2"
-                )
-            visibility.append(number)
-            is_marked = number > 0
-        point = (round(x * width_px, _DIGITS), round(y * height_px, _DIGITS))
-        points.append(point if is_marked else _NAN)
-    return tuple(points), tuple(visibility)
-
-
-def _polygon(words: list[str], labels: Labels, width_px: int, height_px: int) -> AnnotatedObject:
-    """Return the box around a polygon, if that is wanted and it is one."""
-    needed = f"it has {len(words)} columns, not {labels.num_columns}"
-    if labels.num_landmarks:
-        k, n = labels.num_landmarks, labels.num_values
-        raise ValueError(f"{needed}: class, box, and {k} x {n} of kpt_shape")
-    if len(words) == 6:
-        raise ValueError(f"{needed}: class and box. A sixth is the score of a prediction")
-    if len(words) < 7 or len(words) % 2 == 0:
-        raise ValueError(f"{needed}: class and box")
-    if labels.polygons == "error":
-        raise ValueError(
-            f'{needed}: it may be a polygon (polygons="box" takes the box around it), or have '
-            "landmarks, whose number the data set's YAML says as kpt_shape"
-        )
-    name = _class_name(words[0], labels)
-    values = [_fraction(word, place) for place, word in enumerate(words[1:], 2)]
-    xs = [round(value * width_px, _DIGITS) for value in values[::2]]
-    ys = [round(value * height_px, _DIGITS) for value in values[1::2]]
-    return AnnotatedObject(name, (min(xs), min(ys), max(xs), max(ys)))
 
 
 def label_line(
     found: AnnotatedObject, number: int, labels: Labels, width_px: int, height_px: int
 ) -> str:
     """Return the line of an object of class `number`."""
-    if found.box_xyxy_px is None:
-        raise ValueError("it has no box, and YOLO's objects have one")
+    assert found.box_xyxy_px is not None  # the caller leaves others out
     left, top, right, bottom = found.box_xyxy_px
     words = [
         str(number),
@@ -250,7 +218,6 @@ def read_yolo(
     split: str = "train",
     *,
     polygons: Literal["error", "box"] = "error",
-    slack: float = SLACK,
     unreadable: dict[str, int] | None = None,
 ) -> tuple[list[AnnotatedImage], tuple[str, ...]]:
     """Return the images of a split, and the names of all classes.
@@ -258,32 +225,19 @@ def read_yolo(
     The header of each image is read, for its size: pixels are those of the image as a viewer shows
     it. Landmarks are fractions of width and height as well, and taken as they are: 0 is pixel 0.
 
-    Args:
-        yaml_or_folder: The YAML file; or a folder with `data.yaml`, or with `images` and `labels`
-            and perhaps `classes.txt`.
-        split: One of the YAML file's, or of the folders in `images`.
-        polygons: What to do with a line that has a polygon: "box" takes the box around it.
-        slack: How far beyond 0 to 1 a box's centre and sides may be: 0.05 unless given. What is
-            farther is an error.
-        unreadable: Given an empty dict, an image whose size cannot be read is returned without size
-            and objects, and put into it: its path, and how many objects that are. Otherwise it is
-            an error, and so it is if none can be read.
-
-    Returns:
-        The images, sorted by path within each folder, in the order of a list; `key` is the path
-        below the split's folder, without suffix. And the names, by the classes' numbers; where the
-        data set has none, "0", "1" and so on, to the highest that comes up.
+    Given an empty dict as `unreadable`, an image whose size cannot be read is returned without size
+    and objects, and put into it: its path, and how many objects that are. Otherwise it is an error,
+    and so it is if none can be read. Keys are the paths below the split's folder, without suffix.
+    Where the data set has no names, they are "0", "1" and so on, to the highest that comes up.
 
     Raises:
-        ConfigError: `polygons` is none of the two; `slack` is negative.
+        ConfigError: `polygons` is none of the two.
         StoreError: something cannot be read, or is not as it has to be. The message names the file
             and the line.
     """
     checked_choice("polygons", polygons, ("error", "box"))
-    if not slack >= 0:
-        raise ConfigError(f"slack is at least 0, not {slack!r}.")
     data = read_yolo_data(yaml_or_folder)
-    labels = Labels(data.class_names, data.num_landmarks, data.num_values, polygons, slack)
+    labels = Labels(data.class_names, data.num_landmarks, data.num_values, polygons)
     files = files_of_split(data, split)
     missing = 0
     images = []
@@ -296,12 +250,9 @@ def read_yolo(
         path, key = files[0]
         _image(path, key, label_file(path), labels, None)
     if images and missing == len(images):
-        warnings.warn(
-            f"no image of split {split!r} of {data.source} has labels: {label_file(files[0][0])} "
-            "is not there, for one. All count as images without objects.",
-            UserWarning,
-            stacklevel=users_level(),
-        )
+        first = label_file(files[0][0])
+        message = f"no image of split {split!r} of {data.source} has labels: {first} is not there."
+        warnings.warn(message, UserWarning, stacklevel=users_level())
     if data.class_names:
         return images, data.class_names
     highest = max((int(found.class_name) for i in images for found in i.objects), default=-1)
@@ -338,27 +289,6 @@ def _from_folder(root: Path) -> YoloData:
 
 
 def _from_yaml(path: Path) -> YoloData:
-    said = _load(path)
-    try:
-        names = _names(said.get("names"), said.get("nc"))
-        num_landmarks, num_values = _kpt_shape(said.get("kpt_shape"))
-        splits = {
-            name: places
-            for name, value in said.items()
-            if name not in _NO_SPLITS and value and (places := _places(name, value))
-        }
-        # From the YAML file's folder, or from the current one.
-        roots = [
-            listed_path(_text(said.get("path", ""), "path"), folder)
-            for folder in (path.parent, Path())
-        ]
-        root = next(filter(os.path.isdir, roots), roots[0])
-    except ValueError as error:
-        raise StoreError(f"cannot read {path}: {error}.") from error
-    return YoloData(path, root, names, splits, num_landmarks, num_values)
-
-
-def _load(path: Path) -> dict[str, Any]:
     text = read_text(path, _MAX_YAML_BYTES)
     try:
         # All scalars stay text: a class called "no" is no False. Nothing is built but lists and
@@ -366,43 +296,41 @@ def _load(path: Path) -> dict[str, Any]:
         said = yaml.load(text, Loader=yaml.BaseLoader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise StoreError(f"cannot read {path}: it is no YAML: {error}.") from error
-    if not isinstance(said, dict) or not all(isinstance(key, str) for key in said):
-        raise StoreError(f"cannot read {path}: it is no mapping of names to values.")
-    return said
-
-
-def _text(value: object, what: str) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"{what} is a {type(value).__name__}, not a text")
-    return value
+    try:
+        if not isinstance(said, dict) or not all(isinstance(key, str) for key in said):
+            raise ValueError("it is no mapping of names to values")
+        names = _names(said.get("names") or [], said.get("nc"))
+        num_landmarks, num_values = _kpt_shape(said.get("kpt_shape"))
+        splits = {
+            name: places
+            for name, value in said.items()
+            if name not in _NO_SPLITS and value and (places := _places(value))
+        }
+        for place in (place for places in splits.values() for place in places):
+            listed_path(place, "")  # ValueError for what is no path
+        # From the YAML file's folder, or from the current one.
+        roots = [listed_path(str(said.get("path", "")), f) for f in (path.parent, Path())]
+        root = next(filter(os.path.isdir, roots), roots[0])
+    except ValueError as error:
+        raise StoreError(f"cannot read {path}: {error}.") from error
+    return YoloData(path, root, names, splits, num_landmarks, num_values)
 
 
 def _names(value: object, count: object) -> tuple[str, ...]:
-    match value:
-        case list():
-            names = tuple(_text(name, "a class name") for name in value)
-        case dict():
-            names = _names_by_number(value)
-        case None | "":
-            names = ()
-        case _:
-            raise ValueError("names is neither a list nor a mapping of numbers to names")
-    number = None if count is None else whole_number(_text(count, "nc"))
-    if number is not None and names and number != len(names):
-        raise ValueError(f"nc is {number}, and names has {len(names)}")
-    twice = first_repeated(names)
+    if isinstance(value, dict):
+        by_number = {whole_number(str(key)): name for key, name in value.items()}
+        if set(by_number) != set(range(len(value))):
+            raise ValueError(f"names has {len(value)} classes, and not each number from 0 to that")
+        value = [by_number[number] for number in range(len(value))]
+    if not isinstance(value, list) or not all(isinstance(name, str) and name for name in value):
+        raise ValueError("names is neither a list of names nor a mapping of numbers to names")
+    number = whole_number(str(count))
+    if number is not None and value and number != len(value):
+        raise ValueError(f"nc is {number}, and names has {len(value)}")
+    twice = first_repeated(value)
     if twice is not None:
         raise ValueError(f"two classes are called {twice!r}")
-    if "" in names:
-        raise ValueError(f"class {names.index('')} has an empty name")
-    return names
-
-
-def _names_by_number(value: dict[Any, Any]) -> tuple[str, ...]:
-    by_number = {whole_number(str(key)): _text(name, "a class name") for key, name in value.items()}
-    if set(by_number) != set(range(len(value))):
-        raise ValueError(f"names has {len(value)} classes, and not each number from 0 to that")
-    return tuple(by_number[number] for number in range(len(value)))
+    return tuple(value)
 
 
 def _kpt_shape(value: object) -> tuple[int, int]:
@@ -415,14 +343,10 @@ def _kpt_shape(value: object) -> tuple[int, int]:
     raise ValueError("kpt_shape is the number of landmarks and 2 or 3, as in [17, 3]")
 
 
-def _places(name: str, value: object) -> tuple[str, ...]:
+def _places(value: object) -> tuple[str, ...]:
     """Return the folders or lists that a split names; none of a value that is no split's."""
     places = tuple(value) if isinstance(value, list) else (value,)
-    if not all(isinstance(place, str) for place in places):
-        return ()
-    if any("\0" in place for place in places):
-        raise ValueError(f"{name} is no path: it has a null character")
-    return places
+    return places if all(isinstance(place, str) for place in places) else ()
 
 
 def files_of_split(data: YoloData, split: str) -> list[tuple[Path, str]]:
@@ -438,7 +362,8 @@ def files_of_split(data: YoloData, split: str) -> list[tuple[Path, str]]:
             path = listed_path(place.removeprefix("../"), data.root)
         if os.path.isdir(path):
             known = {image for image, _ in found}
-            found += [pair for pair in _in_folder(path) if pair[0] not in known]
+            pairs = ((path / n, os.path.splitext(n)[0]) for n in files_below(path, IMAGE_SUFFIXES))
+            found += [pair for pair in pairs if pair[0] not in known]
         elif os.path.isfile(path):
             found += _in_list(path, data.root)  # a line that comes again is another sample
         else:
@@ -446,19 +371,6 @@ def files_of_split(data: YoloData, split: str) -> list[tuple[Path, str]]:
     if not found:
         raise StoreError(f"split {split!r} of {data.source} has no images.")
     return found
-
-
-def _in_folder(folder: Path) -> Iterator[tuple[Path, str]]:
-    def refuse(error: OSError) -> None:
-        raise cannot_list(error) from error
-
-    paths: list[str] = []
-    for above, subfolders, names in os.walk(folder, onerror=refuse):
-        subfolders[:] = [name for name in subfolders if not is_system_folder(name)]
-        images = (n for n in names if n.lower().endswith(IMAGE_SUFFIXES) and n[0] != ".")
-        paths += (os.path.relpath(os.path.join(above, name), folder) for name in images)
-    for path in sorted(path.replace(os.sep, "/") for path in paths):
-        yield folder / path, os.path.splitext(path)[0]
 
 
 def _in_list(file: Path, root: Path) -> Iterator[tuple[Path, str]]:

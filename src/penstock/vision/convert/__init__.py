@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From one format of annotations to another: VOC's XML, imglab's, YOLO's, lists.
-
-`reading` makes one collection of a source, `merging` one of several, `writing` writes it.
-"""
+"""From one format of annotations to another: VOC's XML, imglab's, YOLO's, lists."""
 
 from __future__ import annotations
 

@@ -1,16 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Annotations of any format, read as one collection."""
+"""Annotations of any format read as one collection, and several collections made one.
+
+Within a source, an image is what has one path: two links to one file are two images, with names and
+annotations of their own. Between sources, it is the file that counts, whatever path leads to it.
+
+Two objects of one image are the same object if each comes from another source, they have the same
+box, or one of them has none and neither source has another object in that image; and if they do not
+contradict each other. All others stay apart.
+"""
 
 from __future__ import annotations
 
-import math
+import os
+from collections import Counter
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from penstock.errors import ConfigError, StoreError
+from penstock.plural import counted
 from penstock.stores.folder.annotated_folder import YAML_SUFFIXES, annotated_folder
 from penstock.vision.annotations.imglab import read_imglab
 from penstock.vision.annotations.lists import (
@@ -21,17 +31,12 @@ from penstock.vision.annotations.lists import (
 )
 from penstock.vision.annotations.model import AnnotatedImage, AnnotatedObject
 from penstock.vision.annotations.reading import key_of, listed_path, numbered_lines, upright_size
-from penstock.vision.annotations.voc import read_voc_folder
-from penstock.vision.annotations.voc_files import stems_of_split
+from penstock.vision.annotations.voc_folder import keys_of_split, read_voc_folder
 from penstock.vision.annotations.yolo import read_yolo, read_yolo_data
 from penstock.vision.datasets.rules import BadBoxes, BoxCounts, judged
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-__all__ = ["FORMATS", "Collection", "Source", "read_source"]
-
-_KINDS: Final = ("zero_area", "inverted", "outside", "swapped", "clipped")
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +64,7 @@ class Source:
 
     def takes(self, option: str) -> bool:
         """Return whether its format has an option; raises as `convert` does."""
-        return option in _READERS[self.checked_form()].options
+        return option in _READERS[self.checked_form()][0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,65 +75,50 @@ class Collection:
         images: In their order.
         splits: Keys of the images of each split, in the split's order.
         class_names: By their numbers; empty where they are numbered by their sorted names.
-        samples: Keys of the samples in their order, where some images are several; else empty.
+        num_repeats: How often lists name an image again, beyond the splits.
     """
 
     images: tuple[AnnotatedImage, ...]
     splits: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     class_names: tuple[str, ...] = ()
-    samples: tuple[str, ...] = ()
-
-    @property
-    def sampled_images(self) -> tuple[AnnotatedImage, ...]:
-        """The image of each sample."""
-        if not self.samples:
-            return self.images
-        by_key = {image.key: image for image in self.images}
-        return tuple(by_key[key] for key in self.samples)
+    num_repeats: int = 0
 
 
 def read_source(source: Source, bad_boxes: BadBoxes) -> tuple[Collection, BoxCounts]:
-    """Return what a source holds, and what was found about its boxes.
-
-    Raises:
-        ConfigError: its format or `bad_boxes` is unknown, or the format has no such option.
-        StoreError: it cannot be read; a box is bad, and `bad_boxes` is "raise".
-    """
+    """Return what a source holds, and what was found about its boxes; raises as `convert` does."""
     form = source.checked_form()
-    options, read = _READERS[form]
-    for name in sorted(source.options.keys() - set(options)):
-        has = ", ".join(options) or "none"
-        raise ConfigError(f"{form} has no option {name!r}; it has {has}.")
+    names, read = _READERS[form]
+    for name in sorted(source.options.keys() - set(names)):
+        raise ConfigError(f"{form} has no option {name!r}; it has {', '.join(names) or 'none'}.")
     collection = read(Path(source.path), dict(source.options))
-    return _settled(collection, bad_boxes, _added_px(form, source.options))
+    # See `judged`: what a side has here more than in the file's own numbers.
+    added_px = 0
+    if form == "voc" or (form == "landmarks" and source.options.get("box_format") != "xywh"):
+        added_px = int(source.options.get("origin", form == "voc"))
+    return _settled(collection, bad_boxes, added_px)
 
 
 def _form_of(path: Path) -> str:
     """Return the format of a file or folder; the images of a folder need not be there."""
     if not path.exists():
         raise StoreError(f"{path} is not there.")
-    suffixes = {path.suffix.lower()}
-    is_folder = path.is_dir()
-    if is_folder:
-        found = annotated_folder(path)
-        if found is not None and found.is_read_as_folder:
-            return found.form
-        names = {child.name for child in path.iterdir()}
-        if names & {"Annotations", "annotations"}:
-            return "voc"
-        suffixes = {Path(name).suffix.lower() for name in names}
-    if suffixes & set(YAML_SUFFIXES):
+    if path.suffix.lower() in YAML_SUFFIXES:
         return "yolo"
-    if ".xml" in suffixes:
-        return "voc" if is_folder else "imglab"
-    if is_folder:
-        raise StoreError(
-            f"{path} is no data set of a form that is known here: it has neither 'Annotations', "
-            "nor a YAML file, nor 'images' and 'labels', nor XML files."
+    if not path.is_dir():
+        if path.suffix.lower() == ".xml":
+            return "imglab"
+        raise ConfigError(
+            f"{path} may be a list of landmarks or of images with a class: name the format, "
+            "'landmarks' or 'image-list'."
         )
-    raise ConfigError(
-        f"{path} may be a list of landmarks or of images with a class: name the format, "
-        "'landmarks' or 'image-list'."
+    found = annotated_folder(path)
+    if found is not None and found.is_read_as_folder:
+        return found.form
+    if next(path.rglob("*.xml"), None) is not None:
+        return "voc"
+    raise StoreError(
+        f"{path} is no data set of a form that is known here: it has neither 'Annotations', "
+        "nor a YAML file, nor 'images' and 'labels', nor XML files."
     )
 
 
@@ -139,14 +129,9 @@ def _read_voc(path: Path, options: dict[str, Any]) -> Collection:
     known = {image.key for image in images}
     splits = {}
     for file in sorted((path / "ImageSets" / "Main").glob("*.txt")):
-        lines = [line for _, line in numbered_lines(file)]
-        if any(len(line.split()) > 1 and line not in known for line in lines):
+        if any(len(line.split()) > 1 and line not in known for _, line in numbered_lines(file)):
             continue  # which images have a class: the annotations say so
-        keys = tuple(stems_of_split(path, file.stem, known))
-        absent = next((key for key in keys if key not in known), None)
-        if absent is not None:
-            raise StoreError(f"{file} names {absent!r}, which has no annotation.")
-        splits[file.stem] = keys
+        splits[file.stem] = tuple(keys_of_split(path, file.stem, known))
     return Collection(images, splits)
 
 
@@ -166,95 +151,71 @@ def _read_yolo(path: Path, options: dict[str, Any]) -> Collection:
     return Collection(tuple(images), splits, class_names)
 
 
-def _read_imglab(path: Path, options: dict[str, Any]) -> Collection:
-    return Collection(tuple(read_imglab(path, **options)))
-
-
-def _read_landmarks(path: Path, options: dict[str, Any]) -> Collection:
-    return Collection(tuple(samples_of_lines(read_landmark_list(path, **options))))
-
-
 def _read_image_list(path: Path, options: dict[str, Any]) -> Collection:
     folder = Path(options.get("root") or path.parent)
     images = []
-    for number, text, label in read_labelled_paths(path, options.get("separator")):
-        source = f"{path}, line {number}"
-        try:
-            place = listed_path(text, folder)
-        except ValueError as error:
-            raise StoreError(f"cannot read {source}: {error}.") from error
+    for number, text, label in read_labelled_paths(path, options.get("separator"), folder):
+        source, place = f"{path}, line {number}", listed_path(text, folder)
         objects = (AnnotatedObject(label),)
         images.append(AnnotatedImage(place, key_of(text), None, None, objects, source))
     return Collection(tuple(samples_of_lines(images)))
 
 
-class _Reader(NamedTuple):
-    options: tuple[str, ...]
-    read: Callable[[Path, dict[str, Any]], Collection]
-
-
-_READERS: Final = {
-    "voc": _Reader(("split", "origin"), _read_voc),
-    "imglab": _Reader((), _read_imglab),
-    "yolo": _Reader(("split", "polygons"), _read_yolo),
-    "landmarks": _Reader((*(f.name for f in fields(LandmarkColumns)), "root"), _read_landmarks),
-    "image-list": _Reader(("root", "separator"), _read_image_list),
+_READERS: Final[dict[str, tuple[tuple[str, ...], Callable[[Path, dict[str, Any]], Collection]]]] = {
+    "voc": (("split", "origin"), _read_voc),
+    "imglab": ((), lambda path, _: Collection(tuple(read_imglab(path)))),
+    "yolo": (("split", "polygons"), _read_yolo),
+    "landmarks": (
+        (*(item.name for item in fields(LandmarkColumns)), "root"),
+        lambda path, options: Collection(
+            tuple(samples_of_lines(read_landmark_list(path, **options)))
+        ),
+    ),
+    "image-list": (("root", "separator"), _read_image_list),
 }
 FORMATS: Final = tuple(_READERS)
 """The formats of annotations that are read and written, by their names."""
-
-
-def _added_px(form: str, options: Mapping[str, Any]) -> int:
-    """Return what a box's side has here more than in the file's own numbers: see `judged`."""
-    if form == "voc":
-        return int(options.get("origin", 1))
-    is_corners = options.get("box_format", "xyxy") == "xyxy"
-    return int(form == "landmarks" and options.get("origin") == 1 and is_corners)
 
 
 def _settled(
     collection: Collection, policy: BadBoxes, added_px: int
 ) -> tuple[Collection, BoxCounts]:
     """Return a collection whose bad boxes `policy` has treated; the others keep all digits."""
-    images = collection.images
-    objects = [list(image.objects) for image in images]
-    places = [
-        (row, number)
-        for row, of_image in enumerate(objects)
-        for number, found in enumerate(of_image)
-        if found.box_xyxy_px is not None and all(map(math.isfinite, found.box_xyxy_px))
-    ]
-    sizes = {row: _size_px(images[row]) for row in dict.fromkeys(row for row, _ in places)}
-    sizes_px = np.array([sizes[row] for row, _ in places], np.int64).reshape(-1, 2)
-    boxes = np.array([objects[row][n].box_xyxy_px for row, n in places], np.float64).reshape(-1, 4)
-    found = judged(boxes, sizes_px, policy, added_px=added_px)
-    bad = np.flatnonzero(found.is_bad).tolist()
-    if policy == "raise" and bad:
-        row, n = places[bad[0]]
-        box = ", ".join(f"{side:g}" for side in objects[row][n].box_xyxy_px or ())
-        raise StoreError(
-            f"{len(bad):,} bad box(es). The first, ({box}) in 0-based half-open pixels, of a "
-            f"{objects[row][n].class_name or 'nameless'!r} in "
-            f"{images[row].source or images[row].path}, is {found.kinds_of(bad[0])}. Correct the "
-            "files, or choose bad_boxes 'keep', 'fix' or 'drop' (--bad-boxes)."
+    counts: Counter[str] = Counter()
+    images, wrong = [], []
+    for image in collection.images:
+        boxed = [n for n, one in enumerate(image.objects) if one.box_xyxy_px is not None]
+        size_px = _size_px(image) if boxed else (0, 0)
+        boxes = [image.objects[n].box_xyxy_px for n in boxed]
+        found = judged(
+            np.array(boxes, np.float64).reshape(-1, 4),
+            np.array([size_px] * len(boxed), np.int64).reshape(-1, 2),
+            policy,
+            added_px=added_px,
         )
-    total, dropped = sum(map(len, objects)), int((~found.is_kept).sum())
-    counts = BoxCounts(
-        total=total,
-        kept=total - dropped,
-        dropped=dropped,
-        unchecked=int((sizes_px == 0).any(axis=1).sum()),
-        **{kind: int(getattr(found, kind).sum()) for kind in _KINDS},
+        objects = dict(enumerate(image.objects))
+        for k in np.flatnonzero(found.is_bad).tolist():
+            one = objects.pop(boxed[k]) if not found.is_kept[k] else objects[boxed[k]]
+            wrong.append((image, one, found.kinds_of(k)))
+            if policy == "fix" and found.is_kept[k]:
+                left, top, right, bottom = found.boxes[k].tolist()
+                objects[boxed[k]] = replace(one, box_xyxy_px=(left, top, right, bottom))
+        images.append(replace(image, objects=tuple(objects.values())))
+        counts.update(found.counts())
+        counts["total"] += len(image.objects)
+        counts["kept"] += len(objects)
+        counts["unchecked"] += len(boxed) if 0 in size_px else 0
+    if policy == "raise" and wrong:
+        image, one, kinds = wrong[0]
+        box = ", ".join(f"{side:g}" for side in one.box_xyxy_px or ())
+        raise StoreError(
+            f"{len(wrong):,} bad box(es). The first, ({box}) in 0-based half-open pixels, of a "
+            f"{one.class_name or 'nameless'!r} in {image.source or image.path}, is {kinds}. "
+            "Correct the files, or choose bad_boxes 'keep', 'fix' or 'drop' (--bad-boxes)."
+        )
+    return replace(collection, images=tuple(images)), BoxCounts(
+        **counts, dropped=counts["total"] - counts["kept"]
     )
-    if policy in ("keep", "raise") or not bad:
-        return collection, counts
-    for k in reversed(bad):  # from the last one: the numbers of those before it stay
-        row, n = places[k]
-        left, top, right, bottom = found.boxes[k].tolist()
-        mended = replace(objects[row][n], box_xyxy_px=(left, top, right, bottom))
-        objects[row][n : n + 1] = [mended] if found.is_kept[k] else []
-    settled = (replace(i, objects=tuple(o)) for i, o in zip(images, objects, strict=True))
-    return replace(collection, images=tuple(settled)), counts
 
 
 def _size_px(image: AnnotatedImage) -> tuple[int, int]:
@@ -265,3 +226,159 @@ def _size_px(image: AnnotatedImage) -> tuple[int, int]:
         return upright_size(image.path)
     except (OSError, ValueError):  # it may be elsewhere; the writers that need it raise
         return 0, 0
+
+
+@dataclass(slots=True)
+class _Listed:
+    """An image of a source, or of several; `seen` are the sets of objects that its entries had."""
+
+    image: AnnotatedImage
+    path: str
+    keys: list[str]
+    seen: set[str]
+
+
+def merge(
+    collections: Sequence[Collection], default_class: str
+) -> tuple[Collection, int, tuple[str, ...]]:
+    """Return all images, each once; the number of objects that two sources have; and notes."""
+    found: dict[str, _Listed] = {}  # by path
+    by_file: dict[str, _Listed] = {}
+    key_of: dict[tuple[int, str], str] = {}
+    num_joined, num_shared, num_repeats, apart = 0, 0, 0, []
+    for number, collection in enumerate(collections):
+        given = collection.images
+        if len(collections) > 1 and classes_of(given) == {default_class}:
+            given = with_class(given, default_class, "")
+        images = _listed_once(given)
+        num_repeats += 0 if collection.splits else len(given) - len(images)
+        new = []
+        for one in images:
+            same = found.get(one.path) or by_file.get(os.path.realpath(one.path))
+            if same is None:
+                new.append(same := one)
+            else:
+                same.image, joined, left = _merged(same.image, one.image)
+                num_joined, num_shared = num_joined + joined, num_shared + 1
+                apart += [left] if left else []
+            key_of |= dict.fromkeys(((number, key) for key in one.keys), same.image.key)
+        for one in new:  # only now: within a source, two links to one file are two images
+            found[one.path] = one
+            by_file.setdefault(os.path.realpath(one.path), one)
+    splits: dict[str, list[str]] = {}
+    for number, collection in enumerate(collections):
+        for name, of_split in collection.splits.items():
+            before = set(splits.setdefault(name, []))
+            keys = (key_of[number, key] for key in of_split)
+            splits[name] += [key for key in keys if key not in before]
+    merged = tuple(one.image for one in found.values())
+    notes = []
+    if apart:
+        notes.append(
+            f"not joined: {counted(sum(apart), 'object')} of {counted(len(apart), 'image')} that "
+            "two sources have; their boxes, classes or other values differ"
+        )
+    if len(collections) > 1 and not num_shared:
+        notes.append(
+            "the sources have no image in common, so nothing of theirs is joined: where they are "
+            "of the same photos, let them name the same files, and not copies"
+        )
+    # Names in the order of those sources that number them; the others sorted behind them.
+    used = classes_of(merged)
+    ordered = dict.fromkeys(name for c in collections for name in c.class_names)
+    if default_class not in used and (default_class,) in (c.class_names for c in collections):
+        ordered.pop(default_class)
+    whole = Collection(
+        merged,
+        {name: tuple(keys) for name, keys in splits.items()},
+        (*ordered, *sorted(used - ordered.keys())) if ordered else (),
+        num_repeats,
+    )
+    return whole, num_joined, tuple(notes)
+
+
+def classes_of(images: Iterable[AnnotatedImage]) -> set[str]:
+    """Return the classes of all objects that have one."""
+    return {found.class_name for image in images for found in image.objects} - {""}
+
+
+def with_class(
+    images: Iterable[AnnotatedImage], before: str, after: str
+) -> tuple[AnnotatedImage, ...]:
+    """Return images whose objects of class `before` are of class `after`."""
+
+    def changed(found: AnnotatedObject) -> AnnotatedObject:
+        return replace(found, class_name=after) if found.class_name == before else found
+
+    return tuple(
+        replace(image, objects=tuple(changed(found) for found in image.objects)) for image in images
+    )
+
+
+def _listed_once(images: Iterable[AnnotatedImage]) -> list[_Listed]:
+    """Return the images of one source, each once; other objects of the same image are added."""
+    found: dict[str, _Listed] = {}
+    for image in images:
+        path, said = os.path.abspath(image.path), repr(image.objects)
+        one = found.setdefault(path, _Listed(image, path, [], {said}))
+        _check_sizes(one.image, image)
+        one.keys.append(image.key)
+        if said not in one.seen:
+            one.seen.add(said)
+            one.image = replace(one.image, objects=one.image.objects + image.objects)
+    return list(found.values())
+
+
+def _check_sizes(one: AnnotatedImage, other: AnnotatedImage) -> None:
+    (w, h), (other_w, other_h) = ((image.width_px, image.height_px) for image in (one, other))
+    if None not in (w, h, other_w, other_h) and (w, h) != (other_w, other_h):
+        raise StoreError(
+            f"{one.source} gives {one.path} {w} x {h} px (width x height), and {other.source} "
+            f"{other_w} x {other_h}: their boxes are not of one frame."
+        )
+
+
+def _merged(one: AnnotatedImage, other: AnnotatedImage) -> tuple[AnnotatedImage, int, int]:
+    """Return an image of two sources, the number of joined objects, and of those kept apart."""
+    _check_sizes(one, other)
+    objects = list(one.objects)
+    are_alone = len(one.objects) == 1 == len(other.objects)
+    free = list(range(len(objects)))  # an object of one source is one of the other at most
+    alone = []
+    for found in other.objects:
+        box = found.box_xyxy_px
+        numbers = [n for n in free if are_alone or (box and objects[n].box_xyxy_px == box)]
+        same = next((n for n in numbers if _can_be_one(objects[n], found)), None)
+        if same is None:
+            alone.append(found)
+        else:
+            free.remove(same)
+            objects[same] = _joined(objects[same], found)
+    width_px, height_px = one.width_px or other.width_px, one.height_px or other.height_px
+    image = replace(one, objects=(*objects, *alone), width_px=width_px, height_px=height_px)
+    # Where one source has all objects, nothing is doubtful.
+    return image, len(other.objects) - len(alone), len(alone) if free else 0
+
+
+def _can_be_one(one: AnnotatedObject, other: AnnotatedObject) -> bool:
+    """Return whether no field of two objects contradicts the other's."""
+    for item in fields(one):
+        a, b = getattr(one, item.name), getattr(other, item.name)
+        if item.name == "extra":
+            if any(a[key] != b[key] for key in a.keys() & b.keys()):
+                return False
+        elif not (_is_empty(a) or _is_empty(b) or repr(a) == repr(b)):  # NaN is NaN here
+            return False
+    return True
+
+
+def _is_empty(value: object) -> bool:
+    return value is None or value in ("", ())
+
+
+def _joined(one: AnnotatedObject, other: AnnotatedObject) -> AnnotatedObject:
+    values: dict[str, Any] = {}
+    for item in fields(one):
+        value = getattr(one, item.name)
+        values[item.name] = getattr(other, item.name) if _is_empty(value) else value
+    return replace(one, **{**values, "extra": {**other.extra, **one.extra}})

@@ -7,7 +7,7 @@ import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from penstock.data.ragged import RaggedArray
 from penstock.errors import ConfigError, StoreError
 from penstock.faults import annotate
 from penstock.images.headers import read_header
-from penstock.opening import MAX_FILE_BYTES, checked_max_file_size, read_file
+from penstock.opening import MAX_FILE_BYTES, read_file
 from penstock.stores.dataset import StoreDataset
 from penstock.stores.index import Index
 from penstock.stores.label_columns import (
@@ -28,7 +28,7 @@ from penstock.stores.label_columns import (
 )
 from penstock.stores.records import EncodedImage, Record
 from penstock.stores.store import Store
-from penstock.vision.datasets.frames import Orientation, count_frames, in_frame, size_of_file
+from penstock.vision.datasets.frames import Orientation, in_frame, size_of_file
 from penstock.vision.datasets.rules import (
     AnnotationRules,
     checked_rules,
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
     from penstock.stores.dataset import Decode
     from penstock.vision.annotations.model import AnnotatedImage
-    from penstock.vision.datasets.frames import FrameCounts
     from penstock.vision.datasets.rules import BoxCounts
     from penstock.vision.datasets.table import AnnotationTable
 
@@ -54,13 +53,19 @@ _NUM_TOGETHER: Final = 64  # records that are read for their headers
 Transform = Callable[[Any], Any] | None
 
 
+class DatasetOptions(TypedDict, total=False):
+    """Arguments that all datasets of annotated images have."""
+
+    transform: Transform
+    rules: AnnotationRules | None
+    decode: Decode
+    repair: bool
+
+
 class AnnotationStore(Store):
     """The images of a table. A sample is the dict that detection takes, its image still encoded.
 
-    A label is the tuple of the objects' classes. Nothing is held open; the annotations are in
-    memory, the files are read when they are asked for. Metadata have the names of landmarks and
-    attributes, the classes by each of these, and the sizes that are known, so that a packed copy
-    has them too.
+    A label is the tuple of the objects' classes.
 
     Attributes:
         max_file_size: Bytes of the largest image that is read; may be set.
@@ -71,43 +76,14 @@ class AnnotationStore(Store):
         table: AnnotationTable,
         orientation: Orientation,
         name: str,
-        unreadable: Mapping[str, int] | None = None,
         root: str | Path | None = None,
-        *,
-        max_file_size: int = MAX_FILE_BYTES,
     ) -> None:
         """Keep the table."""
         self.table = table
-        self.max_file_size = checked_max_file_size(max_file_size)
+        self.max_file_size = MAX_FILE_BYTES
         self._orientation = orientation
         self._name = name
-        self._unreadable = dict(unreadable or {})
         self._root = root
-        self._frame_counts: FrameCounts | None = None
-        if self.index.first_repeated() is None:
-            return
-        first: dict[str, int] = {}
-        for position, key in enumerate(table.keys):
-            other = first.setdefault(key, position)
-            if other != position and _said(table, other) != _said(table, position):
-                raise StoreError(
-                    f"{name} has two images called {key!r}. Leave one out, or give them other "
-                    "names."
-                )
-
-    @property
-    def frame_counts(self) -> FrameCounts:
-        """What the sizes in annotations say of their frame; asked first, it reads headers."""
-        # Without a lock, as that of `cached_property` before Python 3.12: a child that is forked
-        # while another thread reads headers would wait for it for ever.
-        if self._frame_counts is None:
-            self._frame_counts = count_frames(self.table)
-        return self._frame_counts
-
-    @property
-    def known_frame_counts(self) -> FrameCounts | None:
-        """The same, if it was asked for before."""
-        return self._frame_counts
 
     @property
     def address(self) -> str:
@@ -153,36 +129,10 @@ class AnnotationStore(Store):
             raise StoreError(f"cannot read {path}: {error.strerror}.{said}") from error
         height, width = self.table.sizes_px[position].tolist()
         try:
-            if path in self._unreadable:
-                self._refuse(path, data)
-            is_said = self.table.is_size_said
-            size = (height, width) if height else None
-            if is_said is None or not is_said[position]:
-                return in_frame(data, self._orientation, size)
-            return in_frame(data, self._orientation, size, lambda: self.frame_counts.frame)
+            return in_frame(data, self._orientation, (height, width) if height else None)
         except ValueError as error:
             annotate(error, f"while reading {path}, annotated in {source or 'a table'}")
             raise
-
-    def _refuse(self, path: str, data: bytes) -> None:
-        """Raise for an image whose objects could not be placed."""
-        num_objects = self._unreadable[path]
-        said = f"its {num_objects} object(s) are shares of its size, and are left out"
-        try:
-            read_header(data)
-        except ValueError as error:
-            raise ValueError(f"{error}; {said}") from error
-        raise ValueError(
-            f"its size can be read now, and could not when the data set was made; {said}. Make the "
-            "data set anew"
-        )
-
-
-def _said(table: AnnotationTable, position: int) -> tuple[object, ...]:
-    """Return all that a table says of an image, to be compared."""
-    arrays = table.objects_of(position).items()
-    rows = tuple((name, array.tobytes()) for name, array in arrays)
-    return table.paths[position], table.sizes_px[position].tolist(), rows
 
 
 def _metadata(table: AnnotationTable) -> Mapping[str, Any]:
@@ -219,17 +169,11 @@ class AnnotatedImages(StoreDataset):
         "image_id"      str: what the image is called
 
     The first three and the last are always there; the others in all samples, if any file has them.
-    What is no array belongs to the image as a whole; every array but the image has a row for each
-    object. An object without a box has the one around its landmarks' pixels, or the whole image if
-    all of these are missing; one that has neither box nor landmarks is bad. Arrays are the
-    caller's own.
+    Every array but the image has a row for each object. Arrays are the caller's own. Pixels and
+    boxes are in one frame: see docs/detection.md on Exif, and on objects without a box.
 
-    All annotations are read when the dataset is made, into arrays that workers share; image files
-    then, of which only the header, where no annotation says a size that is needed. Pixels and boxes
-    are in one frame: see docs/detection.md on Exif.
-
-    `pack` takes such a dataset, and a `StoreDataset` over what it wrote gives equal samples, with
-    their keys, classes and labels.
+    All annotations are read when the dataset is made, into arrays that workers share; of image
+    files then only the header, where no annotation says a size that is needed.
 
     Example:
         >>> import tempfile
@@ -256,11 +200,8 @@ class AnnotatedImages(StoreDataset):
         *,
         class_names: Sequence[str] | None = None,
         attributes: Sequence[str] | Mapping[str, Sequence[str]] | None = (),
-        transform: Transform = None,
-        decode: Decode = "rgb",
-        repair: bool = False,
-        rules: AnnotationRules | None = None,
         name: str = "annotated images",
+        **options: Unpack[DatasetOptions],
     ) -> None:
         """Take over annotations.
 
@@ -270,51 +211,42 @@ class AnnotatedImages(StoreDataset):
                 warning if no object is of one of them.
             attributes: Which of the objects' `extra` (or "pose") become arrays; None takes all. A
                 dict gives each its texts in their order.
-            transform: Takes the sample.
-            decode: As for `StoreDataset`.
-            repair: Whether JPEG files without an end are given one.
-            rules: Frames, bad boxes, unknown classes, difficult objects, images without objects.
             name: What errors call the dataset.
+            **options: `transform` takes the sample. `rules`, an `AnnotationRules`, decides on
+                frames, bad boxes, unknown classes, difficult objects and images without objects.
+                `decode` is as for `StoreDataset`. With `repair=True` JPEG files without an end are
+                given one.
 
         Raises:
             StoreError: an annotation is wrong, or bad under these rules.
-            ConfigError: an argument is none of those.
         """
         builder = TableBuilder(attributes)
         for image in images:
             builder.add(image)
-        self._take(
-            builder.table(class_names),
-            checked_rules(rules),
-            name,
-            transform=transform,
-            decode=decode,
-            repair=repair,
-            given_classes=class_names,
-        )
+        self._take(builder.table(class_names), name, given_classes=class_names, **options)
 
     def _take(
         self,
         table: AnnotationTable,
-        rules: AnnotationRules,
         name: str,
         *,
-        transform: Transform,
-        decode: Decode,
-        repair: bool,
+        added_px: int | None = None,
         given_classes: Sequence[str] | None = None,
-        unreadable: Mapping[str, int] | None = None,
+        num_unsized: int = 0,
         root: str | Path | None = None,
+        rules: AnnotationRules | None = None,
+        **options: Any,  # noqa: ANN401 - of StoreDataset
     ) -> None:
         """Become the dataset of a table as it was read; classes given are looked for in it."""
+        transform = options.get("transform")
         if getattr(transform, "takes_files", False) is True:
             raise ConfigError(
                 f"{type(transform).__name__} makes images alone, and would leave the boxes behind: "
                 "give transforms of samples, such as Letterbox or RandomPerspective."
             )
+        rules = checked_rules(rules, added_px)
         all_labels = table.labels
         table, counts = settled(table, rules)
-        num_unsized = sum((unreadable or {}).values())
         self._box_counts = replace(
             counts, total=counts.total + num_unsized, unsized=counts.unsized + num_unsized
         )
@@ -322,21 +254,13 @@ class AnnotatedImages(StoreDataset):
             warn_of_absent(table.class_names, all_labels)
         self._rules = rules
         self._sizes_px: NDArray[np.int64] | None = None
-        store = AnnotationStore(table, rules.orientation, name, unreadable, root)
-        StoreDataset.__init__(self, store, transform=transform, decode=decode, repair=repair)
+        store = AnnotationStore(table, rules.orientation, name, root)
+        StoreDataset.__init__(self, store, **options)
 
     @property
     def box_counts(self) -> BoxCounts:
         """What was found about the boxes of the files, and done."""
         return self._box_counts
-
-    @property
-    def frame_counts(self) -> FrameCounts:
-        """In which frame annotations are, as far as their sizes tell.
-
-        When it is first asked for, the headers of up to 1,000 images are read.
-        """
-        return self.store.frame_counts
 
     @property
     def landmark_names(self) -> tuple[str, ...]:
@@ -366,11 +290,7 @@ class AnnotatedImages(StoreDataset):
         return self._sizes_px
 
     def annotation(self, index: int) -> AnnotatedImage:
-        """Return what the dataset has of one image, without reading it.
-
-        Raises:
-            IndexError: out of range.
-        """
+        """Return what the dataset has of one image, without reading it."""
         return self.store.table.image(int(self.store.checked([index])[0]))
 
     def describe(self, index: int) -> str:
@@ -380,14 +300,8 @@ class AnnotatedImages(StoreDataset):
     def _summary(self) -> Iterator[tuple[str, object]]:
         yield from super()._summary()
         if self.num_landmarks:
-            yield "landmarks", self._landmarks()
+            yield "landmarks", f"{self.num_landmarks} each"
         yield "boxes", str(self._box_counts)
-        frames = self.store.known_frame_counts
-        if frames is not None:
-            yield "frames", str(frames)
-
-    def _landmarks(self) -> str:
-        return f"{self.num_landmarks} each"
 
 
 class PackedAnnotations(StoreDataset):
@@ -447,7 +361,9 @@ class PackedAnnotations(StoreDataset):
             sizes_px = self._packed_sizes()
             (unknown,) = np.nonzero((sizes_px <= 0).any(axis=1))
             for start in range(0, len(unknown), _NUM_TOGETHER):
-                self._read_sizes(sizes_px, unknown[start : start + _NUM_TOGETHER])
+                positions = unknown[start : start + _NUM_TOGETHER]
+                records = self.store.get_many(positions)
+                sizes_px[positions] = [self._size_of(record) for record in records]
             sizes_px.flags.writeable = False
             self._sizes_px = sizes_px
         return self._sizes_px
@@ -465,22 +381,17 @@ class PackedAnnotations(StoreDataset):
             ) from error
         return numbers.reshape(len(self), 2)
 
-    def _read_sizes(self, sizes_px: NDArray[np.int64], positions: NDArray[np.int64]) -> None:
-        records = self.store.get_many(positions)
-        for position, record in zip(positions.tolist(), records, strict=True):
-            sample = record.sample
-            image = sample.get("image") if isinstance(sample, dict) else None
-            if isinstance(image, np.ndarray):
-                sizes_px[position] = image.shape[:2]
-                continue
-            if not isinstance(image, EncodedImage):
-                raise StoreError(
-                    f"record {record.key!r} of {self.store.address} has no entry 'image' with an "
-                    "image: read this store with StoreDataset."
-                )
-            try:
-                header = read_header(image.data)
-            except ValueError:
-                sizes_px[position] = 0
-                continue
-            sizes_px[position] = header.upright_height_px, header.upright_width_px
+    def _size_of(self, record: Record) -> tuple[int, ...]:
+        image = record.sample.get("image") if isinstance(record.sample, dict) else None
+        if isinstance(image, np.ndarray):
+            return tuple(image.shape[:2])
+        if not isinstance(image, EncodedImage):
+            raise StoreError(
+                f"record {record.key!r} of {self.store.address} has no entry 'image' with an "
+                "image: read this store with StoreDataset."
+            )
+        try:
+            header = read_header(image.data)
+        except ValueError:
+            return 0, 0
+        return header.upright_height_px, header.upright_width_px

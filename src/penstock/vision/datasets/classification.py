@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.errors import ConfigError, StoreError
-from penstock.stores.dataset import StoreDataset, check_transform
+from penstock.stores.dataset import StoreDataset
 from penstock.stores.folder.listing import IMAGE_SUFFIXES, INDEX_NAME
 from penstock.stores.folder.store import FolderStore, ListedStore
 from penstock.vision.annotations.lists import read_image_list
@@ -24,18 +24,11 @@ class ImageFolder(StoreDataset):
     """Images of `ROOT/CLASS/**/NAME.jpg`, with their class.
 
     Classes, samples and their order are those of torchvision's ImageFolder, and so are the names
-    `classes`, `class_to_idx`, `samples`, `imgs`, `targets`. What differs: an image is a uint8 array
-    of shape (height, width, 3), unless `decode` says otherwise; hidden and system folders
-    (`.ipynb_checkpoints`, `__MACOSX`) are no classes; and no folder is listed twice, whatever links
-    lead into it.
+    `classes`, `class_to_idx`, `samples`, `imgs`, `targets`. An image is a uint8 array of shape
+    (height, width, 3), unless `decode` says otherwise; hidden and system folders are no classes.
 
-    torchvision's `loader` and `is_valid_file` are not there: `decode` takes a function of the
-    file's bytes, `penstock.data.Subset` a part of the images. See docs/folders.md.
-
-    Only names are kept in memory, in two arrays that workers share. `samples` and `targets` are
-    lists, made when they are asked for: of a million images they take some 200 MB. They and
-    `labels`, which cannot be written to, describe the samples and do not make them: to train with
-    other classes, use `target_transform`.
+    `samples` and `targets` are lists, made when they are asked for: of a million images they take
+    some 200 MB. To train with other classes, use `target_transform`. See docs/folders.md.
 
     Example:
         >>> import tempfile
@@ -75,10 +68,7 @@ class ImageFolder(StoreDataset):
             FileNotFoundError: a class folder has no image, and `allow_empty` is false.
             StoreError: there is no such folder, no image in it, or a folder that cannot be listed;
                 or its subfolders are not classes: they hold annotations and images.
-            ConfigError: `decode` is none of those.
         """
-        check_transform("transform", transform)
-        check_transform("target_transform", target_transform)
         has_index = (Path(root) / INDEX_NAME).is_file()
         store = FolderStore(root, layout="auto" if has_index else "classes")
         super().__init__(
@@ -96,7 +86,14 @@ class ImageFolder(StoreDataset):
         self._store = store
         self._lists: dict[str, list[Any]] = {}  # made when they are asked for
         if not allow_empty and not has_index:  # an index has the classes that were packed
-            _refuse_empty_classes(self)
+            present = set(np.unique(np.asarray(self.labels)).tolist())
+            empty = [name for n, name in enumerate(self.classes) if n not in present]
+            if empty:  # as torchvision says it
+                raise FileNotFoundError(
+                    f"Found no valid file for the classes {', '.join(empty)}. Supported extensions "
+                    f"are: {', '.join(IMAGE_SUFFIXES)}. Remove the folders from {root}, or give "
+                    "allow_empty=True to keep them as classes without images."
+                )
 
     @property
     def root(self) -> Path:
@@ -136,19 +133,6 @@ class ImageFolder(StoreDataset):
     def __getstate__(self) -> dict[str, Any]:
         """Leave the long lists behind, which any copy can make for itself."""
         return {**self.__dict__, "_lists": {}}
-
-
-def _refuse_empty_classes(dataset: ImageFolder) -> None:
-    """Raise as torchvision does, in its words, where a class folder has no image."""
-    labels: Any = dataset.labels
-    present = set(np.unique(labels).tolist())
-    empty = [name for number, name in enumerate(dataset.classes) if number not in present]
-    if empty:
-        raise FileNotFoundError(
-            f"Found no valid file for the classes {', '.join(empty)}. Supported extensions are: "
-            f"{', '.join(IMAGE_SUFFIXES)}. Remove the folders from {dataset.root}, or give "
-            "allow_empty=True to keep them as classes without images."
-        )
 
 
 class ImageList(StoreDataset):
@@ -199,12 +183,9 @@ class ImageList(StoreDataset):
         Raises:
             StoreError: there is no such file, no image in it, or a line is damaged; or a label is
                 none of `class_names`.
-            ConfigError: `decode` is none of those, or `class_names` a text.
         """
         if isinstance(class_names, str):
             raise ConfigError(f"class_names is a list of names, not the text {class_names!r}.")
-        check_transform("transform", transform)
-        check_transform("target_transform", target_transform)
         entries = read_image_list(path, root, separator=separator)
         labels, names = _numbered([label for _, label in entries], class_names, path)
         store = ListedStore(
@@ -232,19 +213,14 @@ def _numbered(
     labels: Sequence[int | str], class_names: Sequence[str] | None, path: str | Path
 ) -> tuple[list[int], tuple[str, ...]]:
     """Return labels as numbers, and the classes' names."""
-    texts = [label for label in labels if isinstance(label, str)]
+    texts = {label for label in labels if isinstance(label, str)}
+    names = tuple(sorted(texts) if class_names is None else class_names)
+    place_of: dict[int | str, int] = {name: place for place, name in enumerate(names)}
     if not texts:
-        numbers = [int(label) for label in labels]
-        for wrong in (min(numbers), max(numbers)):
-            if class_names is not None and not 0 <= wrong < len(class_names):
-                raise StoreError(
-                    f"{path} has the class {wrong}, and class_names are {len(class_names)}: from 0 "
-                    f"to {len(class_names) - 1}."
-                )
-        return numbers, tuple(class_names or ())
-    names = tuple(sorted(set(texts)) if class_names is None else class_names)
-    place_of = {name: place for place, name in enumerate(names)}
-    unknown = next((text for text in texts if text not in place_of), None)
-    if unknown is not None:
-        raise StoreError(f"{path} has the class {unknown!r}, and class_names lacks it: {names!r}.")
-    return [place_of[text] for text in texts], names
+        if class_names is None:
+            return [int(label) for label in labels], ()
+        place_of = {number: number for number in range(len(names))}
+    for label in labels:
+        if label not in place_of:
+            raise StoreError(f"{path} has the class {label!r}, which class_names lacks: {names!r}.")
+    return [place_of[label] for label in labels], names

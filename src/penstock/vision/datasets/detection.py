@@ -6,11 +6,10 @@ from __future__ import annotations
 import os
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, Unpack
 
 from penstock.deprecation import removed_arguments
 from penstock.errors import ConfigError
-from penstock.stores.dataset import check_transform
 from penstock.vision.annotations.imglab import read_imglab
 from penstock.vision.annotations.lists import (
     CLASS_COLUMN,
@@ -19,21 +18,15 @@ from penstock.vision.annotations.lists import (
     samples_of_lines,
 )
 from penstock.vision.annotations.reading import folder_of
-from penstock.vision.annotations.voc import read_voc_folder
-from penstock.vision.annotations.voc_files import stems_of_split
-from penstock.vision.annotations.yolo import SLACK, read_yolo
-from penstock.vision.arguments import shown
-from penstock.vision.datasets.annotated import AnnotatedImages
-from penstock.vision.datasets.rules import AnnotationRules, checked_rules
+from penstock.vision.annotations.voc_folder import keys_of_split, read_voc_folder
+from penstock.vision.annotations.yolo import read_yolo
+from penstock.vision.datasets.annotated import AnnotatedImages, DatasetOptions
 from penstock.vision.datasets.table import TableBuilder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from penstock.stores.dataset import Decode
     from penstock.vision.annotations.model import AnnotatedImage, AnnotatedObject
-    from penstock.vision.datasets.annotated import Transform
-    from penstock.vision.datasets.table import AnnotationTable
 
     Attributes = Sequence[str] | Mapping[str, Sequence[str]] | None
 
@@ -57,10 +50,6 @@ class VOCDetection(AnnotatedImages):
 
     VOC includes both ends of a box, so xmin = xmax is a box of one column if taken at its word; it
     counts as `zero_area` all the same, and is left out unless `bad_boxes` is "keep".
-
-    torchvision's `image_set` is `split` here, its `year` is part of `root` (VOCdevkit/VOC2012), and
-    its `target_transform` and `transforms` are `transform`, which takes the whole sample. See
-    docs/detection.md.
 
     Example:
         >>> import os, tempfile
@@ -90,14 +79,11 @@ class VOCDetection(AnnotatedImages):
         root: str | Path,
         split: str | None = None,
         *,
-        transform: Transform = None,
         class_names: Sequence[str] | None = None,
         attributes: Attributes = (),
         landmark_names: Sequence[str] | None = None,
-        rules: AnnotationRules | None = None,
         origin: Literal[0, 1] = 1,
-        decode: Decode = "rgb",
-        repair: bool = False,
+        **options: Unpack[DatasetOptions],
     ) -> None:
         """Read the annotations.
 
@@ -106,25 +92,20 @@ class VOCDetection(AnnotatedImages):
                 one with the XML files alone, the other with the images.
             split: `ImageSets/Main/SPLIT.txt` names the images and their order; a repeated name
                 repeats the sample. None takes all, sorted.
-            transform: Takes the sample.
             class_names: The classes in their order. Then only the split's files are read, and the
                 texts of attributes are those found there.
             attributes: Which other fields of the objects become arrays, and can be balanced by:
                 "pose", CVAT's attributes, any element by its path ("colour/hair"). A dict gives
                 each its texts in their order; otherwise those found are sorted. None takes all.
             landmark_names: Which landmarks, and in which order; those found if not given.
-            rules: What becomes of bad boxes, unknown classes, difficult objects, turned photos.
             origin: 1 where coordinates count from 1 and include both ends, as VOC's do; 0 for tools
                 that write a box's edges, counted from 0.
-            decode: As for `StoreDataset`.
-            repair: Whether JPEG files without an end are given one.
+            **options: Those of `AnnotatedImages`: `transform`, `rules`, `decode`, `repair`.
 
         Raises:
             StoreError: no such folder or split; an annotation is missing or damaged, or bad under
                 these rules. The message names the file.
-            ConfigError: an argument is none of those.
         """
-        check_transform("transform", transform)
         read = images = read_voc_folder(
             root, split if class_names is not None else None, origin=origin
         )
@@ -132,7 +113,8 @@ class VOCDetection(AnnotatedImages):
         if names is None:
             names = sorted({found.class_name for one in read for found in one.objects})
             if split is not None:
-                images = _of_split(read, root, split, origin)
+                by_key = {image.key: image for image in read}
+                images = [by_key[key] for key in keys_of_split(Path(root), split, by_key)]
         builder = TableBuilder(attributes)
         for image in images:
             builder.add(image)
@@ -140,24 +122,12 @@ class VOCDetection(AnnotatedImages):
             builder.add_texts(read)
         self._take(
             builder.table(names, landmark_names=landmark_names),
-            checked_rules(rules, origin),
             f"VOC {root}" if split is None else f"VOC {root}, split {split}",
-            transform=transform,
-            decode=decode,
-            repair=repair,
+            added_px=origin,
+            **options,
             given_classes=class_names,
             root=root,
         )
-
-
-def _of_split(
-    images: list[AnnotatedImage], root: str | Path, split: str, origin: int
-) -> list[AnnotatedImage]:
-    by_key = {image.key: image for image in images}
-    keys = stems_of_split(Path(root), split, by_key)
-    if not by_key.keys() >= set(keys):
-        return read_voc_folder(root, split, origin=origin)  # says what is wrong with it
-    return [by_key[key] for key in keys]
 
 
 class YOLODetection(AnnotatedImages):
@@ -184,61 +154,51 @@ class YOLODetection(AnnotatedImages):
     """
 
     @_in_rules
+    @removed_arguments(slack="nothing: AnnotationRules(bad_boxes=...) decides")
     def __init__(
         self,
         yaml_or_folder: str | Path,
         split: str = "train",
         *,
-        transform: Transform = None,
         class_names: Sequence[str] | None = None,
         polygons: Literal["error", "box"] = "error",
-        slack: float = SLACK,
-        rules: AnnotationRules | None = None,
-        decode: Decode = "rgb",
-        repair: bool = False,
+        **options: Unpack[DatasetOptions],
     ) -> None:
         """Read the annotations.
 
         Args:
             yaml_or_folder: The yaml file, or the folder of `images` and `labels`.
             split: Which images of it.
-            transform: Takes the sample.
             class_names: The classes in their order: some of those in the yaml file; or, where that
                 names none, the names of classes 0, 1, 2 …
             polygons: What becomes of lines that outline an object: "error", or the "box" around it.
-            slack: How far beyond 0 to 1 a box's centre and sides may be; what is farther is an
-                error, and no box of this image. The rules decide on what is nearer.
-            rules: What becomes of bad boxes, unknown classes, images without objects.
-            decode: As for `StoreDataset`.
-            repair: Whether JPEG files without an end are given one.
+            **options: Those of `AnnotatedImages`: `transform`, `rules`, `decode`, `repair`.
 
         Raises:
             StoreError: no such file, folder or split; a line is damaged, or bad under these rules.
-            ConfigError: an argument is none of those.
         """
-        check_transform("transform", transform)
         unreadable: dict[str, int] = {}
-        images, names = read_yolo(
-            yaml_or_folder, split, polygons=polygons, slack=slack, unreadable=unreadable
-        )
+        images, names = read_yolo(yaml_or_folder, split, polygons=polygons, unreadable=unreadable)
         builder = TableBuilder()
         for image in _with_different_keys(images):
             builder.add(image)
+        table = builder.table(names)
         if class_names is not None and names == tuple(map(str, range(len(names)))):
-            table = _named(builder.table(names), class_names, yaml_or_folder)
-            class_names = None  # names for numbers, of which not all have to come up
-        else:
-            table = builder.table(names if class_names is None else class_names)
+            if len(class_names) < len(names):
+                raise ConfigError(
+                    f"class_names are {len(class_names)}, and {yaml_or_folder} has objects of "
+                    f"class {len(names) - 1}; the first class is 0."
+                )
+            # Names for numbers, of which not all have to come up.
+            table, class_names = replace(table, class_names=tuple(class_names)), None
+        elif class_names is not None:
+            table = builder.table(class_names)
         self._take(
-            # The sizes are those of the files, and say nothing of the frame.
-            replace(table, is_size_said=None),
-            checked_rules(rules),
+            table,
             f"YOLO {yaml_or_folder}, split {split}",
-            transform=transform,
-            decode=decode,
-            repair=repair,
+            **options,
             given_classes=class_names,
-            unreadable=unreadable,
+            num_unsized=sum(unreadable.values()),
             root=folder_of(yaml_or_folder),
         )
 
@@ -253,27 +213,13 @@ def _with_different_keys(images: Sequence[AnnotatedImage]) -> Iterator[Annotated
         yield replace(image, key=Path(os.path.relpath(image.path, above)).as_posix())
 
 
-def _named(
-    table: AnnotationTable, class_names: Sequence[str], source: str | Path
-) -> AnnotationTable:
-    """Return a table whose classes had numbers only, with names for them."""
-    if len(class_names) < len(table.class_names):
-        raise ConfigError(
-            f"class_names are {len(class_names)}, and {source} has objects of class "
-            f"{len(table.class_names) - 1}; the first class is 0."
-        )
-    return replace(table, class_names=tuple(class_names))
-
-
 class LandmarkList(AnnotatedImages):
     """A line for each object: `path x1 … xn y1 … yn`, maybe a box, maybe columns of classes.
 
     A sample is the dict of `AnnotatedImages`. An image that has several lines is one sample with
-    several objects, in the place of its first line. A repeated line repeats the sample: an
-    image is as many samples as its most frequent line has copies, each with all objects. Each class
-    column is an array of that name; the first, or the one called "class", is "labels". In a
-    column of numbers from 0 every number is its own class; texts are numbered in their order when
-    sorted.
+    several objects; a repeated line repeats the sample. Each class column is an array of that name;
+    the first, or the one called "class", is "labels". In a column of numbers from 0 every number is
+    its own class; texts are numbered in their order when sorted.
 
     Example:
         >>> import os, tempfile
@@ -299,12 +245,9 @@ class LandmarkList(AnnotatedImages):
         columns: LandmarkColumns | None = None,
         *,
         root: str | Path | None = None,
-        transform: Transform = None,
         class_names: Sequence[str] | None = None,
         attributes: Mapping[str, Sequence[str]] | None = None,
-        rules: AnnotationRules | None = None,
-        decode: Decode = "rgb",
-        repair: bool = False,
+        **options: Unpack[DatasetOptions],
     ) -> None:
         """Read the list.
 
@@ -312,27 +255,15 @@ class LandmarkList(AnnotatedImages):
             path: The text file.
             columns: What its columns are; without it all numbers of the first line are landmarks.
             root: Folder that paths are relative to; that of the list if not given.
-            transform: Takes the sample.
             class_names: The texts of the first class column in their order.
             attributes: The texts of other class columns in their order.
-            rules: What becomes of bad boxes and unknown classes. Sizes are read from the headers of
-                all files, unless `bad_boxes` is "keep".
-            decode: As for `StoreDataset`.
-            repair: Whether JPEG files without an end are given one.
+            **options: Those of `AnnotatedImages`: `transform`, `rules`, `decode`, `repair`.
 
         Raises:
             StoreError: no such file; a line is damaged, or bad under these rules. The message names
                 it.
-            ConfigError: an argument is none of those.
         """
-        check_transform("transform", transform)
         columns = LandmarkColumns() if columns is None else columns
-        if not isinstance(columns, LandmarkColumns):
-            raise ConfigError(
-                f"columns is LandmarkColumns(num_landmarks=…, …), not {shown(columns)}. The folder "
-                "of the images is root=…"
-            )
-        self._is_counted = columns.num_landmarks is None
         images = read_landmark_list(path, root=root, **asdict(columns))
         others = [name for name in columns.classes if name != CLASS_COLUMN]
         unknown = (attributes or {}).keys() - set(others)
@@ -346,19 +277,12 @@ class LandmarkList(AnnotatedImages):
         has_last_px = columns.origin == 1 and columns.box_format == "xyxy"
         self._take(
             replace(table, is_bare=None),  # a line without box and landmarks is of the whole image
-            checked_rules(rules, int(has_last_px)),
             f"landmark list {path}",
-            transform=transform,
-            decode=decode,
-            repair=repair,
+            added_px=int(has_last_px),
+            **options,
             given_classes=class_names,
             root=folder_of(path) if root is None else root,
         )
-
-    def _landmarks(self) -> str:
-        # A box that was forgotten (`has_box`) looks like two landmarks more.
-        counted = ", as the first line has them" if self._is_counted else ""
-        return super()._landmarks() + counted
 
 
 def _with_classes(image: AnnotatedImage, classes: Sequence[str]) -> AnnotatedImage:
@@ -397,43 +321,32 @@ class ImglabDetection(AnnotatedImages):
         self,
         path: str | Path,
         *,
-        transform: Transform = None,
         class_names: Sequence[str] | None = None,
         attributes: Attributes = (),
         landmark_names: Sequence[str] | None = None,
-        rules: AnnotationRules | None = None,
-        decode: Decode = "rgb",
-        repair: bool = False,
+        **options: Unpack[DatasetOptions],
     ) -> None:
         """Read the file.
 
         Args:
             path: The XML file; images are relative to its folder.
-            transform: Takes the sample.
             class_names: The labels of boxes in their order; those found, sorted, if not given.
             attributes: Which attributes of a box become arrays, "gender" for one, as for
                 `VOCDetection`.
             landmark_names: Which parts, and in which order; those found if not given.
-            rules: What becomes of bad boxes, unknown classes, boxes to be ignored, turned photos.
-            decode: As for `StoreDataset`.
-            repair: Whether JPEG files without an end are given one.
+            **options: Those of `AnnotatedImages`: `transform`, `rules`, `decode`, `repair`.
 
         Raises:
             StoreError: no such file; it is damaged, or bad under these rules. The message names the
                 image.
-            ConfigError: an argument is none of those.
         """
-        check_transform("transform", transform)
         builder = TableBuilder(attributes)
         for image in read_imglab(path):
             builder.add(replace(image, objects=tuple(map(_with_ignored, image.objects))))
         self._take(
             builder.table(class_names, landmark_names=landmark_names),
-            checked_rules(rules),
             f"imglab {path}",
-            transform=transform,
-            decode=decode,
-            repair=repair,
+            **options,
             given_classes=class_names,
             root=folder_of(path),
         )

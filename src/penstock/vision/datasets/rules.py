@@ -7,23 +7,16 @@
     outside     reaches beyond the image            cut to the image; left out      out     error
                                                     if it lies beyond altogether
 
-An object of VOC's that has neither a box nor landmarks, but a polygon or a turned box, is bad too:
-out under "fix" and "drop", an error under "raise". `unboxed` counts it. Under "keep" it is the
-whole image.
-
 Under "keep" all of them stay as the file has them; they are counted under every policy. A box may
-be of two kinds. What was swapped is looked at again for the image's borders.
-
-A file's own numbers matter where it includes both ends, as VOC's do: there xmin = xmax is a box of
-one column if taken at its word, and in practice a click without a drag. Files of numbers cut short
-after six digits miss the border by a hair; that much beyond it is no fault, and is cut off
-silently.
+be of two kinds. What was swapped is looked at again for the image's borders. Rounding after six
+digits is no fault.
 """
 
 from __future__ import annotations
 
 import difflib
 import warnings
+from collections import Counter
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -35,7 +28,7 @@ from penstock.vision.datasets.frames import Orientation, size_of_file
 from penstock.warn import users_level
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -44,6 +37,7 @@ if TYPE_CHECKING:
 BadBoxes = Literal["fix", "drop", "keep", "raise"]
 BAD_BOXES: Final = ("fix", "drop", "keep", "raise")
 
+_KINDS: Final = ("zero_area", "inverted", "outside", "swapped", "clipped")
 _FARTHEST_PX: Final = 1e9  # no image is that large; float32 still tells pixels below 2^24
 # Of the image's side. Numbers of 0 to 1 printed with six digits are wrong by at most 5e-7 each; a
 # centre and a half width add up to 7.5e-7. Ten times that: 0.006 of a pixel in 640.
@@ -164,8 +158,11 @@ class JudgedBoxes:
 
     def kinds_of(self, number: int) -> str:
         """Return the kinds of one box, in words."""
-        kinds = ("zero_area", "inverted", "outside")
-        return " and ".join(kind for kind in kinds if getattr(self, kind)[number])
+        return " and ".join(kind for kind in _KINDS[:3] if getattr(self, kind)[number])
+
+    def counts(self) -> dict[str, int]:
+        """Return how many boxes are of each kind, as `BoxCounts` has them."""
+        return {kind: int(getattr(self, kind).sum()) for kind in _KINDS}
 
 
 def judged(
@@ -206,9 +203,8 @@ def judged(
         said = np.where(is_as_said[:, None], boxes, cut)
         return JudgedBoxes(said, every, zero_area, inverted, outside, none, none)
     is_kept = ~zero_area & has_area if policy == "fix" else ~(zero_area | inverted | outside)
-    return JudgedBoxes(
-        cut, is_kept, zero_area, inverted, outside, outside & is_kept, inverted & is_kept
-    )
+    clipped, swapped = outside & is_kept, inverted & is_kept
+    return JudgedBoxes(cut, is_kept, zero_area, inverted, outside, clipped, swapped)
 
 
 def checked_rules(rules: AnnotationRules | None, added_px: int | None = None) -> AnnotationRules:
@@ -224,15 +220,15 @@ def settled(table: AnnotationTable, rules: AnnotationRules) -> tuple[AnnotationT
     is_known = table.labels >= 0
     if not is_known.all():
         _report_unknown(table, rules)
-    is_easy = np.ones(table.num_objects, np.bool_)
+    is_difficult = np.zeros(table.num_objects, np.bool_)
     if rules.skip_difficult and "difficult" in table.columns:
-        is_easy = ~table.columns["difficult"]
+        is_difficult = table.columns["difficult"]
     counts = BoxCounts(
         total=table.num_objects,
         unknown=int((~is_known).sum()),
-        difficult=int((is_known & ~is_easy).sum()),
+        difficult=int((is_known & is_difficult).sum()),
     )
-    table = table.with_objects(is_known & is_easy)
+    table = table.with_objects(is_known & ~is_difficult)
     table, counts = _with_good_boxes(_with_sizes(table, rules), rules, counts)
     table = replace(table, unknown_classes=(), is_bare=None)
     return table if rules.keep_empty else table.without_empty(), counts
@@ -242,18 +238,15 @@ def _with_sizes(table: AnnotationTable, rules: AnnotationRules) -> AnnotationTab
     """Return the table with the sizes that the rules need: to compare boxes, or to make them."""
     needed = np.diff(table.offsets) > 0
     if rules.bad_boxes == "keep":
-        needed = np.zeros(len(table), np.bool_)
+        needed[:] = False
         needed[table.images_of_objects[np.isnan(_extents(table)).any(axis=1)]] = True
-    is_said = table.is_size_said
     # That of an annotation may be of the other frame.
     sizes_px = table.sizes_px.copy() if rules.orientation == "auto" else table.sizes_px * 0
-    if rules.orientation != "auto":
-        is_said = None
     is_missing = (sizes_px <= 0).any(axis=1)
     sizes_px[is_missing] = 0
     for position in np.flatnonzero(is_missing & needed).tolist():
         sizes_px[position] = size_of_file(table.paths[position], rules.orientation) or 0
-    return replace(table, sizes_px=sizes_px, is_size_said=is_said)
+    return replace(table, sizes_px=sizes_px)
 
 
 def _extents(table: AnnotationTable) -> NDArray[np.float64]:
@@ -280,17 +273,16 @@ def _with_good_boxes(
     is_whole = np.isnan(boxes).any(axis=1)
     boxes[is_whole, :2] = 0
     boxes[is_whole, 2:] = sizes_px[is_whole, ::-1]
-    is_bare = np.zeros(len(boxes), np.bool_)
-    if table.is_bare is not None and rules.bad_boxes != "keep":
-        is_bare = table.is_bare
+    is_bare = table.is_bare
+    if is_bare is None or rules.bad_boxes == "keep":
+        is_bare = np.zeros(len(boxes), np.bool_)
     found = judged(boxes, sizes_px, rules.bad_boxes, added_px=rules.added_px)
     if is_made.any():  # of landmarks: cut, and never bad
         made = judged(boxes, sizes_px, "keep" if rules.bad_boxes == "keep" else "fix")
-        kinds = ("zero_area", "inverted", "outside", "clipped", "swapped")
         found = JudgedBoxes(
-            np.where(is_made[:, None], made.boxes, found.boxes),
-            np.where(is_made, made.is_kept, found.is_kept),
-            *(getattr(found, kind) & ~is_made for kind in kinds),
+            boxes=np.where(is_made[:, None], made.boxes, found.boxes),
+            is_kept=np.where(is_made, made.is_kept, found.is_kept),
+            **{kind: getattr(found, kind) & ~is_made for kind in _KINDS},
         )
     if rules.bad_boxes == "raise" and (found.is_bad | is_bare).any():
         raise _bad_boxes(table, found, is_bare)
@@ -299,14 +291,10 @@ def _with_good_boxes(
     counts = replace(
         counts,
         kept=int(is_kept.sum()),
-        zero_area=int(found.zero_area.sum()),
-        inverted=int(found.inverted.sum()),
-        outside=int(found.outside.sum()),
-        swapped=int(found.swapped.sum()),
-        clipped=int(found.clipped.sum()),
         dropped=int((~is_kept).sum()),
         unboxed=int(is_made.sum()),
         unchecked=int((sizes_px <= 0).any(axis=1).sum()),
+        **found.counts(),
     )
     table = replace(table, boxes=found.boxes.astype(np.float32))
     return table.with_objects(is_kept), counts
@@ -319,19 +307,15 @@ def _bad_boxes(
     shown = []
     for number in numbers[:_BOXES_SHOWN]:
         height, width = table.sizes_px[table.images_of_objects[number]].tolist()
-        size = f"{height} x {width} px (height x width)" if height else "of unknown size"
         box = ", ".join(f"{side:g}" for side in found.boxes[number])
-        what = f"({box}) in an image of {size} is {found.kinds_of(number)}"
-        name = table.class_names[table.labels[number]]
-        place, source = _place_of(table, number)
-        shown.append(
-            f"object {place} ({name}) of {source}: "
-            f"{'it has neither a box nor landmarks' if is_bare[number] else what}"
-        )
-    more = f"; and {len(numbers) - _BOXES_SHOWN} more" if len(numbers) > _BOXES_SHOWN else ""
+        what = f"({box}) in an image of {height} x {width} px (height x width; 0: not known) is "
+        what = "it has neither a box nor landmarks" if is_bare[number] else what
+        name, (place, source) = table.class_names[table.labels[number]], _place_of(table, number)
+        shown.append(f"object {place} ({name}) of {source}: {what}{found.kinds_of(number)}")
     return StoreError(
-        f"{len(numbers)} bad box(es), in 0-based half-open pixels: {'; '.join(shown)}{more}. "
-        "Correct the files, or choose AnnotationRules(bad_boxes='fix') or 'drop'."
+        f"{len(numbers)} bad box(es), in 0-based half-open pixels: {'; '.join(shown)}"
+        f"{'; …' * (len(numbers) > _BOXES_SHOWN)}. Correct the files, or choose "
+        "AnnotationRules(bad_boxes='fix') or 'drop'."
     )
 
 
@@ -344,22 +328,20 @@ def _place_of(table: AnnotationTable, number: int) -> tuple[int, str]:
 def _report_unknown(table: AnnotationTable, rules: AnnotationRules) -> None:
     """Raise or warn of objects whose class is none of the table's."""
     (numbers,) = np.nonzero(table.labels < 0)
-    unknown = -1 - table.labels[numbers]
+    unknown = [table.unknown_classes[-1 - label] for label in table.labels[numbers].tolist()]
     if rules.unknown_classes == "raise":
         place, source = _place_of(table, int(numbers[0]))
-        name = table.unknown_classes[int(unknown[0])]
         raise StoreError(
-            f"{source}: the class of its object {place}, {name!r:.80}"
-            f"{meant(name, table.class_names)}, is none of the {len(table.class_names)} given: "
-            f"{table.class_names!r:.200}. Add it to class_names, or leave such objects out by "
-            "AnnotationRules(unknown_classes='drop')."
+            f"{source}: the class of its object {place}, {_meant(unknown[0], table)}, is none of "
+            f"the {len(table.class_names)} given: {table.class_names!r:.200}. Add it to "
+            "class_names, or leave such objects out by AnnotationRules(unknown_classes='drop')."
         )
-    counts = np.bincount(unknown, minlength=len(table.unknown_classes)).tolist()
-    pairs = sorted(zip(counts, table.unknown_classes, strict=True), key=lambda p: (-p[0], p[1]))
-    parts = [f"{n:,} {name!r:.80}{meant(name, table.class_names)}" for n, name in pairs]
+    counts = Counter(sorted(unknown)).most_common()
+    parts = [f"{count:,} {_meant(name, table)}" for name, count in counts[:_NAMES_SHOWN]]
+    more = f", and {len(counts) - _NAMES_SHOWN} more" if len(counts) > _NAMES_SHOWN else ""
     warn(
         f"{len(unknown):,} of {table.num_objects:,} objects are of none of the classes asked for, "
-        f"and are left out: {listed(parts, str)}."
+        f"and are left out: {', '.join(parts)}{more}."
     )
 
 
@@ -370,21 +352,15 @@ def warn_of_absent(class_names: Sequence[str], labels: NDArray[np.int64]) -> Non
     if absent:
         warn(
             f"no object is of {len(absent)} of the {len(class_names)} classes given: "
-            f"{listed(absent)}. They keep their numbers."
+            f"{', '.join(map(repr, absent)):.500}. They keep their numbers."
         )
 
 
-def meant(name: str, names: Sequence[str]) -> str:
-    """Return " (is 'x' meant?)" with the one of `names` that is near; "" if none is."""
-    by_form = {known.strip().casefold(): known for known in names[:_MAX_COMPARED]}
+def _meant(name: str, table: AnnotationTable) -> str:
+    """Return a name, and the class that is near to it."""
+    by_form = {known.strip().casefold(): known for known in table.class_names[:_MAX_COMPARED]}
     found = difflib.get_close_matches(name.strip().casefold(), by_form, 1, 0.7)
-    return f" (is {by_form[found[0]]!r} meant?)" if found else ""
-
-
-def listed(items: Sequence[str], shown: Callable[[str], str] = repr) -> str:
-    """Return the first items, as many as a message can hold, and how many more there are."""
-    more = f", and {len(items) - _NAMES_SHOWN} more" if len(items) > _NAMES_SHOWN else ""
-    return ", ".join(map(shown, items[:_NAMES_SHOWN])) + more
+    return f"{name!r:.80}" + (f" (is {by_form[found[0]]!r} meant?)" if found else "")
 
 
 def warn(message: str) -> None:

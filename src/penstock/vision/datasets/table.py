@@ -22,7 +22,7 @@ from penstock.data.packed_list import PackedList
 from penstock.errors import ConfigError, StoreError
 from penstock.vision.annotations.model import AnnotatedImage, AnnotatedObject
 from penstock.vision.annotations.reading import MAX_ATTRIBUTES, MAX_LANDMARK_NAMES, MAX_LANDMARKS
-from penstock.vision.datasets.rules import listed, meant, warn
+from penstock.vision.datasets.rules import warn
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -37,8 +37,6 @@ _TAKEN: Final = frozenset(
 )
 _MOST_NUMBERS: Final = 1000  # a column of greater ones holds no classes
 _SEEN: Final = 2
-_MANY_PLACES: Final = 1 << 26  # of landmarks: half a gigabyte
-_SPARSE: Final = 100  # places for each landmark that is given
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,8 +63,6 @@ class AnnotationTable:
         landmark_names: Names of the points; empty if they have none.
         attribute_names: For each attribute the texts that its numbers stand for.
         unknown_classes: Classes of objects that are none of `class_names`.
-        is_size_said: bool, shape (images,): whether an annotation says the size, and not the image
-            file; None for nowhere.
         is_bare: bool, shape (objects,): which have neither a box nor landmarks, not even missing
             ones; None for none.
     """
@@ -83,7 +79,6 @@ class AnnotationTable:
     landmark_names: tuple[str, ...] = ()
     attribute_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     unknown_classes: tuple[str, ...] = ()
-    is_size_said: NDArray[np.bool_] | None = None
     is_bare: NDArray[np.bool_] | None = None
 
     def __len__(self) -> int:
@@ -138,7 +133,6 @@ class AnnotationTable:
             sources=PackedList(self.sources[chosen]),
             sizes_px=self.sizes_px[chosen],
             offsets=np.concatenate([[0], np.cumsum(counts[chosen])]),
-            is_size_said=None if self.is_size_said is None else self.is_size_said[chosen],
         )
 
     def fingerprint(self) -> str:
@@ -202,7 +196,7 @@ class TableBuilder:
         self._takes_all = attributes is None
         self._texts = attributes if isinstance(attributes, Mapping) else {}
         self._attributes = {name: _Words() for name in attributes or ()}
-        self._there: set[str] = set()  # attributes of the objects so far
+        self._there: set[str] = set()  # those that an object has
         for name in self._attributes:
             _check_name(name)
 
@@ -224,10 +218,17 @@ class TableBuilder:
         self._points.add(item, where)
         self._boxes.extend(_NO_BOX if box is None else box)
         self._bare.append(box is None and not item.landmarks_xy_px)
-        if self._takes_all:
-            self._take_new_attributes(item, where)
-        if self._attributes and len(self._there) < MAX_ATTRIBUTES:
-            self._there.update(item.extra, ("pose",) if item.pose else ())
+        for name in sorted(item.extra.keys() - self._attributes.keys()) if self._takes_all else ():
+            _check_name(name)
+            if len(self._attributes) >= MAX_ATTRIBUTES:
+                raise StoreError(
+                    f"{where}: {name!r:.80} is one attribute more than {MAX_ATTRIBUTES:,}. Name "
+                    "those that you want: attributes=[…]."
+                )
+            self._attributes[name] = words = _Words()
+            for _ in range(len(self._classes.numbers)):  # those before had none
+                words.add("")
+        self._there.update(self._attributes.keys() & item.extra.keys())
         for name, words in self._attributes.items():
             words.add(_text_of(item, name))
         self._classes.add(item.class_name or UNNAMED)
@@ -242,19 +243,6 @@ class TableBuilder:
                 for name, words in self._attributes.items():
                     words.number_of(_text_of(item, name))
 
-    def _take_new_attributes(self, item: AnnotatedObject, where: str) -> None:
-        for name in sorted(item.extra.keys() - self._attributes.keys()):
-            _check_name(name)
-            if len(self._attributes) >= MAX_ATTRIBUTES:
-                raise StoreError(
-                    f"{where}: {name!r:.80} is one attribute more than {MAX_ATTRIBUTES:,}, and "
-                    "every object would have a number for each. Name those that you want: "
-                    "attributes=[…]."
-                )
-            self._attributes[name] = words = _Words()
-            for _ in range(len(self._classes.numbers)):  # those before had none
-                words.add("")
-
     def table(
         self,
         class_names: Sequence[str] | None = None,
@@ -267,40 +255,32 @@ class TableBuilder:
             raise ConfigError(f"class_names is a list of names, not the text {class_names!r}.")
         sort = numbered_names if has_numbers else sorted
         names = tuple(sort(self._classes.names) if class_names is None else class_names)
+        flags = {name: np.frombuffer(said, np.int8) for name, said in self._flags.items()}
+        flags = {name: said == 1 for name, said in flags.items() if (said >= 0).any()}
         attributes, columns = self._attribute_columns()
         unknown = tuple(sorted(self._classes.names.keys() - set(names)))
-        sizes_px = int64_of(self._sizes).reshape(-1, 2)
         points, columns_of_points = self._points.columns(landmark_names)
         return AnnotationTable(
             paths=PackedList(self._paths),
             keys=PackedList(self._keys),
             sources=PackedList(self._sources),
-            sizes_px=sizes_px,
+            sizes_px=int64_of(self._sizes).reshape(-1, 2),
             offsets=np.concatenate([np.zeros(1, np.int64), np.cumsum(int64_of(self._counts))]),
             boxes=np.frombuffer(self._boxes, np.float64).reshape(-1, 4),
             labels=self._classes.as_numbers_of(names, unknown),
             class_names=names,
-            columns={**columns_of_points, **self._flag_columns(), **columns},
+            columns={**columns_of_points, **flags, **columns},
             landmark_names=points,
             attribute_names=attributes,
             unknown_classes=unknown,
-            is_size_said=np.asarray((sizes_px > 0).all(axis=1)),
             is_bare=np.frombuffer(self._bare, np.bool_),
         )
-
-    def _flag_columns(self) -> dict[str, NDArray[Any]]:
-        flags = {name: np.frombuffer(said, np.int8) for name, said in self._flags.items()}
-        return {name: said == 1 for name, said in flags.items() if (said >= 0).any()}
 
     def _attribute_columns(self) -> tuple[dict[str, tuple[str, ...]], dict[str, NDArray[Any]]]:
         names, columns = {}, {}
         for name, words in self._attributes.items():
             if words.names.keys() == {""} and name not in self._there:
-                there = sorted({*self._there, *self._flag_columns()})
-                warn(
-                    f"no object has the attribute {name!r:.80}{meant(name, there)}; there are: "
-                    f"{listed(there) or 'none'}."
-                )
+                warn(f"no object has the attribute {name!r:.80}.")
             names[name] = tuple(self._texts.get(name) or numbered_names(words.names))
             columns[name] = words.as_numbers_of(names[name])
             if (columns[name] < 0).any():
@@ -335,24 +315,16 @@ class _Words:
         return table[int64_of(self.numbers)]
 
 
-@dataclass(slots=True)
-class _SameOrder:
-    """The landmarks of all objects that have the same points in the same order."""
-
-    where: str  # the first of them, for errors
-    objects: array[int] = field(default_factory=lambda: array("q"))
-    xy: array[float] = field(default_factory=lambda: array("f"))
-    visibility: array[int] = field(default_factory=lambda: array("b"))
-
-
 class _Landmarks:
     """The landmarks of all objects as one column: the same points in the same order for each."""
 
     def __init__(self) -> None:
-        self._num_objects = 0
-        self._orders: dict[tuple[str, ...], _SameOrder] = {}  # few, mostly one; "": no name
-        self._names: set[str] = set()
+        # The names of an object's points, "" for each without one: few tuples, mostly one.
+        self._orders: dict[tuple[str, ...], int] = {}
+        self._order_of = array("q")
+        self._xy, self._seen = array("f"), array("b")  # of all points in turn
         self._says_visibility = False
+        self._first = ""
 
     def add(self, item: AnnotatedObject, where: str) -> None:
         """Add those of the next object; errors call it `where`."""
@@ -361,98 +333,72 @@ class _Landmarks:
             given = getattr(item, kind)
             if given and len(given) != len(points):
                 raise StoreError(f"{where}: {len(points)} landmarks, but {len(given)} {kind}.")
-        if points:
-            names = item.landmark_names or ("",) * len(points)
-            same = self._orders.get(names)
-            if same is None:
-                self._check_order(item.landmark_names, len(points), where)
-                same = self._orders[names] = _SameOrder(where)
-            same.objects.append(self._num_objects)
-            for point in points:
-                same.xy.extend(point)
-            same.visibility.extend(
-                item.visibility or (0 if math.isnan(x + y) else _SEEN for x, y in points)
-            )
+        names = item.landmark_names or ("",) * len(points)
+        if names not in self._orders:
+            self._check_order(names, where)
+            self._orders[names] = len(self._orders)
+        self._order_of.append(self._orders[names])
+        for point in points:
+            self._xy.extend(point)
+        self._seen.extend(item.visibility or (0 if math.isnan(x + y) else _SEEN for x, y in points))
         self._says_visibility = self._says_visibility or bool(item.visibility)
-        self._num_objects += 1
 
-    def _check_order(self, names: tuple[str, ...], num_points: int, where: str) -> None:
-        if len(set(names)) < len(names):
+    def _check_order(self, names: tuple[str, ...], where: str) -> None:
+        others = [order for order in self._orders if order]
+        self._first = self._first or (where if names else "")
+        if any(names) and len(set(names)) < len(names):
             raise StoreError(f"{where}: two of its landmarks have one name.")
-        if self._orders:
-            order, same = next(iter(self._orders.items()))
-            if bool(names) != any(order):
-                named, unnamed = (where, same.where) if names else (same.where, where)
-                raise StoreError(
-                    f"the landmarks of {named} have names, those of {unnamed} have none: which "
-                    "belong together?"
-                )
-            if not names:
-                raise StoreError(
-                    f"{where} has {num_points} landmarks, and {same.where} has {len(order)}. "
-                    "Without names it cannot be said which of them are missing."
-                )
-        before = len(self._names)
-        self._names.update(names)
-        # Every object would have room for all of them.
-        if len(self._names) > MAX_LANDMARK_NAMES:
+        if names and others and not (any(names) and any(others[0])):
+            kind, other = ("named" if any(of) else "unnamed" for of in (names, others[0]))
             raise StoreError(
-                f"{where}: with its landmarks, {names[0]!r:.80} for one, there are "
-                f"{len(self._names):,} names, {before:,} of them before; {MAX_LANDMARK_NAMES:,} "
-                "is the most. Is a number of the object part of each name?"
+                f"{where} has {len(names)} {kind} landmarks, and {self._first} has "
+                f"{len(others[0])} {other} ones: which belong together?"
             )
-        if num_points > MAX_LANDMARKS:
-            raise StoreError(f"{where}: {num_points:,} landmarks; {MAX_LANDMARKS:,} is the most.")
+        num_names = len({*names, *(name for order in others for name in order)} - {""})
+        for count, most in ((num_names, MAX_LANDMARK_NAMES), (len(names), MAX_LANDMARKS)):
+            if count > most:  # each object would have all of them
+                raise StoreError(
+                    f"{where}: with its landmarks there are {count:,}; {most:,} is the most. Is a "
+                    "number of the object part of each name?"
+                )
 
     def columns(
         self, wanted: Sequence[str] | None
     ) -> tuple[tuple[str, ...], dict[str, NDArray[Any]]]:
         """Return the points' names, and the columns "landmarks" and "visibility" as far as said."""
-        if wanted is not None and not self._names:
+        orders = [order for order in self._orders if order]
+        found = {name for order in orders for name in order} - {""}
+        if wanted is not None and not found:
             raise ConfigError("landmark_names is given, and no landmark has a name.")
-        if not self._orders:
+        if not found:
+            names: tuple[str, ...] = orders[0] if orders else ()
+        elif wanted is not None:
+            names = tuple(wanted)
+        else:  # the order of an object that has all points; sorted if none has
+            whole = (order for order in orders if len(order) == len(found))
+            names = next(whole, tuple(sorted(found, key=_natural_order)))
+        if not names:
             return (), {}
-        names = tuple(wanted) if wanted is not None else self._all_names()
+        order_of = int64_of(self._order_of)
+        lengths = np.array([len(order) for order in self._orders], np.int64)
+        starts = np.cumsum(lengths[order_of]) - lengths[order_of]
+        xy = np.frombuffer(self._xy, np.float32).reshape(-1, 2)
+        seen = np.frombuffer(self._seen, np.int8)
+        landmarks = np.full((len(order_of), len(names), 2), np.nan, np.float32)
+        visibility = np.zeros(landmarks.shape[:2], np.int8)
         place_of = {name: place for place, name in enumerate(names)}
-        num_points = len(names) if self._names else len(next(iter(self._orders)))
-        if not num_points:  # none is wanted
-            return (), {}
-        shape = self._num_objects, num_points
-        places = {
-            order: np.array([place_of.get(name, -1) for name in order])
-            if self._names
-            else np.arange(num_points)
-            for order in self._orders
-        }
-        num_given = sum(
-            len(same.objects) * int((places[order] >= 0).sum())
-            for order, same in self._orders.items()
-        )
-        if math.prod(shape) > max(_MANY_PLACES, _SPARSE * max(1, num_given)):
-            raise StoreError(
-                f"{shape[0]:,} objects would have {num_points:,} landmarks each, and only "
-                f"{num_given:,} are given in all. Choose those that you want by landmark_names, or "
-                "leave out the objects that have very many."
-            )
-        landmarks = np.full((*shape, 2), np.nan, np.float32)
-        visibility = np.zeros(shape, np.int8)
-        for order, same in self._orders.items():
-            is_wanted = places[order] >= 0
-            there = np.ix_(int64_of(same.objects), places[order][is_wanted])
-            points = np.frombuffer(same.xy, np.float32).reshape(-1, len(order), 2)
-            landmarks[there] = points[:, is_wanted]
-            seen = np.frombuffer(same.visibility, np.int8).reshape(-1, len(order))
-            visibility[there] = seen[:, is_wanted]
+        for order in orders:
+            places = [place_of.get(n, -1) for n in order] if found else list(range(len(order)))
+            given = [k for k, place in enumerate(places) if place >= 0]
+            rows = np.flatnonzero(order_of == self._orders[order])
+            to = np.ix_(rows, np.array([places[k] for k in given], np.int64))
+            at = starts[rows][:, None] + np.array(given, np.int64)
+            landmarks[to], visibility[to] = xy[at], seen[at]
         landmarks[np.isnan(landmarks).any(axis=2)] = np.nan  # half a point is none
         columns: dict[str, NDArray[Any]] = {"landmarks": landmarks}
         if self._says_visibility:
             columns["visibility"] = visibility
-        return names, columns
-
-    def _all_names(self) -> tuple[str, ...]:
-        """Return the order of an object that has all points; sorted if none has."""
-        whole = (order for order in self._orders if len(order) == len(self._names))
-        return next(whole, tuple(sorted(self._names, key=_natural_order)))
+        return names if found else (), columns
 
 
 def int64_of(values: array[int]) -> NDArray[np.int64]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from penstock.errors import ConfigError
 from penstock.randomness.samples import sample_rng
-from penstock.vision.arguments import is_of, shown
+from penstock.vision.arguments import ShownByArguments, is_of, shown
 from penstock.vision.samples import image_of, kept, num_objects, with_image, without_letterbox
 from penstock.vision.transforms.geometry import hidden_where_unmarked
 
@@ -29,7 +29,17 @@ _HAS_NO_PARAMS: Final = ("format", "label_fields")  # those that we decide
 _SEEDS: Final = 2**63
 
 
-class Albumentations:
+class _Copies(threading.local):
+    """A thread's copies of a transform, and what of a sample it would change."""
+
+    def __init__(self, transform: Any) -> None:  # noqa: ANN401
+        self.copies: dict[Any, Any] = {(): _rebuilt(transform, ())}
+        # A Compose with parameters of boxes warns if it never changes any.
+        self.targets = self.copies[()].available_keys
+        self.python_random = random.Random(0)
+
+
+class Albumentations(ShownByArguments):
     """An Albumentations transform on our samples, reproducible under our seeds.
 
     Boxes are handed over as boxes, landmarks as keypoints. What Albumentations drops is dropped
@@ -38,26 +48,16 @@ class Albumentations:
     their `format` and `label_fields` are not needed, nor are the params themselves.
 
     Landmarks keep their numbers: a mirror image by Albumentations exchanges no left and right
-    ones, as `HorizontalFlip(landmark_order=…)` does. Its flips and crops count keypoints as
-    landmarks are counted, from the centres of pixels. Its resizing multiplies them plainly by the
-    scale s: what would be at s (x + 0.5) - 0.5 comes to s x, up to (s - 1) / 2 pixels beside it.
-
-    Where Albumentations removes invisible keypoints (`remove_invisible`, the default), it takes
-    none beyond the image, either: such landmarks become NaN. A transform that moves pixels drops
-    "letterbox".
+    ones, as `HorizontalFlip(landmark_order=…)` does. See docs/augmentation.md. A transform that
+    moves pixels drops "letterbox".
 
     Called with keywords, as Albumentations is, it hands them on and returns what that returns:
     for masks, boxes in other forms, additional targets.
 
-    All its random numbers come from `sample_rng()`. That costs some 15 us for each sample; giving
-    every transform a seed, by its `set_random_seed`, some 160 us for five transforms.
+    All its random numbers come from `sample_rng()`.
 
     Attributes:
         transform: As given; it is not changed. Copies of it are used.
-
-    Concurrency:
-        Any thread: each has a copy of the transform, whose random state and tables are its own. It
-        pickles if the transform does.
 
     Example:
         >>> import albumentations
@@ -76,34 +76,18 @@ class Albumentations:
             transform: A `Compose`, or any single transform, of Albumentations 2.0.
 
         Raises:
-            ConfigError: it is not from Albumentations, or is a Compose that returns something else,
-                as `ReplayCompose` does.
+            ConfigError: it is not from Albumentations.
         """
         if not callable(transform) or not is_of(transform, "albumentations"):
             raise ConfigError(
                 "Albumentations takes a transform of the package albumentations, such as "
                 f"albumentations.Compose([…]); got {shown(transform)}"
             )
-        _check_composes(transform)
         self.transform = transform
-        self._of_thread = threading.local()
+        self._of_thread = _Copies(self.transform)
 
     def __call__(self, sample: Any = None, /, **targets: Any) -> Any:  # noqa: ANN401 - dict, array
-        """Return the sample transformed; a bare image likewise.
-
-        Args:
-            sample: A dict or an image; or nothing, where `targets` are given.
-            **targets: What Albumentations calls so: `image=`, `mask=`, `bboxes=` in the form that
-                the transform says. They are handed on as they are.
-
-        Returns:
-            A new dict; or a new image. The image is what the transform makes of it. With `targets`,
-            what Albumentations returns.
-
-        Raises:
-            ConfigError: a sample and targets are given, or neither.
-            Exception: what Albumentations raises: for a box beyond the image, say.
-        """
+        """Return the sample transformed; a bare image likewise."""
         if targets:
             if sample is not None:
                 raise ConfigError(
@@ -112,7 +96,7 @@ class Albumentations:
                 )
             return self._seeded(None)(**targets)
         data: dict[str, Any] = {"image": image_of(sample)}
-        local = self._of_this_thread()
+        local = self._of_thread
         if not isinstance(sample, dict):
             return self._seeded(())(**data)["image"]
         num_objects(sample)
@@ -141,19 +125,9 @@ class Albumentations:
         numbers = np.flatnonzero(is_taken)
         return points[numbers], numbers
 
-    def _of_this_thread(self) -> Any:  # noqa: ANN401
-        """Copies of the transform, and what of a sample it would change."""
-        local = self._of_thread
-        if not hasattr(local, "copies"):
-            plain = _rebuilt(self.transform, ())
-            # A Compose that is told of boxes warns if it never changes any.
-            local.targets = plain.available_keys
-            local.copies, local.python_random = {(): plain}, random.Random(0)
-        return local
-
     def _seeded(self, given: tuple[str, ...] | None) -> Any:  # noqa: ANN401
         """This thread's copy of the transform, drawing from the sample's generator."""
-        local, rng = self._of_this_thread(), sample_rng()
+        local, rng = self._of_thread, sample_rng()
         if given not in local.copies:
             local.copies[given] = (
                 copy.deepcopy(self.transform) if given is None else _rebuilt(self.transform, given)
@@ -170,25 +144,7 @@ class Albumentations:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.transform = state["transform"]
-        self._of_thread = threading.local()
-
-    def __repr__(self) -> str:
-        return f"Albumentations({self.transform!r})"
-
-
-def _check_composes(transform: Any) -> None:  # noqa: ANN401
-    """Raise where a Compose is called in another way than albumentations.Compose is."""
-    compose = importlib.import_module("albumentations").Compose
-    cls = type(transform)
-    if isinstance(transform, compose) and cls.__call__ is not compose.__call__:
-        raise ConfigError(
-            f"Albumentations takes Compose([…]) apart to follow boxes and landmarks, and "
-            f"{cls.__name__} returns something else, or does more: give "
-            "albumentations.Compose([…]) of the same transforms. (What ReplayCompose is for, a "
-            "seed does: the same sample comes out again)"
-        )
-    for part in getattr(transform, "transforms", ()):
-        _check_composes(part)
+        self._of_thread = _Copies(self.transform)
 
 
 def _rebuilt(transform: Any, given: tuple[str, ...]) -> Any:  # noqa: ANN401
@@ -226,7 +182,7 @@ def _taken_back(sample: dict[str, Any], data: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-class Torchvision:
+class Torchvision(ShownByArguments):
     """A torchvision transform on our samples.
 
     The transform gets a Pillow image; one of `torchvision.transforms.v2` gets boxes and landmarks,
@@ -240,9 +196,6 @@ class Torchvision:
 
     Attributes:
         transform: As given.
-
-    Concurrency:
-        As the transform. It pickles if the transform does.
     """
 
     def __init__(self, transform: Any, *, colour_only: bool = False) -> None:  # noqa: ANN401
@@ -253,10 +206,7 @@ class Torchvision:
                 of a Pillow image. Of v2 are also subclasses of its transforms, and a `Compose` or
                 an `nn.Sequential` of nothing else.
             colour_only: Whether it leaves every pixel in its place, so that boxes and landmarks
-                need not be told. The first kind can transform samples with boxes only then.
-
-        Raises:
-            ConfigError: it cannot be called.
+                stay as they are. The first kind can transform samples with boxes only then.
         """
         if not callable(transform):
             raise ConfigError(f"Torchvision takes a transform; got {shown(transform)}")
@@ -264,12 +214,7 @@ class Torchvision:
         self.colour_only = bool(colour_only)
 
     def __call__(self, sample: Any) -> Any:  # noqa: ANN401 - a dict or an array
-        """Return the sample transformed; a bare image likewise.
-
-        Raises:
-            ConfigError: the sample has boxes or landmarks, which this kind of transform cannot
-                move.
-        """
+        """Return the sample transformed; a bare image likewise."""
         from PIL import Image
 
         picture = Image.fromarray(image_of(sample))
@@ -297,51 +242,36 @@ class Torchvision:
             boxes = torch.from_numpy(np.array(sample["boxes"], np.float32))
             data["boxes"] = tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=canvas)
         if "landmarks" in marks:
-            data["landmarks"] = _key_points(torch, tensors, sample["landmarks"], canvas)
-        data = self.transform(data)
-        result = kept(with_image(sample, _as_array(data["image"])), data["labels"].numpy())
-        if "boxes" in marks:
-            result["boxes"] = _rows_of(data["boxes"], len(result["boxes"]))
-        if "landmarks" in marks:
-            points = data["landmarks"].numpy().astype(np.float32)
-            if len(points) != len(rows):
+            if not hasattr(tensors, "KeyPoints"):
                 raise ConfigError(
-                    f"the transform gave the landmarks of {len(points)} objects for {len(rows)}: "
+                    "the sample has landmarks, which torchvision moves from release 0.23 on: use a "
+                    "newer one, Albumentations, or Penstock's own transforms"
+                )
+            # As they are, centres of pixels: torchvision's mirror is x' = width - 1 - x, too.
+            points = torch.from_numpy(np.array(sample["landmarks"], np.float32))
+            data["landmarks"] = tensors.KeyPoints(points, canvas_size=canvas)
+        data = self.transform(data)
+        kept_rows = data["labels"].numpy()
+        result = kept(with_image(sample, _as_array(data["image"])), kept_rows)
+        if "boxes" in marks:
+            boxes = np.asarray(data["boxes"].numpy(), np.float32).reshape(-1, 4)
+            form = getattr(getattr(data["boxes"], "format", None), "name", "XYXY")
+            if form != "XYXY" or len(boxes) != len(kept_rows):
+                raise ConfigError(
+                    f"the transform gave {len(boxes)} boxes in the form {form} for "
+                    f"{len(kept_rows)} objects: boxes stay XYXY, and only SanitizeBoundingBoxes "
+                    "may drop some"
+                )
+            result["boxes"] = boxes
+        if "landmarks" in marks:
+            moved = data["landmarks"].numpy().astype(np.float32)
+            if len(moved) != len(rows):
+                raise ConfigError(
+                    f"the transform gave the landmarks of {len(moved)} objects for {len(rows)}: "
                     "leave out SanitizeKeyPoints"
                 )
-            result["landmarks"] = points[data["labels"].numpy()]
-            result = hidden_where_unmarked(result)
+            result = hidden_where_unmarked({**result, "landmarks": moved[kept_rows]})
         return result
-
-    def __repr__(self) -> str:
-        return f"Torchvision({self.transform!r})"
-
-
-def _key_points(
-    torch: Any,  # noqa: ANN401
-    tensors: Any,  # noqa: ANN401
-    landmarks: np.ndarray[Any, Any],
-    canvas: tuple[int, int],
-) -> Any:  # noqa: ANN401
-    if not hasattr(tensors, "KeyPoints"):
-        raise ConfigError(
-            "the sample has landmarks, which torchvision moves from release 0.23 on: use a newer "
-            "one, Albumentations, or Penstock's own transforms"
-        )
-    # As they are, centres of pixels: torchvision's mirror is x' = width - 1 - x, too.
-    points = torch.from_numpy(np.array(landmarks, np.float32))
-    return tensors.KeyPoints(points, canvas_size=canvas)
-
-
-def _rows_of(boxes: Any, num_objects: int) -> NDArray[np.float32]:  # noqa: ANN401
-    array = np.asarray(boxes.numpy(), np.float32).reshape(-1, 4)
-    form = str(getattr(getattr(boxes, "format", None), "name", "XYXY"))
-    if form != "XYXY" or len(array) != num_objects:
-        raise ConfigError(
-            f"the transform gave {len(array)} boxes in the form {form} for {num_objects} "
-            "objects: boxes stay XYXY, and only SanitizeBoundingBoxes may drop some"
-        )
-    return array
 
 
 def _as_array(image: Any) -> Any:  # noqa: ANN401

@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 
 from penstock.randomness.samples import sample_rng
-from penstock.vision.arguments import checked_number
+from penstock.vision.arguments import ShownByArguments, checked_number
 from penstock.vision.samples import colour_image_of, with_image
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ _LEVELS: Final = np.arange(256, dtype=np.float32)
 _HALF_TURN: Final = 90  # OpenCV counts hue from 0 to 180 in 8 bits
 
 
-class ColorJitter:
+class ColorJitter(ShownByArguments):
     """Changes brightness, contrast, saturation and hue by random amounts, in random order.
 
     Brightness, contrast and saturation are each multiplied by a factor uniform in [1 - x, 1 + x],
@@ -50,43 +50,26 @@ class ColorJitter:
             contrast: At least 0.
             saturation: At least 0.
             hue: From 0 to 0.5, in turns.
-
-        Raises:
-            ConfigError: out of range.
         """
-        amounts = {
-            "brightness": checked_number("brightness", brightness, 0),
-            "contrast": checked_number("contrast", contrast, 0),
-            "saturation": checked_number("saturation", saturation, 0),
-            "hue": checked_number("hue", hue, 0, 0.5),
-        }
-        self.amounts = {name: amount for name, amount in amounts.items() if amount}
+        self.brightness = checked_number("brightness", brightness, 0)
+        self.contrast = checked_number("contrast", contrast, 0)
+        self.saturation = checked_number("saturation", saturation, 0)
+        self.hue = checked_number("hue", hue, 0, 0.5)
 
     def __call__(self, sample: Any) -> Any:  # noqa: ANN401 - a dict or an array
-        """Return the sample with new colours; a bare image likewise.
-
-        Returns:
-            A new dict with a new image; or a new image, uint8 (H, W, 3).
-
-        Raises:
-            ConfigError: the image is not uint8 (H, W, 3).
-        """
+        """Return the sample with new colours; a bare image likewise."""
         image = colour_image_of(sample, "ColorJitter")
         return with_image(sample, self.apply(image, sample_rng()))
 
     def apply(self, image: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:
         """Return a changed copy of an image, with numbers drawn from `rng`."""
-        names = list(self.amounts)
+        names = [name for name in _CHANGES if getattr(self, name)]
         rng.shuffle(names)
         for name in names:
-            amount = self.amounts[name]
+            amount = getattr(self, name)
             drawn = amount * (2 * rng.random() - 1)
             image = _CHANGES[name](image, drawn if name == "hue" else max(0.0, 1 + drawn))
         return image
-
-    def __repr__(self) -> str:
-        amounts = ", ".join(f"{name}={amount}" for name, amount in self.amounts.items())
-        return f"ColorJitter({amounts})"
 
 
 def _brightened(image: NDArray[np.uint8], factor: float) -> Any:  # noqa: ANN401 - cv2's own types
@@ -115,8 +98,7 @@ def _grey(image: NDArray[np.uint8]) -> Any:  # noqa: ANN401
 
 
 def _table(levels: NDArray[np.float32]) -> NDArray[np.uint8]:
-    table: NDArray[np.uint8] = np.clip(levels + np.float32(0.5), 0, 255).astype(np.uint8)
-    return table
+    return np.asarray(np.clip(levels + np.float32(0.5), 0, 255), np.uint8)
 
 
 _CHANGES: Final = {
@@ -127,10 +109,9 @@ _CHANGES: Final = {
 }
 
 _HSV_LEVELS: Final = np.arange(256, dtype=np.float64)
-_HUES: Final = 180  # OpenCV counts a circle of hues in steps of two degrees, in a byte
 
 
-class RandomHSV:
+class RandomHSV(ShownByArguments):
     """Multiplies hue, saturation and value by factors drawn for each image.
 
     Each factor is uniform in [1 - gain, 1 + gain]. Hue goes round the circle; saturation and value
@@ -152,20 +133,13 @@ class RandomHSV:
             hue: Gain, a share of the hue itself, 0 to 1.
             saturation: Gain, likewise.
             value: Gain, likewise.
-
-        Raises:
-            ConfigError: a gain is out of its range.
         """
         self.hue = checked_number("hue", hue, 0, 1)
         self.saturation = checked_number("saturation", saturation, 0, 1)
         self.value = checked_number("value", value, 0, 1)
 
     def __call__(self, sample: Any) -> Any:  # noqa: ANN401 - a dict or an array
-        """Return the sample with new colours; a bare image likewise.
-
-        Raises:
-            ConfigError: the image is not uint8 (H, W, 3).
-        """
+        """Return the sample with new colours; a bare image likewise."""
         image = colour_image_of(sample, "RandomHSV")
         gains = np.array([self.hue, self.saturation, self.value])
         if not gains.any():
@@ -175,12 +149,9 @@ class RandomHSV:
         changed = cv2.LUT(hsv, _hsv_table(factors))
         return with_image(sample, np.asarray(cv2.cvtColor(changed, cv2.COLOR_HSV2RGB)))
 
-    def __repr__(self) -> str:
-        return f"RandomHSV({self.hue:g}, {self.saturation:g}, {self.value:g})"
-
 
 def _hsv_table(factors: NDArray[np.float64]) -> NDArray[np.uint8]:
     """The new value of each of 256, for hue, saturation and value: shape (1, 256, 3)."""
-    hue = (_HSV_LEVELS * factors[0]) % _HUES
+    hue = (_HSV_LEVELS * factors[0]) % (2 * _HALF_TURN)
     others = [np.minimum(_HSV_LEVELS * factor, 255) for factor in factors[1:]]
     return np.stack([hue, *others], axis=1).astype(np.uint8)[None]

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import ConfigError
 from penstock.vision.arguments import checked_transform
 
 if TYPE_CHECKING:
@@ -38,11 +37,6 @@ class Compose:
                 wrapped.
         """
         for number, transform in enumerate(transforms):
-            if isinstance(transform, list):
-                raise ConfigError(
-                    f"Compose takes functions of a sample; number {number} is a list of "
-                    f"{len(transform)}: write Compose(*transforms)"
-                )
             checked_transform(f"transform {number} of Compose is", transform)
         self.transforms: tuple[Callable[[Any], Any], ...] = transforms
 

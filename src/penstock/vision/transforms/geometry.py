@@ -24,6 +24,7 @@ from penstock.deprecation import removed_arguments
 from penstock.errors import ConfigError
 from penstock.randomness.samples import sample_rng
 from penstock.vision.arguments import (
+    ShownByArguments,
     checked_number,
     checked_size,
     checked_whole,
@@ -127,7 +128,7 @@ _BY_LANDMARK: Final = ("landmarks", "visibility")  # arrays (N, K, …)
 _MIRRORED_BY_CV2: Final = tuple(map(np.dtype, ("uint8", "float32", "float64")))
 
 
-class Flip:
+class Flip(ShownByArguments):
     """Along one axis of the image, x or y."""
 
     is_across: bool  # along x
@@ -147,24 +148,12 @@ class Flip:
                 (left eye, right eye, nose) it is (1, 0, 2). "visibility", (N, K), goes along.
                 False: the landmarks have no sides, and their order stays. None will do for samples
                 with at most one landmark for each object.
-
-        Raises:
-            ConfigError: an argument is out of its range, or the order is no permutation.
         """
         self.probability = checked_number("probability", probability, 0, 1)
         self.landmark_order = _checked_order(landmark_order)
 
     def __call__(self, sample: Any) -> Any:  # noqa: ANN401 - a dict or an array
-        """Return the sample, or its mirror image; a bare image likewise.
-
-        Returns:
-            A new dict with new arrays; or the same sample where it is not mirrored. "letterbox" is
-            dropped from both, so that all samples have the same entries.
-
-        Raises:
-            ConfigError: the sample has more than one landmark for each object, or another number
-                than `landmark_order`, and it is not said which change sides.
-        """
+        """Return the sample, or its mirror image; a bare image likewise."""
         if isinstance(sample, dict):
             self._check_landmarks(sample)
         if sample_rng().random() >= self.probability:
@@ -179,18 +168,17 @@ class Flip:
 
     def _check_landmarks(self, sample: dict[str, Any]) -> None:
         # Of every sample, mirrored or not: an error should not be a matter of chance.
-        landmarks = sample.get("landmarks")
+        landmarks, order = sample.get("landmarks"), self.landmark_order
         if not isinstance(landmarks, np.ndarray) or landmarks.ndim != 3:
             return
         num_landmarks = landmarks.shape[1]
-        if self.landmark_order is None and num_landmarks > 1:
+        if order is None and num_landmarks > 1:
             name = type(self).__name__
             raise ConfigError(
                 f"{name} makes a left eye a right one, and the sample has {num_landmarks} "
                 f"landmarks for each object: say which change sides by {name}(landmark_order=…), "
                 "(1, 0, 2) for (left eye, right eye, nose); or landmark_order=False if none does"
             )
-        order = self.landmark_order
         if isinstance(order, tuple) and len(landmarks) and num_landmarks != len(order):
             raise ConfigError(
                 f"landmark_order has {len(order)} numbers, but the sample has "
@@ -201,12 +189,7 @@ class Flip:
         if not self.landmark_order or not len(sample.get("landmarks", ())):
             return sample
         order = list(self.landmark_order)
-        by_landmark = [key for key in _BY_LANDMARK if key in sample]
-        return {**sample, **{key: sample[key][:, order] for key in by_landmark}}
-
-    def __repr__(self) -> str:
-        order = "" if self.landmark_order is None else f", {self.landmark_order!r}"
-        return f"{type(self).__name__}({self.probability:g}{order})"
+        return sample | {key: sample[key][:, order] for key in _BY_LANDMARK if key in sample}
 
 
 def _checked_order(order: Any) -> tuple[int, ...] | Literal[False] | None:  # noqa: ANN401
@@ -251,7 +234,7 @@ class VerticalFlip(Flip):
     is_across = False
 
 
-class Letterbox:
+class Letterbox(ShownByArguments):
     """Scales an image until it fits, and pads what is left, half on either side.
 
     A sample gets an entry "letterbox", a tuple that `undo` takes: what a detector finds in the
@@ -286,32 +269,25 @@ class Letterbox:
             stride: In pixels. If given, height and width are padded only to the next multiple of
                 it, `size` being the most that the image itself takes: less to compute for one
                 image at a time.
-
-        Raises:
-            ConfigError: an argument is out of its range.
         """
-        self.height_px, self.width_px = checked_size(size)
+        self.size = checked_size(size)
         self.fill = checked_whole("fill", fill, 0, 255)
         self.enlarge = bool(enlarge)
         self.stride = None if stride is None else checked_whole("stride", stride, 1)
 
     def __call__(self, sample: Any) -> Any:  # noqa: ANN401 - a dict or an array
-        """Return the sample in its new size; a bare image likewise.
-
-        Returns:
-            A new dict with new arrays; or a new image.
-        """
+        """Return the sample in its new size; a bare image likewise."""
         image = image_of(sample)
         height, width = image.shape[:2]
-        scale = min(self.height_px / height, self.width_px / width)
-        scaled = _scaled(image, scale if self.enlarge else min(scale, 1.0))
-        rows, columns = scaled.shape[:2]
-        whole = self.height_px, self.width_px
+        whole = self.size
+        scale = min(whole[0] / height, whole[1] / width)
+        scale = scale if self.enlarge else min(scale, 1.0)
+        rows, columns = max(1, round(height * scale)), max(1, round(width * scale))
         if self.stride is not None:
             whole = -(-rows // self.stride) * self.stride, -(-columns // self.stride) * self.stride
         top, left = (whole[0] - rows) // 2, (whole[1] - columns) // 2
         canvas = np.full((*whole, *image.shape[2:]), self.fill, image.dtype)
-        canvas[top : top + rows, left : left + columns] = scaled
+        canvas[top : top + rows, left : left + columns] = _resized(image, rows, columns)
         if isinstance(sample, dict):
             scales = columns / width, rows / height
             sample = moved(sample, scales, (left, top))
@@ -334,30 +310,19 @@ class Letterbox:
             float32, shape (N, 4), clipped to the image; a new array.
         """
         scale_x, scale_y, left, top, height, width = letterbox
-        shift = np.array([left, top, left, top])
-        back = (np.asarray(boxes, np.float64).reshape(-1, 4) - shift) / np.array(
-            [scale_x, scale_y, scale_x, scale_y]
-        )
-        inside: NDArray[np.float64] = np.clip(back, 0, [width, height, width, height])
-        return inside.astype(np.float32)
-
-    def __repr__(self) -> str:
-        stride = "" if self.stride is None else f", stride={self.stride}"
-        return (
-            f"Letterbox(({self.height_px}, {self.width_px}), {self.fill}, "
-            f"enlarge={self.enlarge}{stride})"
-        )
+        moved_back = np.asarray(boxes, np.float64).reshape(-1, 4) - [left, top, left, top]
+        inside = np.clip(moved_back / ([scale_x, scale_y] * 2), 0, [width, height] * 2)
+        return np.asarray(inside, np.float32)
 
 
-def _scaled(image: NDArray[Any], scale: float) -> NDArray[Any]:
+def _resized(image: NDArray[Any], rows: int, columns: int) -> NDArray[Any]:
     height, width = image.shape[:2]
-    rows, columns = max(1, round(height * scale)), max(1, round(width * scale))
     if (rows, columns) == (height, width):
         return image
     # Averages of areas, or what shrinks by more than 2 would skip pixels between the four it reads.
-    method = cv2.INTER_AREA if scale < 1 else cv2.INTER_LINEAR
-    scaled = cv2.resize(image, (columns, rows), interpolation=method)
-    return np.asarray(scaled).reshape(rows, columns, *image.shape[2:])  # one channel stays an axis
+    method = cv2.INTER_AREA if rows < height or columns < width else cv2.INTER_LINEAR
+    resized = cv2.resize(image, (columns, rows), interpolation=method)
+    return np.asarray(resized).reshape(rows, columns, *image.shape[2:])  # one channel stays an axis
 
 
 # From edges of pixels, which boxes count, to their centres, which OpenCV counts.
@@ -365,7 +330,7 @@ _TO_CENTRES: Final = np.array([[1, 0, -0.5], [0, 1, -0.5], [0, 0, 1]])
 _TO_EDGES: Final = np.array([[1, 0, 0.5], [0, 1, 0.5], [0, 0, 1]])
 
 
-class RandomPerspective:
+class RandomPerspective(ShownByArguments):
     """Moves an image at random, and cuts the result to a size.
 
         edge in the result = shift . shear . turn and scale . perspective . centre . edge
@@ -374,8 +339,7 @@ class RandomPerspective:
     `Mosaic`, 2 s wide, is cut to s around its middle, and an image of s is only moved.
 
     A box becomes the bounds of its four corners, clipped to the result. Objects are dropped of
-    which too little is left, by the three limits. Landmarks beyond the result become NaN,
-    their visibility 0. "letterbox" is dropped.
+    which too little is left, by the three limits. Landmarks beyond the result become NaN.
 
     Reference:
         The order of the maps, their distributions and the limits are those published with YOLOv5:
@@ -421,11 +385,8 @@ class RandomPerspective:
             min_area_ratio: Its area is more than this share of its area before, scaled.
             max_aspect: Its longer side is less than this many times the shorter one. 100 in the
                 recipe, 20 in its first releases.
-
-        Raises:
-            ConfigError: an argument is out of its range.
         """
-        self.size_px = None if size is None else checked_size(size)
+        self.size = None if size is None else checked_size(size)
         self.degrees = checked_number("degrees", degrees, 0, 180)
         self.translate = checked_number("translate", translate, 0, 1)
         self.scale = checked_number("scale", scale, 0, 0.999)
@@ -437,22 +398,24 @@ class RandomPerspective:
         self.max_aspect = checked_number("max_aspect", max_aspect, 1)
 
     def __call__(self, sample: Any) -> Any:  # noqa: ANN401 - a dict or an array
-        """Return the sample moved; a bare image likewise.
-
-        Returns:
-            A new dict with new arrays; or a new image.
-        """
+        """Return the sample moved; a bare image likewise."""
         image = image_of(sample)
-        height, width = self.size_px or image.shape[:2]
+        height, width = self.size or image.shape[:2]
         matrix, scale = self._drawn(image.shape[:2], (height, width))
         if isinstance(sample, dict):
-            sample = self._with_objects(sample, matrix, scale, (height, width))
-        return with_image(sample, self._pixels(image, matrix, (height, width)))
+            sample = self._with_objects(sample, matrix, scale, (0, 0, width, height))
+        centres, dsize, colour = _TO_CENTRES @ matrix @ _TO_EDGES, (width, height), (self.fill,) * 4
+        if self.perspective:
+            pixels = cv2.warpPerspective(image, centres, dsize, borderValue=colour)
+        else:
+            pixels = cv2.warpAffine(image, centres[:2], dsize, borderValue=colour)
+        # One channel stays an axis.
+        return with_image(sample, np.asarray(pixels).reshape(height, width, *image.shape[2:]))
 
     def _drawn(
         self, before: tuple[int, ...], after: tuple[int, int]
     ) -> tuple[NDArray[np.float64], float]:
-        """The map of edges, and the scale in it."""
+        """Return the map of edges, and the scale in it."""
         draw = sample_rng().uniform(-1, 1, 8)
         scale = 1 + self.scale * draw[3]
         centre, seen, turned, sheared, shifted = (np.eye(3) for _ in range(5))
@@ -466,63 +429,35 @@ class RandomPerspective:
         shifted[:2, 2] = (0.5 + self.translate * draw[6:8]) * [after[1], after[0]]
         return shifted @ sheared @ turned @ seen @ centre, scale
 
-    def _pixels(
-        self, image: NDArray[Any], matrix: NDArray[np.float64], size: tuple[int, int]
-    ) -> NDArray[Any]:
-        matrix = _TO_CENTRES @ matrix @ _TO_EDGES
-        dsize, colour = (size[1], size[0]), (self.fill,) * 4
-        if self.perspective:
-            moved = cv2.warpPerspective(image, matrix, dsize, borderValue=colour)
-        else:
-            moved = cv2.warpAffine(image, matrix[:2], dsize, borderValue=colour)
-        return np.asarray(moved).reshape(*size, *image.shape[2:])  # one channel stays an axis
-
     def _with_objects(
         self,
         sample: dict[str, Any],
         matrix: NDArray[np.float64],
         scale: float,
-        size: tuple[int, int],
+        region: tuple[int, int, int, int],
     ) -> dict[str, Any]:
-        region = (0, 0, size[1], size[0])
         result = warped(sample, matrix)
         if "boxes" not in result:
             return clipped(result, region)
         areas = areas_px(sample["boxes"]) * scale**2
-        is_finite = np.isfinite(result["boxes"]).all(axis=1)
-        result["boxes"] = np.clip(result["boxes"], 0, [*region[2:]] * 2).astype(np.float32)
+        is_kept = np.isfinite(result["boxes"]).all(axis=1) & (areas > 0)
+        boxes = np.clip(result["boxes"], 0, [*region[2:]] * 2).astype(np.float32)
         with np.errstate(invalid="ignore", divide="ignore"):
-            is_kept = is_finite & (areas > 0) & self._is_enough(result["boxes"], areas)
-        return clipped(kept(result, is_kept), region)
-
-    def _is_enough(
-        self, boxes: NDArray[np.float32], areas_before: NDArray[np.float64]
-    ) -> NDArray[np.bool_]:
-        sides = (boxes[:, 2:] - boxes[:, :2]).astype(np.float64)
-        short, long = sides.min(axis=1), sides.max(axis=1)
-        is_large = (short > self.min_side_px) & (
-            sides.prod(axis=1) > self.min_area_ratio * areas_before
-        )
-        return np.asarray(is_large & (long < self.max_aspect * short))
-
-    def __repr__(self) -> str:
-        return (
-            f"RandomPerspective({self.size_px}, degrees={self.degrees:g}, "
-            f"translate={self.translate:g}, scale={self.scale:g}, shear={self.shear:g}, "
-            f"perspective={self.perspective:g})"
-        )
+            sides = (boxes[:, 2:] - boxes[:, :2]).astype(np.float64)
+            short, long = sides.min(axis=1), sides.max(axis=1)
+            is_kept &= (short > self.min_side_px) & (long < self.max_aspect * short)
+            is_kept &= sides.prod(axis=1) > self.min_area_ratio * areas
+        return clipped(kept({**result, "boxes": boxes}, is_kept), region)
 
 
-class ObjectCrop:
+class ObjectCrop(ShownByArguments):
     """Cuts a part out of an image, resizes it, and takes the objects along that are seen in it.
 
     Boxes are clipped to the part; landmarks beyond it become NaN, their visibility 0. What
     `Letterbox` noted is dropped.
 
-    With `class_weights` the part is moved to an object of the image, so that rare classes are shown
-    more often than their images have them: the object is drawn by the weight of its class, and the
-    part, as large as `crop` says, is placed at random where all of that object is in it; or within
-    the object, where that is larger.
+    With `class_weights` the part is moved to an object of the image, drawn by the weight of its
+    class: all of it is in the part, or the part is within it.
 
     Example:
         >>> from penstock.vision.crops import CenterCropResize
@@ -553,10 +488,6 @@ class ObjectCrop:
             class_weights: The weight of each class, 0 or more, in the order of the dataset's
                 `class_names`; None does not move the part. An image that has no object of a weight
                 above 0 is cut as without.
-
-        Raises:
-            ConfigError: an argument is out of its range, or `crop` is none; weights for a crop that
-                draws nothing.
         """
         self.crop = checked_crop(crop)
         self.min_visibility = checked_number("min_visibility", min_visibility, 0, 1)
@@ -564,11 +495,7 @@ class ObjectCrop:
         self.class_weights = None if class_weights is None else _checked(class_weights, self.crop)
 
     def __call__(self, sample: Any) -> Any:  # noqa: ANN401 - a dict or an array
-        """Return the part; of a bare image likewise.
-
-        Returns:
-            A new dict with new arrays; or a new image.
-        """
+        """Return the part; of a bare image likewise."""
         image = image_of(sample)
         rng = None if self.crop.is_drawless else sample_rng()
         height, width = image.shape[:2]
@@ -612,10 +539,6 @@ class ObjectCrop:
             whole = kept(whole, is_seen)
         return clipped(whole, region, self.min_side_px)
 
-    def __repr__(self) -> str:
-        weights = "" if self.class_weights is None else f", class_weights={self.class_weights}"
-        return f"ObjectCrop({self.crop!r}, min_visibility={self.min_visibility:g}{weights})"
-
 
 def _checked(weights: Sequence[float], crop: Crop) -> list[float]:
     if crop.is_drawless:
@@ -624,8 +547,8 @@ def _checked(weights: Sequence[float], crop: Crop) -> list[float]:
             "give RandomResizedCrop(…), or leave them out."
         )
     values = np.empty(0) if isinstance(weights, Mapping) else np.asarray(weights, np.float64)
-    is_good = values.ndim == 1 and len(values) and bool((np.isfinite(values) & (values >= 0)).all())
-    if not is_good or not values.any():
+    is_good = values.ndim == 1 and (np.isfinite(values) & (values >= 0)).all() and values.any()
+    if not is_good:
         raise ConfigError(
             "class_weights are numbers from 0 on, one for each class, and not all of them 0, in "
             f"the order of the dataset's class_names; got {shown(weights)}"
@@ -642,11 +565,7 @@ def _start(low: float, high: float, length: int, whole: int, rng: np.random.Gene
 
 def _pixels(image: NDArray[Any], cut: Cut, size: tuple[int, int]) -> NDArray[Any]:
     part = image[cut.top : cut.top + cut.height, cut.left : cut.left + cut.width]
-    resized = (cut.resized_width, cut.resized_height)
-    shrinks = cut.resized_height < cut.height or cut.resized_width < cut.width
-    method = cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
-    scaled = np.asarray(cv2.resize(part, resized, interpolation=method))
-    scaled = scaled.reshape(*scaled.shape[:2], *image.shape[2:])  # one channel stays an axis
+    scaled = _resized(part, cut.resized_height, cut.resized_width)
     rows = slice(cut.row_offset, cut.row_offset + size[0])
     columns = slice(cut.column_offset, cut.column_offset + size[1])
-    return np.ascontiguousarray(scaled[rows, columns])
+    return np.array(scaled[rows, columns], order="C")

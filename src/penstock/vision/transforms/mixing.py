@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import cv2
 import numpy as np
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-_DEEPEST: Final = 8  # datasets around datasets
-
 
 class PartneredDataset(Dataset[Any]):
     """A dataset around another, each of whose samples is made of several of the other's.
@@ -46,9 +44,6 @@ class PartneredDataset(Dataset[Any]):
     Attributes:
         dataset: The other one.
         transform: Applied to what was made; None is nothing.
-
-    Concurrency:
-        As the other dataset and the transform. It pickles if they do.
     """
 
     _shows = ("dataset", "length", "probability")
@@ -74,9 +69,9 @@ class PartneredDataset(Dataset[Any]):
         self.dataset = dataset
         self.probability = checked_number("probability", probability, 0, 1)
         self.transform = transform
-        self.until_epoch = (
-            None if until_epoch is None else checked_whole("until_epoch", until_epoch, 0)
-        )
+        if until_epoch is not None:
+            checked_whole("until_epoch", until_epoch, 0)
+        self.until_epoch = until_epoch
         self._epoch = 0
 
     def __len__(self) -> int:
@@ -84,12 +79,14 @@ class PartneredDataset(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:  # noqa: ANN401 - as the other dataset's
         """Return sample `index` with what its partners add, or by itself."""
-        position = self._checked(index)
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"index {index} is out of range for a dataset of {len(self)} samples.")
+        index = operator.index(index) % len(self)
         is_on = self.until_epoch is None or self._epoch < self.until_epoch
         if sample_rng().random() < self.probability and is_on:
-            sample = self._combined(position)
+            sample = self._combined(index)
             return sample if self.transform is None else self.transform(sample)
-        return self._whole(self.dataset[position])
+        return self._whole(self.dataset[index])
 
     # `__getitems__` is there for subsets of other libraries, which read batches and know nothing of
     # streams. A loader had better read sample by sample, to say which one failed.
@@ -110,19 +107,6 @@ class PartneredDataset(Dataset[Any]):
         sample = self._alone(sample)
         return sample if self.transform is None else self.transform(sample)
 
-    def _checked(self, index: Any) -> int:  # noqa: ANN401
-        try:
-            position = operator.index(index)
-        except TypeError:
-            raise TypeError(f"an index of a dataset is an integer, not {index!r}.") from None
-        length = len(self)
-        if not -length <= position < length:
-            raise IndexError(
-                f"index {position} is out of range for a dataset of {length} samples "
-                f"({-length} <= index < {length})."
-            )
-        return position % length
-
     def _partners(self, count: int) -> list[int]:
         drawn: list[int] = sample_rng().integers(len(self), size=count).tolist()
         return drawn
@@ -132,12 +116,12 @@ class PartneredDataset(Dataset[Any]):
         try:
             return self.dataset[partner]
         except Exception as error:
-            name = describe_sample(self.dataset, partner)
-            drawn, own = (
-                f"sample {number}" + ("" if called is None else f" ({called})")
-                for number, called in ((partner, name), (index, self.describe(index)))
+            name, own = describe_sample(self.dataset, partner), self.describe(index)
+            annotate(
+                error,
+                f"in sample {partner} ({name}), which {type(self).__name__} drew as a partner of "
+                f"sample {index} ({own})",
             )
-            annotate(error, f"in {drawn}, which {type(self).__name__} drew as a partner of {own}")
             note_unread(error, UnreadSample(partner, name, is_partner=True))
             raise
 
@@ -150,16 +134,11 @@ class PartneredDataset(Dataset[Any]):
     def class_names(self) -> tuple[str, ...]:
         """Name of each class, as the other dataset has them; empty if it has none."""
         dataset = self.dataset
-        for _ in range(_DEEPEST):
+        while dataset is not None:
             if (names := getattr(dataset, "class_names", None)) is not None:
                 return tuple(names)
             dataset = getattr(dataset, "dataset", None)
         return ()
-
-    @property
-    def class_to_idx(self) -> dict[str, int]:
-        """Class of each name."""
-        return {name: number for number, name in enumerate(self.class_names)}
 
     @property
     def labels(self) -> Any:  # noqa: ANN401 - an array, or a RaggedArray
@@ -201,17 +180,14 @@ class LabelMixing(PartneredDataset):
             num_classes: For pairs; None: as many as the dataset has `class_names`.
             transform: Applied to the result.
             until_epoch: Epochs from this one on have no mixture. None: all have.
-
-        Raises:
-            ConfigError: an argument is out of its range, or the dataset is not map-style.
         """
         super().__init__(
             dataset, probability=probability, transform=transform, until_epoch=until_epoch
         )
         self.alpha = checked_number("alpha", alpha, 1e-6)
-        self.num_classes = (
-            None if num_classes is None else checked_whole("num_classes", num_classes, 1)
-        )
+        if num_classes is not None:
+            checked_whole("num_classes", num_classes, 1)
+        self.num_classes = num_classes
 
     def _share(self) -> float:
         return float(sample_rng().beta(self.alpha, self.alpha))
@@ -271,9 +247,6 @@ class MixUp(LabelMixing):
     Of pairs (image, class) the labels are mixed as the images are: float32 (num_classes,); also
     those of samples that are not mixed, so that all samples are alike.
 
-    Concurrency:
-        As the dataset and the transform. Partners come from the sample's own generator.
-
     Reference:
         Zhang and others, "mixup: Beyond Empirical Risk Minimization" (ICLR 2018), for
         classification, with alpha 0.1 to 0.4; Beta(32, 32) and detection as published with YOLOv5.
@@ -311,13 +284,8 @@ class MixUp(LabelMixing):
 class CutMix(LabelMixing):
     """Pairs (image, class), a rectangle of each image from another one.
 
-    The rectangle has the image's aspect ratio and (1 - share) of its area, its centre is uniform
-    over the image, and it is cut at the image's border. The label is float32 (num_classes,): the
-    exact share of the pixels that each class has; also for samples that are not mixed. Detection
-    samples are refused: a box over what was half covered would be wrong; use Mosaic or MixUp.
-
-    Concurrency:
-        As the dataset and the transform. Partners come from the sample's own generator.
+    The rectangle has the image's aspect ratio and (1 - share) of its area. The label is float32
+    (num_classes,): the exact share of the pixels that each class has. Dicts are refused.
 
     Reference:
         Yun and others, "CutMix: Regularization Strategy to Train Strong Classifiers with
@@ -372,10 +340,6 @@ def _span(length: int, part: float, at: float) -> slice:
     return slice(max(0, round(middle - half)), min(length, round(middle + half)))
 
 
-# Columns and rows (0, 1, 2) of the cells around the first of nine, clockwise from the top.
-_AROUND: Final = ((1, 0), (2, 0), (2, 1), (2, 2), (1, 2), (0, 2), (0, 1), (0, 0))
-
-
 class Mosaic(PartneredDataset):
     """Samples of a detection dataset, each on one canvas with partners; the canvas is 2 s wide.
 
@@ -383,19 +347,11 @@ class Mosaic(PartneredDataset):
     must pass `transform=RandomPerspective(s)`, which moves the canvas at random and cuts it.
 
     A sample that gets no mosaic (`probability`, `until_epoch`) is letterboxed to s and handed to
-    `transform`. Without a `transform` it lies in the middle of a canvas of 2 s, so that all samples
-    have one size; a `RandomPerspective(s)` later in the chain makes the same of it. Both are
-    squares. Where you train on images that are none, a `whole_transform` takes the place of that.
-
-    In a mosaic boxes are clipped to the visible part of their image; landmarks beyond are NaN,
-    their visibility 0. What is of the image as a whole ("image_id") is that of sample `index`;
-    "letterbox" is dropped.
+    `transform`; without one it lies in the middle of a canvas of 2 s. A `whole_transform` takes the
+    place of that. Objects are clipped with their image; "letterbox" is dropped.
 
     Attributes:
         dataset: Where the images come from: its samples are dicts.
-
-    Concurrency:
-        As the dataset and the transform. Partners come from the sample's own generator.
 
     Reference:
         Bochkovskiy and others, "YOLOv4: Optimal Speed and Accuracy of Object Detection" (2020);
@@ -412,13 +368,12 @@ class Mosaic(PartneredDataset):
         ((128, 128, 3), 4, {3})
     """
 
-    @removed_arguments(p="probability=", img_scale="size=")
+    @removed_arguments(p="probability=", img_scale="size=", tiles="nothing: four images are joined")
     def __init__(
         self,
         dataset: Any,  # noqa: ANN401 - anything with an index and a length
         size: int = 640,
         *,
-        tiles: int = 4,
         probability: float = 1.0,
         fill: int = 114,
         min_side_px: float = 1.0,
@@ -432,7 +387,6 @@ class Mosaic(PartneredDataset):
             dataset: Map-style, with a length.
             size: s, in pixels, at least 2: the longer side of each image on the canvas, which is
                 2 s wide and high.
-            tiles: 4 or 9.
             probability: Of a mosaic, 0 to 1.
             fill: Value of the canvas in all channels, 0 to 255.
             min_side_px: Objects are dropped whose box, clipped, is not wider and higher than this.
@@ -443,9 +397,6 @@ class Mosaic(PartneredDataset):
             whole_transform: Applied to a sample that gets no mosaic, as the dataset has it, and all
                 that is: it is neither letterboxed to s nor handed to `transform`. For sizes that
                 are no squares: `Compose(Letterbox((480, 640)), ...)`. None: see above.
-
-        Raises:
-            ConfigError: an argument is out of its range, or the dataset is not map-style.
         """
         super().__init__(
             dataset, probability=probability, transform=transform, until_epoch=until_epoch
@@ -453,10 +404,7 @@ class Mosaic(PartneredDataset):
         if whole_transform is not None:
             checked_transform("whole_transform is None, or", whole_transform)
         self.whole_transform = whole_transform
-        if tiles not in {4, 9}:
-            raise ConfigError(f"tiles is 4 or 9; got {tiles!r}")
         self.size_px = checked_whole("size", size, 2)
-        self.num_tiles = tiles
         self.fill = checked_whole("fill", fill, 0, 255)
         self.min_side_px = checked_number("min_side_px", min_side_px, 0)
         self._letterbox = Letterbox(self.size_px, self.fill)
@@ -474,95 +422,42 @@ class Mosaic(PartneredDataset):
 
     def _combined(self, index: int) -> dict[str, Any]:
         rng, side = sample_rng(), self.size_px
-        partners = self._partners(self.num_tiles - 1)
-        if self.num_tiles == 4:
-            centre = rng.uniform(side / 2, 3 * side / 2, 2).astype(int).tolist()
-            quadrants = _quadrants(centre, 2 * side)
-            # The sample itself is in any of the four.
-            cells = [quadrants[place] for place in rng.permutation(4).tolist()]
-            own = _checked_sample(self.dataset[index])
-        else:
-            corner = rng.integers(0, side, 2, endpoint=True).tolist()
-            own = _checked_sample(self.dataset[index])
-            cells = _grid(*_fitting(image_of(own), side), side, corner)
+        partners = self._partners(3)
+        centre = rng.uniform(side / 2, 3 * side / 2, 2).astype(int).tolist()
+        places = rng.permutation(4).tolist()  # the sample itself is in any of the four
+        own = _checked_sample(self.dataset[index])
         first = image_of(own)
         canvas = np.full((2 * side, 2 * side, *first.shape[2:]), self.fill, first.dtype)
-        placed = [self._placed(own, cells[0], canvas)]
-        for partner, cell in zip(partners, cells[1:], strict=True):
+        placed = [self._placed(own, centre, places[0], canvas)]
+        for partner, place in zip(partners, places[1:], strict=True):
             sample = _checked_sample(self._partner(partner, index))
-            placed.append(self._placed(sample, cell, canvas))
+            placed.append(self._placed(sample, centre, place, canvas))
         return joined(placed, canvas)
 
-    def _placed(self, sample: dict[str, Any], cell: _Cell, canvas: NDArray[Any]) -> dict[str, Any]:
-        """Draw an image into its cell; return its objects, as they are on the canvas."""
+    def _placed(
+        self, sample: dict[str, Any], centre: list[int], place: int, canvas: NDArray[Any]
+    ) -> dict[str, Any]:
+        """Draw an image into its quadrant; return its objects, as they are on the canvas."""
         image = image_of(sample)
         if image.shape[2:] != canvas.shape[2:] or image.dtype != canvas.dtype:
             raise ConfigError(
                 f"the images of a mosaic are {image.dtype} {image.shape} and {canvas.dtype} "
                 f"(…, {canvas.shape[2:]}): decode all of them to uint8 RGB"
             )
-        height, width = _fitting(image, self.size_px)
-        left, top = cell.corner_for(width, height)
-        # A tile begins where its cell does, or in the first column or row, which the canvas cuts.
+        scale = self.size_px / max(image.shape[:2])
+        height, width = (max(1, round(side * scale)) for side in image.shape[:2])
+        # Tiles meet in the centre, and are cut at the canvas.
+        left = centre[0] if place % 2 else centre[0] - width
+        top = centre[1] if place >= 2 else centre[1] - height
         x1, y1 = max(left, 0), max(top, 0)
-        x2 = max(x1, min(left + width, cell.right, canvas.shape[1]))
-        y2 = max(y1, min(top + height, cell.bottom, canvas.shape[0]))
+        x2, y2 = min(left + width, canvas.shape[1]), min(top + height, canvas.shape[0])
         if x2 > x1 and y2 > y1:
             scaled = cv2.resize(image, (width, height), interpolation=cv2.INTER_LINEAR)
             canvas[y1:y2, x1:x2] = scaled[y1 - top : y2 - top, x1 - left : x2 - left].reshape(
                 y2 - y1, x2 - x1, *canvas.shape[2:]
             )
-        scale = width / image.shape[1], height / image.shape[0]
-        return clipped(moved(sample, scale, (left, top)), (x1, y1, x2, y2), self.min_side_px)
-
-
-class _Cell(NamedTuple):
-    """Where a tile may be drawn on the canvas, in pixels; and at which of its sides it lies."""
-
-    left: int
-    top: int
-    right: int
-    bottom: int
-    is_at_right: bool
-    is_at_bottom: bool
-
-    def corner_for(self, width: int, height: int) -> tuple[int, int]:
-        """Left and top of a tile of this size."""
-        left = self.right - width if self.is_at_right else self.left
-        top = self.bottom - height if self.is_at_bottom else self.top
-        return left, top
-
-
-def _quadrants(centre: list[int], side: int) -> list[_Cell]:
-    xs, ys = (0, centre[0], side), (0, centre[1], side)
-    return [
-        _Cell(xs[column], ys[row], xs[column + 1], ys[row + 1], column == 0, row == 0)
-        for row in range(2)
-        for column in range(2)
-    ]
-
-
-def _grid(height: int, width: int, size_px: int, corner: list[int]) -> list[_Cell]:
-    """Cells of 3 x 3 around a tile of this size, as seen from `corner` of the canvas of 3 s."""
-    xs = _lines(width, size_px, corner[0])
-    ys = _lines(height, size_px, corner[1])
-    return [
-        _Cell(xs[column], ys[row], xs[column + 1], ys[row + 1], column == 0, row == 0)
-        for column, row in ((1, 1), *_AROUND)
-    ]
-
-
-def _lines(length: int, size_px: int, corner: int) -> tuple[int, int, int, int]:
-    """Where three cells begin and end, the middle one as long as the tile in the middle."""
-    start = (3 * size_px - length) // 2
-    return -corner, start - corner, start + length - corner, 3 * size_px - corner
-
-
-def _fitting(image: NDArray[Any], side: int) -> tuple[int, int]:
-    """Height and width of an image whose longer side is `side` pixels."""
-    height, width = image.shape[:2]
-    scale = side / max(height, width)
-    return max(1, round(height * scale)), max(1, round(width * scale))
+        factors = width / image.shape[1], height / image.shape[0]
+        return clipped(moved(sample, factors, (left, top)), (x1, y1, x2, y2), self.min_side_px)
 
 
 def _checked_sample(sample: Any) -> dict[str, Any]:  # noqa: ANN401

@@ -263,7 +263,7 @@ _WORKS: Final = (
         "{num_samples:,} rows, shuffled batches of {batch_size}. A run stops after {num_reads:,} "
         "batches and saves its place; a fresh process makes the loader, and the seconds from "
         "restoring to the next batch are taken. Right means: the batch that would have come next; "
-        "who gives another one is the last of the table, and ahead of nobody. Where a peer keeps "
+        "a loader that gives another batch comes last in the table. Where a peer keeps "
         "no place, and the settings below say that its contender counts batches and skips them, "
         "the bytes of state are those of our counter.",
         "Datasets that are slow to read, where replaying batches costs more than here.",
@@ -682,7 +682,7 @@ def _right(section: Section, entries: Mapping[str, Entry]) -> str:
 
 
 def _outcome_table(work: str, entries: Mapping[str, Entry], known: Mapping[str, Contender]) -> str:
-    rows = [["", "by default", "told to survive it"]]
+    rows = [["", "by default", "set to survive it"]]
     for name in sorted(entries, key=lambda name: (not _is_own(name), name)):
         entry = entries[name]
         cells = []

@@ -104,9 +104,7 @@ def test_what_is_not_known_or_nothing_has_no_ratio(report):
     assert rows["waiting for data"] == ["0.00", "ms", "0.00", "ms"]
 
 
-def test_a_saved_run_takes_no_options(report, tmp_path):
-    said = report(STOCK, OURS, options=["--workers", "3"], status=1)
-    assert "--workers: a.json is of a run that is over" in said
+def test_a_saved_run_has_no_page(report, tmp_path):
     assert "--output: a.json is a saved run" in report(OURS, options=["-o", "page.html"], status=1)
     assert not (tmp_path / "page.html").exists()
 
@@ -119,10 +117,10 @@ def test_a_trace_and_a_saved_run_are_not_put_side_by_side(report, capsys):
     assert "trace.json is no file that `penstock run --save` wrote" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("other", ["gone.json", "mongodb://me:secret@host/db"])
+@pytest.mark.parametrize("other", ["gone.json", "photos", "mongodb://me:secret@host/db"])
 def test_several_are_files_that_exist(report, other):
     said = report(STOCK, options=[other], status=1)
-    assert f"{other.replace('secret', '***')} is not there, or does not end in .json" in said
+    assert f"{other.replace('secret', '***')} is no file. `penstock report` takes a trace" in said
 
 
 def test_a_damaged_one_of_several_is_named(report, tmp_path):

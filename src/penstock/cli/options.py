@@ -20,12 +20,6 @@ if TYPE_CHECKING:
 
     from penstock.vision.datasets.rules import BoxCounts
 
-__all__ = [
-    "ANY_SOURCE", "FIELD_OPTIONS", "LIST_OPTIONS", "SOURCE_HELP", "BadBoxes",
-    "BadBoxesOption", "ClassOf", "ClassOfOption", "Collate", "Column", "FollowLinks", "ImageSize",
-    "Split", "TrainerMs", "bad_boxes_text", "option_of", "takes", "warn_of_bad_boxes", "workers_of",
-]  # fmt: skip
-
 SOURCE_HELP: Final = (
     "A folder, a store's address, or module:name of a dataset, or of a function or class that "
     "makes one; it is run."
@@ -69,20 +63,6 @@ FollowLinks = Annotated[
 ]
 Split = Annotated[
     str | None, typer.Option(metavar="NAME", help="Which part of a folder, as in VOC's.")
-]
-Collate = Annotated[
-    str | None, typer.Option(metavar="MODULE:NAME", help="The collate_fn that makes batches.")
-]
-ImageSize = Annotated[
-    int,
-    typer.Option(
-        min=1,
-        help="Side of the images in pixels, where SRC is a folder, list or store of images: photos "
-        "are cropped and resized as for training, annotated ones fitted in.",
-    ),
-]
-TrainerMs = Annotated[
-    float, typer.Option(min=0, help="A training step that takes so long is made up.")
 ]
 
 

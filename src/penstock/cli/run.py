@@ -14,8 +14,6 @@ from penstock.cli.terminal import check_output
 from penstock.errors import ConfigError
 from penstock.program.options import Options
 
-__all__ = ["run"]
-
 Engine = StrEnum("Engine", ["penstock", "torch"])
 WorkerKind = StrEnum("WorkerKind", ["process", "thread", "ray"])
 BadSamples = StrEnum("BadSamples", {"error": "raise", "skip": "skip", "replace": "replace"})

@@ -21,7 +21,6 @@ from penstock.cli.reasons import errors_in_code, reason_of
 from penstock.data import IterableDataset
 from penstock.data.names import describe_sample
 from penstock.errors import ConfigError, StoreError, StoreUnreachable
-from penstock.loader import Loader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,12 +28,6 @@ if TYPE_CHECKING:
     from penstock.stores.dataset import StoreDataset
     from penstock.stores.registry import Address
     from penstock.stores.store import Store
-
-__all__ = [
-    "attributes_for", "dataset_named", "described_dataset", "described_form", "is_iterable",
-    "is_loader", "is_plain_path", "is_store", "labels_by", "loadable_named", "loader_class",
-    "names_code", "object_made", "object_named", "open_named", "parse", "source_named",
-]  # fmt: skip
 
 _PARTIAL: Final = ".partial"
 _FIELD_ENDS: Final = {"mongodb": "field", "arrow": "column"}  # as their stores call them
@@ -329,15 +322,14 @@ def labels_by(dataset: Any, column: str | None, class_of: Any) -> tuple[Any, Any
 
 @contextlib.contextmanager
 def loadable_named(
-    src: str, split: str | None, collate: str | None, size: int = 224
+    src: str, collate: str | None, size: int
 ) -> Iterator[tuple[Any, Callable[[list[Any]], Any] | None]]:
-    """Return a dataset or loader, and the function that collates samples; None is the default.
+    """Return a dataset, and the function that collates samples; None is the default.
 
     Images of a folder, list or store are of all sizes: they get the usual transform.
 
     Args:
         src: What names it.
-        split: Which part of it.
         collate: `module:callable`, or None.
         size: Side of images in pixels.
 
@@ -347,12 +339,14 @@ def loadable_named(
     is_code = names_code(src)
     with contextlib.ExitStack() as stack:
         with errors_in_code(src, is_code=is_code):
-            if is_code and split is None:
+            if is_code:
                 found = object_named(src)
                 methods = () if is_loader(found) else ("__getitem__", "__len__")
                 dataset = _made(found, src, *methods)
             else:
-                dataset = stack.enter_context(dataset_named(src, split))
+                dataset = stack.enter_context(dataset_named(src))
+        if is_loader(dataset):
+            raise ConfigError(f"{src} is a loader: name its dataset.")
         collate_fn = None if is_code else _made_loadable(dataset, size)
         if collate is not None:
             collate_fn = object_made(collate, "__call__")
@@ -368,15 +362,6 @@ def object_made(text: str, method: str) -> Any:  # noqa: ANN401
     """Return what `module:name` is if it has a method, or what a function or class makes."""
     with errors_in_code(text):
         return _made(object_named(text), text, method)
-
-
-def loader_class() -> Any:  # noqa: ANN401 - one of two classes
-    """Return the loader that the dataset's owner would use: torch's drop-in where it has torch."""
-    if "torch" not in sys.modules:
-        return Loader
-    from penstock.torch import DataLoader
-
-    return DataLoader
 
 
 def is_iterable(dataset: object) -> bool:

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     from penstock.vision.datasets.annotated import AnnotatedImages
 
-__all__ = ["Sizes", "count_classes", "stats"]
-
 _SAMPLED: Final = 1000  # records: a mean to some 3 % where sizes vary as much as their mean
 # Sides of squares, in pixels, between which COCO's evaluation calls objects medium.
 _SMALL_PX, _LARGE_PX = 32, 96

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from penstock.insight.stats import Stats
     from penstock.program.stock import StockMonitor
 
-__all__ = ["begin"]
-
 
 _TOLD_APART_BY: Final = ("dataset", "num_workers", "batch_size", "sampler", "batch_sampler")
 

@@ -13,18 +13,21 @@ import sys
 import textwrap
 import time
 import warnings
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path  # noqa: TC003 - typer reads the annotations at run time
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
+import numpy as np
 import typer
 
 from penstock.cli.options import SOURCE_HELP
 from penstock.cli.reasons import errors_in_code, reason_of
 from penstock.cli.terminal import INTERRUPTED, Bar, check_output, write_output
-from penstock.errors import ConfigError
+from penstock.data import IterableDataset
+from penstock.data.names import describe_sample
+from penstock.errors import ConfigError, StoreUnreachable
 from penstock.insight.budgets import cores_allowed
 from penstock.lines import amount, say
 from penstock.loader import Loader
@@ -34,11 +37,12 @@ from penstock.sampling.balance_text import aligned
 from penstock.usage import cpu_seconds, memory_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Mapping
+    from collections.abc import Callable, Generator, Iterator, Mapping
 
 _MAX_NAMED: Final = 20  # samples named on the screen; --json has all of them
 _WARM_UP: Final = 5  # batches, beyond those under way
 _USUAL_PREFETCH: Final = 2
+_MOST_BROKEN: Final = 100  # samples at the front, before a dataset is given up
 _NEAR: Final = 0.97  # of the best rate: not worth more workers
 
 Compared = StrEnum("Compared", ["torch"])
@@ -123,16 +127,26 @@ def tune(
     --trainer-ms it is the best for a training whose step takes that long. Ctrl-C shows what is
     known by then.
     """
-    from penstock.cli.sources import is_iterable, loadable_named, names_code
+    from penstock.cli.sources import dataset_named, names_code, object_made
 
     check_output("--json", json_file)
     counts = _numbers("--workers", workers, least=0) or usual_workers(cores_allowed())
     factors = _numbers("--prefetch", prefetch, least=1) or [_USUAL_PREFETCH]
     if compare is not None:
         import torch.utils.data  # noqa: F401 - its user gets `penstock.torch.DataLoader`
-    with loadable_named(src, collate, size) as (dataset, collate_fn):
+    is_code = names_code(src)
+    with ExitStack() as stack:
+        if is_code:
+            dataset = object_made(src, "__len__")
+        else:
+            dataset = stack.enter_context(dataset_named(src))
+        if hasattr(dataset, "dataset") and hasattr(dataset, "num_workers"):
+            raise ConfigError(f"{src} is a loader: name its dataset.")
+        collate_fn = None if is_code else _made_loadable(dataset, size)
+        if collate is not None:
+            collate_fn = object_made(collate, "__call__")
         arguments: dict[str, Any] = {"batch_size": batch_size}
-        if not is_iterable(dataset):
+        if not _is_iterable(dataset):
             if len(dataset) < batch_size:
                 raise ConfigError(
                     f"the dataset has {len(dataset)} samples, fewer than --batch-size "
@@ -147,7 +161,7 @@ def tune(
             kinds=_kinds(compare=compare is not None),
             arguments=arguments,
             # An error of the user's own code ends the trial.
-            on_error="raise" if names_code(src) else "replace",
+            on_error="raise" if is_code else "replace",
             num_batches=batches,
             step_s=trainer_ms / 1000,
         )
@@ -365,6 +379,47 @@ def _kinds(*, compare: bool) -> dict[str, Any]:
 
     of_torch = {"torch": torch.utils.data.DataLoader} if compare else {}
     return {"penstock": DataLoader, **of_torch}
+
+
+def _is_iterable(dataset: object) -> bool:
+    """Return whether a dataset is a stream, by the class of either side."""
+    kinds: list[type] = [IterableDataset]
+    if "torch" in sys.modules:
+        from torch.utils.data import IterableDataset as OfTorch
+
+        kinds.append(OfTorch)
+    return isinstance(dataset, tuple(kinds))
+
+
+def _made_loadable(dataset: Any, size: int) -> Callable[[list[Any]], Any] | None:  # noqa: ANN401
+    """Give images a transform if they have none; return the collate function that they need."""
+    if getattr(dataset, "transform", True) is not None or not len(dataset):
+        return None
+    numbers = range(min(len(dataset), _MOST_BROKEN))
+    sample = said = None
+    for number in numbers:
+        try:
+            sample = dataset[number]
+            break
+        except StoreUnreachable:
+            raise
+        except Exception as error:  # over damaged data Pillow raises nearly anything
+            said = f"{describe_sample(dataset, number)}: {reason_of(error)}"
+    else:
+        raise ConfigError(
+            f"none of the first {len(numbers)} samples can be read; of the last, {said}. "
+            "`penstock check` lists all that are broken."
+        )
+    if isinstance(sample, dict) and "image" in sample:
+        from penstock.vision import Letterbox, detection_collate
+
+        dataset.transform = Letterbox(size)
+        return detection_collate
+    if isinstance(sample, tuple) and isinstance(sample[0], np.ndarray) and sample[0].ndim == 3:
+        from penstock.vision import ImagePipeline
+
+        dataset.transform = ImagePipeline.train(size)
+    return None
 
 
 def _written(value: Any) -> str:  # noqa: ANN401

@@ -8,35 +8,17 @@ from dataclasses import replace
 
 import pytest
 from tests.insight.recordings import Run, recording_of
+from tests.support.saved_runs import STOCK as RUN
+from tests.support.saved_runs import TRAIN
 
 from penstock.cli import main
 from penstock.insight.trace import write_trace
-from penstock.program.saved import SavedLoader, SavedRun, write_run
+from penstock.program.saved import write_run
 
 pytest.importorskip("typer")
 
-TRAIN = SavedLoader(
-    made_at="train.py:31",
-    dataset="Photos",
-    num_workers=2,
-    loaders=1,
-    epochs=3,
-    batches=1290,
-    samples=10320,
-    failed=0,
-    seconds=12.0,
-    wait_s=9.0,
-    first_batch_s=0.5,
-)
 CHECK = replace(TRAIN, made_at="train.py:40", seconds=4.0, wait_s=1.0, first_batch_s=0.25)
-STOCK = SavedRun(
-    engine="torch",
-    program=["train.py", "photos/"],
-    wall_s=20.0,
-    cpu_s=30.0,
-    peak_memory_bytes=2 * 10**9,
-    loaders=[TRAIN, CHECK],
-)
+STOCK = replace(RUN, loaders=[TRAIN, CHECK])
 OURS = replace(
     STOCK, engine="penstock", wall_s=10.0, cpu_s=33.0, peak_memory_bytes=10**9,
     loaders=[replace(TRAIN, seconds=6.0, wait_s=3.0, first_batch_s=1.0)],
@@ -59,7 +41,7 @@ def report(tmp_path, monkeypatch, capsys):
 
 
 def test_two_runs_stand_side_by_side_with_their_ratio(report):
-    assert report(replace(STOCK, loaders=[TRAIN]), OURS) == (
+    assert report(RUN, OURS) == (
         "                      a.json            b.json\n"
         "program               train.py photos/  train.py photos/\n"
         "engine                torch             penstock\n"

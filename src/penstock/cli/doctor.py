@@ -385,6 +385,7 @@ def look_at_extra(extra: str, needed: Iterable[tuple[str, str]]) -> Finding:
         if importlib.util.find_spec(module) is None:
             missing.append(name)
             continue
+        version: str | None
         try:
             version = metadata.version(name)
         except metadata.PackageNotFoundError:  # OpenCV has several distributions

@@ -8,11 +8,11 @@ import inspect
 import re
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Final, get_type_hints
 
 import typer
 
-from penstock.errors import ConfigError, StoreError
+from penstock.errors import StoreError
 from penstock.lines import say
 
 if TYPE_CHECKING:
@@ -206,12 +206,3 @@ def warn_of_bad_boxes(dataset: object) -> None:
     counts = getattr(dataset, "box_counts", None)
     if counts is not None and (text := bad_boxes_text(counts)):
         say(f"{text.removesuffix(' (--bad-boxes)')}, as for training", err=True)
-
-
-def workers_of(text: str) -> int | Literal["auto"]:
-    """Return what `--workers` means; ConfigError if it is neither a number nor "auto"."""
-    if text == "auto":
-        return "auto"
-    if not text.isdecimal():
-        raise ConfigError(f'--workers must be a number from 0 on, or "auto", got {text!r}.')
-    return int(text)

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from penstock.insight.plain import JSON
-    from penstock.insight.stats import Stats
 
     Figures = dict[tuple[str, str], tuple[Any, Callable[[Any], str]]]
 
@@ -91,10 +90,7 @@ def _of_trace(source: Path, content: JSON, output: Path) -> None:
         raise
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         raise ConfigError(f"The recording in {source} is damaged: {error}.") from error
-    _say(recording.stats, output)
-
-
-def _say(stats: Stats, output: Path) -> None:
+    stats = recording.stats
     say(str(stats.verdict))
     bad = f", bad samples: {stats.run.failed:,}" if stats.run.failed else ""
     say(f"{output}: {stats.run.batches:,} batches{bad}")

@@ -385,12 +385,11 @@ def look_at_extra(extra: str, needed: Iterable[tuple[str, str]]) -> Finding:
         if importlib.util.find_spec(module) is None:
             missing.append(name)
             continue
-        version: str | None
         try:
             version = metadata.version(name)
         except metadata.PackageNotFoundError:  # OpenCV has several distributions
             version = floor
-        if version is None:  # its folder has no METADATA: an installation that was cut short
+        if not version:  # its folder has no METADATA: an installation that was cut short
             broken.append(name)
             here.append(f"{name} without its version")
             continue

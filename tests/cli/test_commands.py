@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import signal
 import subprocess
 import sys
 
@@ -68,6 +69,13 @@ def test_the_commands_are_grouped_and_each_is_told_in_a_line(capsys, monkeypatch
     names = [line.split()[0] for line in commands]
     assert names == COMMANDS
     assert all(line.endswith(".") and not line.endswith("...") for line in commands)
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_before_the_command_has_begun_has_its_status(number, status, monkeypatch, capsys):
+    monkeypatch.setattr("penstock.cli.commands.make_app", lambda _: signal.raise_signal(number))
+    assert main(["check", "photos"]) == status
+    assert capsys.readouterr() == ("", "")
 
 
 def test_a_command_that_is_gone_names_the_one_to_use(capsys):

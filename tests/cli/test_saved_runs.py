@@ -8,35 +8,17 @@ from dataclasses import replace
 
 import pytest
 from tests.insight.recordings import Run, recording_of
+from tests.support.saved_runs import STOCK as RUN
+from tests.support.saved_runs import TRAIN
 
 from penstock.cli import main
 from penstock.insight.trace import write_trace
-from penstock.program.saved import SavedLoader, SavedRun, write_run
+from penstock.program.saved import write_run
 
 pytest.importorskip("typer")
 
-TRAIN = SavedLoader(
-    made_at="train.py:31",
-    dataset="Photos",
-    num_workers=2,
-    loaders=1,
-    epochs=3,
-    batches=1290,
-    samples=10320,
-    failed=0,
-    seconds=12.0,
-    wait_s=9.0,
-    first_batch_s=0.5,
-)
 CHECK = replace(TRAIN, made_at="train.py:40", seconds=4.0, wait_s=1.0, first_batch_s=0.25)
-STOCK = SavedRun(
-    engine="torch",
-    program=["train.py", "photos/"],
-    wall_s=20.0,
-    cpu_s=30.0,
-    peak_memory_bytes=2 * 10**9,
-    loaders=[TRAIN, CHECK],
-)
+STOCK = replace(RUN, loaders=[TRAIN, CHECK])
 OURS = replace(
     STOCK, engine="penstock", wall_s=10.0, cpu_s=33.0, peak_memory_bytes=10**9,
     loaders=[replace(TRAIN, seconds=6.0, wait_s=3.0, first_batch_s=1.0)],
@@ -59,7 +41,7 @@ def report(tmp_path, monkeypatch, capsys):
 
 
 def test_two_runs_stand_side_by_side_with_their_ratio(report):
-    assert report(replace(STOCK, loaders=[TRAIN]), OURS) == (
+    assert report(RUN, OURS) == (
         "                      a.json            b.json\n"
         "program               train.py photos/  train.py photos/\n"
         "engine                torch             penstock\n"
@@ -104,9 +86,7 @@ def test_what_is_not_known_or_nothing_has_no_ratio(report):
     assert rows["waiting for data"] == ["0.00", "ms", "0.00", "ms"]
 
 
-def test_a_saved_run_takes_no_options(report, tmp_path):
-    said = report(STOCK, OURS, options=["--workers", "3"], status=1)
-    assert "--workers: a.json is of a run that is over" in said
+def test_a_saved_run_has_no_page(report, tmp_path):
     assert "--output: a.json is a saved run" in report(OURS, options=["-o", "page.html"], status=1)
     assert not (tmp_path / "page.html").exists()
 
@@ -119,10 +99,10 @@ def test_a_trace_and_a_saved_run_are_not_put_side_by_side(report, capsys):
     assert "trace.json is no file that `penstock run --save` wrote" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("other", ["gone.json", "mongodb://me:secret@host/db"])
+@pytest.mark.parametrize("other", ["gone.json", "photos", "mongodb://me:secret@host/db"])
 def test_several_are_files_that_exist(report, other):
     said = report(STOCK, options=[other], status=1)
-    assert f"{other.replace('secret', '***')} is not there, or does not end in .json" in said
+    assert f"{other.replace('secret', '***')} is no file. `penstock report` takes a trace" in said
 
 
 def test_a_damaged_one_of_several_is_named(report, tmp_path):

@@ -124,7 +124,6 @@ NAMED = {
     # Three: drop_last would leave one of the nine out, and that one may be the broken one.
     "tune": ["tune", "images", *QUICK, "--batch-size", "3", "--rounds", "1"],
     "tune what raises": ["tune", "theirs:Raises", *QUICK, "--batch-size", "2"],
-    "report": ["report", "images", *QUICK, "--output", f"{FILE}.html"],
     "report a trace": ["report", f"{FILE}.json"],
     "explain": ["explain", FILE],
     "a wrong option": ["check", f"--{FILE}"],
@@ -232,8 +231,8 @@ def test_workers_find_the_users_module_and_take_no_other_from_its_folder(tmp_pat
     (tmp_path / "their_data.py").write_text(THEIRS.format(method=method))
     (tmp_path / "their_helper.py").write_text("def twice(index): return 2 * index\n")
     (tmp_path / "multiprocessing.py").write_text("open('imported', 'w')\n")
-    options = ["--workers", "1", "--batches", "2", "--batch-size", "2", "--output", "a.html"]
-    done = run_script(tmp_path, "report", "their_data:method", *options)
+    options = ["--workers", "1", "--batches", "2", "--batch-size", "2", "--rounds", "1"]
+    done = run_script(tmp_path, "tune", "their_data:method", *options)
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "imported").exists()
 

@@ -6,13 +6,12 @@ from __future__ import annotations
 import json
 import re
 import signal
-import sys
 
 import numpy as np
 import pytest
 
 from penstock.cli import main
-from penstock.cli.tune import Setting, TrialWork, Turn, _kinds, _of_loader, best_of
+from penstock.cli.tune import Setting, TrialWork, Turn, best_of
 
 SHORT = ["--batch-size", "4", "--batches", "2", "--workers", "0,1", "--prefetch", "2"]
 
@@ -35,6 +34,13 @@ class Ragged(Numbers):
 
 def pad(samples):
     return np.stack([np.resize(sample, 4) for sample in samples])
+
+def loader():
+    from penstock import Loader
+
+    return Loader(Numbers(), 4)
+
+made = loader()
 
 def pairs(samples):
     return np.stack([array for array, _ in samples])
@@ -82,22 +88,6 @@ def test_torchs_loader_is_measured_beside_penstocks(tune):
     assert out.splitlines()[-2] == "from penstock.torch import DataLoader"
 
 
-def test_a_loader_is_compared_with_its_arguments(loaders, tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(tmp_path)
-    module = __import__("loaders_to_tune")
-    for loader in (module.torchs, module.ours, module.of_batches()):
-        kind, arguments = _of_loader(loader, None)
-        work = TrialWork(
-            dataset=loader.dataset, kinds=_kinds(kind, compare=True), arguments=arguments,
-            batch_size=4, num_batches=1,
-        )  # fmt: skip
-        ours, theirs = (work._loader(Setting(1, 2, kind)) for kind in ("penstock", "torch"))
-        assert type(ours).__module__.startswith("penstock.")
-        assert type(theirs).__module__ == "torch.utils.data.dataloader"
-        for name in ("dataset", "batch_size", "drop_last", "timeout", "num_workers"):
-            assert getattr(ours, name) == getattr(theirs, name)
-
-
 def test_a_collate_fn_may_be_named(capsys):
     options = [*SHORT, "--collate", "numbers_to_tune:pad"]
     assert main(["tune", "numbers_to_tune:Ragged", *options]) == 0
@@ -118,98 +108,6 @@ def test_the_lines_to_paste_make_the_loader_that_was_measured(capsys):
     assert (loader.batch_size, loader.drop_last, loader.collate_fn) == (4, True, len)
 
 
-LOADERS = """
-import numpy as np
-import torch.utils.data
-from penstock import Auto, Loader
-from penstock.sampling import BatchSampler, ClassBalancedSampler, SequentialSampler
-from penstock.torch import DataLoader
-from numbers_to_tune import Numbers, pairs
-
-numbers = Numbers()
-torchs = torch.utils.data.DataLoader(
-    numbers, 8, shuffle=True, drop_last=True, num_workers=3, collate_fn=pairs
-)
-ours = DataLoader(
-    numbers, 4, sampler=ClassBalancedSampler(np.arange(64) % 2, seed=2), seed=3, timeout=60,
-    on_error="skip", progress="train", num_workers=Auto(cpu=1.0), device="cpu",
-)
-
-class Mine(DataLoader):
-    def __init__(self, config):
-        super().__init__(numbers, config["batch"])
-
-def of_batches():
-    return Loader(numbers, batch_sampler=BatchSampler(SequentialSampler(numbers), 4, False))
-
-def mine():
-    return Mine({"batch": 16})
-"""
-
-
-@pytest.fixture
-def loaders(tmp_path):
-    pytest.importorskip("torch")
-    (tmp_path / "loaders_to_tune.py").write_text(LOADERS)
-    yield
-    for name in ("loaders_to_tune", "numbers_to_tune"):
-        sys.modules.pop(name, None)
-
-
-OF_WORKERS = "num_workers=1, prefetch_factor=2, persistent_workers=True"
-
-
-@pytest.mark.parametrize(
-    ("name", "imported", "made"),
-    [
-        (
-            "torchs",
-            "from torch.utils.data import DataLoader",
-            "DataLoader(dataset, batch_size=8, shuffle=True, drop_last=True, collate_fn=pairs, "
-            f"{OF_WORKERS})",
-        ),
-        (
-            "ours",
-            "from penstock.torch import DataLoader",
-            "DataLoader(dataset, batch_size=4, sampler=sampler, timeout=60, seed=3, "
-            f'on_error="skip", progress="train", device="cpu", {OF_WORKERS})',
-        ),
-        (
-            "of_batches",
-            "from penstock import Loader",
-            f"Loader(dataset, batch_sampler=batch_sampler, {OF_WORKERS})",
-        ),
-        (
-            "mine",
-            "from penstock.torch import DataLoader",
-            f"DataLoader(dataset, batch_size=16, {OF_WORKERS})",
-        ),
-    ],
-)
-def test_a_loader_is_tuned_as_it_is_and_gets_its_own_line_back(
-    loaders, name, imported, made, capsys
-):
-    options = ["--workers", "1", "--prefetch", "2", "--batches", "2", "--rounds", "1"]
-    assert main(["tune", f"loaders_to_tune:{name}", *options]) == 0
-    assert capsys.readouterr().out.splitlines()[-2:] == [imported, made]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ["tune", "loaders_to_tune:torchs", "--collate", "loaders_to_tune:pairs"],
-            "with a collate_fn",
-        ),
-        (["tune", "loaders_to_tune:of_batches", "--batch-size", "8"], "has a batch sampler"),
-        (["report", "loaders_to_tune:ours"], "is a loader: call its method `report`"),
-    ],
-)
-def test_what_a_loader_cannot_take_is_told(loaders, arguments, message, capsys):
-    assert main(arguments) == 1
-    assert message in capsys.readouterr().err
-
-
 def test_the_best_has_the_fewest_workers_within_3_percent():
     def results(*rates):
         return {Setting(*pair): [Turn(rate, 1.0, 0.5, 0.1, None)] for rate, *pair in rates}
@@ -219,7 +117,14 @@ def test_the_best_has_the_fewest_workers_within_3_percent():
     assert best_of(results((190, 2, 2), (200, 4, 2))).num_workers == 4
 
 
+@pytest.mark.parametrize("name", ["loader", "made"])
+def test_a_loader_is_refused(name, capsys):
+    assert main(["tune", f"numbers_to_tune:{name}"]) == 1
+    assert f"numbers_to_tune:{name} is a loader: name its dataset." in capsys.readouterr().err
+
+
 def test_ctrl_c_shows_what_is_known(monkeypatch, capsys):
+    pytest.importorskip("torch")
     taken = []
     take_turn = TrialWork.take_turn
 
@@ -230,8 +135,9 @@ def test_ctrl_c_shows_what_is_known(monkeypatch, capsys):
         return take_turn(work, setting)
 
     monkeypatch.setattr(TrialWork, "take_turn", interrupted)
-    assert main(["tune", "numbers_to_tune:Numbers", *SHORT]) == 130
+    assert main(["tune", "numbers_to_tune:Numbers", *SHORT, "--compare", "torch"]) == 130
     said = capsys.readouterr()
+    assert "torch's best" not in said.out  # of which nothing is known
     assert "drop_last=True, num_workers=0)" in said.out
     assert said.err == "penstock: stopped; this is what was measured by then.\n"
 

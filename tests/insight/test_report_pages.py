@@ -31,4 +31,4 @@ def test_the_options_of_the_page_are_those_of_the_command():
     known = {name.replace("_", "-") for name in command.callback.__annotations__} | {"o"}
     text = (GUIDE / "report.md").read_text()
     named = set(re.findall(r"--([a-z][a-z-]*)", text))
-    assert {"batches", "batch-size", "workers", "trainer-ms", "trace"} <= named <= known
+    assert {"output"} <= named <= known

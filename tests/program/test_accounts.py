@@ -199,3 +199,12 @@ def test_a_file_that_is_not_written_is_named(tmp_path):
     files = f"{tmp_path / 'r.html'}, {tmp_path / 's.json'}"
     said = f"penstock run: no DataLoader gave a batch, so not written: {files}\n"
     assert (done.returncode, done.stderr) == (0, said)
+
+
+def test_a_file_that_cannot_be_written_keeps_no_other_from_it(tmp_path):
+    (tmp_path / "gone").mkdir()
+    program = "import os; os.rmdir('gone')\nfrom torch.utils.data import *\nlist(DataLoader([1]))"
+    written(tmp_path / "train.py", program)
+    done = ran([*RUN, "--save", "gone/s.json", "--report", "r.html", "train.py"], tmp_path)
+    assert "penstock run: [Errno 2] No such file or directory: " in done.stderr
+    assert (tmp_path / "r.html").exists()

@@ -103,13 +103,6 @@ def test_options_that_are_joined_to_m_stay(joined, folder):
     assert got == found_by([*PYTHON, *options, "probe.py"], folder)
 
 
-def test_a_machine_without_a_locale_is_as_without_us(folder):
-    bare = {"PYTHONPATH": environment().get("PYTHONPATH", "")}
-    stock = found_by([*PYTHON, "probe.py"], folder, env=bare)
-    assert "utf8_mode=1" in stock[0]["flags"]
-    assert found_by([*RUN, "probe.py"], folder, env=bare) == stock
-
-
 def test_the_terminal_is_the_programs(folder):
     program = written(
         folder / "terminal.py",

@@ -10,34 +10,13 @@ from dataclasses import asdict
 
 import pytest
 from tests.program.training import run
+from tests.support.saved_runs import STOCK
 
 from penstock.errors import ConfigError
-from penstock.program.saved import SavedLoader, SavedRun, is_saved_run, words_of, write_run
+from penstock.program.saved import SavedRun, is_saved_run, words_of
 
 pytest.importorskip("torch")
 pytest.importorskip("typer")
-
-LOADER = SavedLoader(
-    made_at="train.py:3",
-    dataset="Photos",
-    num_workers=2,
-    loaders=1,
-    epochs=3,
-    batches=30,
-    samples=240,
-    failed=0,
-    seconds=12.0,
-    wait_s=9.0,
-    first_batch_s=0.5,
-)
-RUN = SavedRun(
-    engine="torch",
-    program=["train.py", "--lr", "0.1"],
-    wall_s=14.5,
-    cpu_s=20.25,
-    peak_memory_bytes=10**9,
-    loaders=[LOADER],
-)
 
 HEAVY = """
 import os, subprocess, sys, time
@@ -86,11 +65,6 @@ def test_another_rank_writes_nothing(tmp_path):
     assert not (tmp_path / "run.json").exists()
 
 
-def test_what_was_written_is_read_back(tmp_path):
-    path = write_run(RUN, tmp_path / "run.json")
-    assert SavedRun.from_json(json.loads(path.read_text())) == RUN
-
-
 @pytest.mark.parametrize(
     ("words", "shown"),
     [
@@ -117,7 +91,7 @@ def test_a_program_is_named_without_its_secrets(monkeypatch, words, shown):
 
 
 def damaged(**changes):
-    return {"format": "penstock run", "version": 1, **asdict(RUN), **changes}
+    return {"format": "penstock run", "version": 1, **asdict(STOCK), **changes}
 
 
 @pytest.mark.parametrize(
@@ -139,7 +113,3 @@ def test_what_is_damaged_is_named(data, said):
 def test_only_a_mapping_of_its_format_is_a_saved_run():
     others = ([1], {"format": "penstock recording"})
     assert [is_saved_run(data) for data in (*others, damaged())] == [False, False, True]
-
-
-def test_a_system_that_does_not_tell_of_cpu_and_memory_has_a_saved_run():
-    assert SavedRun.from_json(damaged(cpu_s=None, peak_memory_bytes=None)).cpu_s is None

@@ -53,6 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             with escaped_messages(), _without_current_folder(), signals:
                 status = _run(words)
+        except KeyboardInterrupt:  # while the command was imported
+            status = INTERRUPTED
         except ModuleNotFoundError as error:
             raise missing_extra(error, "this command", "cli") from error
         finally:

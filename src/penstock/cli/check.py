@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from penstock.stores.records import Record
     from penstock.stores.store import Store
 
-__all__ = ["Files", "Findings", "Records", "check", "check_in_parallel", "check_opening"]
-
 _ANNOTATIONS: Final = (".txt", ".xml", ".yaml", ".yml")
 _INDEX: Final = ".penstock-index"  # that release 0.1 left in a folder which it packed
 # Files in a task: it costs the loader some 0.1 ms, decoding a photo some 5 ms.
@@ -106,10 +104,7 @@ def check(
 def _is_store(what: str) -> bool:
     from penstock.cli.sources import is_store
 
-    path = Path(what)
-    if ":" not in what and not path.suffix and not (path / _INDEX).exists():
-        return False  # a plain folder, for which the packages of stores need not be there
-    return is_store(what) or (path / _INDEX).exists()
+    return is_store(what) or (Path(what) / _INDEX).exists()
 
 
 def _say(items: Files | Records, findings: Findings, wall_s: float, *, as_json: bool) -> None:

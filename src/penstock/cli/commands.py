@@ -14,8 +14,6 @@ from penstock.errors import ConfigError
 from penstock.lines import printable, say
 from penstock.redact import without_password
 
-__all__ = ["make_app"]
-
 # Each is the function of its name in the module of its name.
 _SECTIONS: Final[dict[str, tuple[str, ...]]] = {
     "Prepare data": ("pack", "convert", "split"),

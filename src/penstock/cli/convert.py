@@ -14,8 +14,6 @@ from penstock.errors import ConfigError
 from penstock.lines import say
 from penstock.plural import counted
 
-__all__ = ["Form", "convert"]
-
 # Those of `penstock.vision.convert.FORMATS`.
 Form = StrEnum(
     "Form",

@@ -10,11 +10,9 @@ import os
 import platform
 import re
 import resource
-import shutil
 import subprocess
 import sys
 import tempfile
-import textwrap
 from importlib import metadata
 from itertools import groupby
 from pathlib import Path
@@ -24,7 +22,7 @@ import typer
 
 import penstock
 from penstock.insight.budgets import cores_allowed, cores_by_affinity
-from penstock.lines import printable, say, say_json
+from penstock.lines import say, say_json
 from penstock.optional import install_command
 from penstock.plural import counted
 from penstock.redact import without_password
@@ -38,11 +36,6 @@ from penstock.system_limits import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-
-__all__ = [
-    "Finding", "doctor", "extras_of", "look_at_cores", "look_at_delivery", "look_at_device",
-    "look_at_extra", "look_at_memory", "look_at_open_files", "look_at_shm", "run_trial",
-]  # fmt: skip
 
 _ROOT: Final = Path("/")
 _COLUMNS: Final = (9, 15)  # of the mark, of the name
@@ -166,17 +159,13 @@ def doctor(
 def _write(findings: Iterable[Finding]) -> None:
     mark_width, name_width = _COLUMNS
     indent = 2 + mark_width + name_width
-    is_terminal = sys.stdout is not None and sys.stdout.isatty()
-    width = max(shutil.get_terminal_size().columns, indent + 40) if is_terminal else sys.maxsize
     for topic, group in groupby(findings, key=lambda finding: finding.topic):
         say(topic)
         for finding in group:
             mark = finding.status.upper() if finding.remedy else finding.status
-            rows = [f"  {mark:<{mark_width}}{finding.name:<{name_width}}{finding.found}"]
-            rows += [f"{'':<{indent}}→ {finding.remedy}"] if finding.remedy else []
-            for row in map(printable, rows):
-                for line in textwrap.wrap(row, width, subsequent_indent=" " * indent):
-                    say(line)
+            say(f"  {mark:<{mark_width}}{finding.name:<{name_width}}{finding.found}")
+            if finding.remedy:
+                say(f"{'':<{indent}}→ {finding.remedy}")
 
 
 def _findings() -> Iterator[Finding]:
@@ -400,6 +389,10 @@ def look_at_extra(extra: str, needed: Iterable[tuple[str, str]]) -> Finding:
             version = metadata.version(name)
         except metadata.PackageNotFoundError:  # OpenCV has several distributions
             version = floor
+        if not version:  # its folder has no METADATA: an installation that was cut short
+            broken.append(name)
+            here.append(f"{name} without its version")
+            continue
         here.append(f"{name} {version}")
         if _numbers(version) < _numbers(floor.removesuffix(".0")):
             old.append(f"{name}>={floor}")

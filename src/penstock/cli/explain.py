@@ -15,8 +15,6 @@ from penstock.lines import say
 with contextlib.suppress(ModuleNotFoundError):  # the command explains what to install
     import typer
 
-__all__ = ["Section", "completed", "explain", "read_sections", "sections_of"]
-
 _PAGE: Final = "troubleshooting.md"
 
 

@@ -24,11 +24,6 @@ from penstock.stores.folder.listing import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-__all__ = [
-    "Annotations", "Broken", "check_annotated_file", "check_annotations", "is_passed_over",
-    "iter_files", "passed_over_text", "say_passed_over",
-]  # fmt: skip
-
 _UNREAD: Final = (".avif", ".gif", ".heic", ".jp2", ".jxl", ".arrow", ".lmdb", ".parquet", ".tar")
 _NO_IMAGES: Final = (".csv", ".json", ".md", ".py", ".tsv", ".txt", ".xml", ".yaml", ".yml")
 _HEAD_BYTES: Final = 16

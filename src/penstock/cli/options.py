@@ -8,23 +8,17 @@ import inspect
 import re
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Final, get_type_hints
 
 import typer
 
-from penstock.errors import ConfigError, StoreError
+from penstock.errors import StoreError
 from penstock.lines import say
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.vision.datasets.rules import BoxCounts
-
-__all__ = [
-    "ANY_SOURCE", "FIELD_OPTIONS", "LIST_OPTIONS", "SOURCE_HELP", "BadBoxes",
-    "BadBoxesOption", "ClassOf", "ClassOfOption", "Collate", "Column", "FollowLinks", "ImageSize",
-    "Split", "TrainerMs", "bad_boxes_text", "option_of", "takes", "warn_of_bad_boxes", "workers_of",
-]  # fmt: skip
 
 SOURCE_HELP: Final = (
     "A folder, a store's address, or module:name of a dataset, or of a function or class that "
@@ -69,20 +63,6 @@ FollowLinks = Annotated[
 ]
 Split = Annotated[
     str | None, typer.Option(metavar="NAME", help="Which part of a folder, as in VOC's.")
-]
-Collate = Annotated[
-    str | None, typer.Option(metavar="MODULE:NAME", help="The collate_fn that makes batches.")
-]
-ImageSize = Annotated[
-    int,
-    typer.Option(
-        min=1,
-        help="Side of the images in pixels, where SRC is a folder, list or store of images: photos "
-        "are cropped and resized as for training, annotated ones fitted in.",
-    ),
-]
-TrainerMs = Annotated[
-    float, typer.Option(min=0, help="A training step that takes so long is made up.")
 ]
 
 
@@ -226,12 +206,3 @@ def warn_of_bad_boxes(dataset: object) -> None:
     counts = getattr(dataset, "box_counts", None)
     if counts is not None and (text := bad_boxes_text(counts)):
         say(f"{text.removesuffix(' (--bad-boxes)')}, as for training", err=True)
-
-
-def workers_of(text: str) -> int | Literal["auto"]:
-    """Return what `--workers` means; ConfigError if it is neither a number nor "auto"."""
-    if text == "auto":
-        return "auto"
-    if not text.isdecimal():
-        raise ConfigError(f'--workers must be a number from 0 on, or "auto", got {text!r}.')
-    return int(text)

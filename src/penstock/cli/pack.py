@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from penstock.stores.packing import PackProgress, PackReport
 
-__all__ = ["pack"]
-
 _HINT: Final = (
     "--skip-bad leaves such samples out and lists them; with --resume it goes on from here."
 )

@@ -15,8 +15,6 @@ from penstock.errors import ConfigError, PenstockError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["errors_in_code", "reason_in_code", "reason_of"]
-
 _WIDEST: Final = 400  # characters
 _OF_SAMPLE: Final = "while reading sample"
 

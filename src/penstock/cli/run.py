@@ -9,12 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.options import workers_of
 from penstock.cli.terminal import check_output
 from penstock.errors import ConfigError
 from penstock.program.options import Options
-
-__all__ = ["run"]
 
 Engine = StrEnum("Engine", ["penstock", "torch"])
 WorkerKind = StrEnum("WorkerKind", ["process", "thread", "ray"])
@@ -74,6 +71,8 @@ def run(
     Options stand before PROGRAM. --workers, --backend, --seed, --on-error and --progress apply to
     loaders that the script makes without these arguments.
     """
+    if workers not in (None, "auto") and not str(workers).isdecimal():
+        raise ConfigError(f'--workers must be a number from 0 on, or "auto", got {workers!r}.')
     files: dict[str, Any] = {}
     for name, path in (("report", report), ("trace", trace), ("save", save)):
         if path is not None:
@@ -81,7 +80,7 @@ def run(
             check_output(f"--{name}", path)
             files[name] = str(path)
     given = {
-        "num_workers": None if workers is None else workers_of(workers),
+        "num_workers": workers if workers in (None, "auto") else int(str(workers)),
         "backend": backend and backend.value,
         "seed": seed,
         "on_error": on_error and on_error.value,

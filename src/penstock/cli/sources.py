@@ -14,34 +14,22 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-
 from penstock.cli.options import option_of
-from penstock.cli.reasons import errors_in_code, reason_of
-from penstock.data import IterableDataset
-from penstock.data.names import describe_sample
-from penstock.errors import ConfigError, StoreError, StoreUnreachable
-from penstock.loader import Loader
+from penstock.cli.reasons import errors_in_code
+from penstock.errors import ConfigError, StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from penstock.stores.dataset import StoreDataset
     from penstock.stores.registry import Address
     from penstock.stores.store import Store
-
-__all__ = [
-    "attributes_for", "dataset_named", "described_dataset", "described_form", "is_iterable",
-    "is_loader", "is_plain_path", "is_store", "labels_by", "loadable_named", "loader_class",
-    "names_code", "object_made", "object_named", "open_named", "parse", "source_named",
-]  # fmt: skip
 
 _PARTIAL: Final = ".partial"
 _FIELD_ENDS: Final = {"mongodb": "field", "arrow": "column"}  # as their stores call them
 _OBJECT: Final = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 _FORMS: Final = {".yaml": "yolo", ".yml": "yolo", ".xml": "imglab"}
 _LISTS: Final = ("landmarks", "image-list")
-_MOST_BROKEN: Final = 100  # samples at the front, before a dataset is given up
 
 
 def parse(text: str) -> Address:
@@ -327,94 +315,7 @@ def labels_by(dataset: Any, column: str | None, class_of: Any) -> tuple[Any, Any
     return labels, class_names_of(dataset, column)
 
 
-@contextlib.contextmanager
-def loadable_named(
-    src: str, split: str | None, collate: str | None, size: int = 224
-) -> Iterator[tuple[Any, Callable[[list[Any]], Any] | None]]:
-    """Return a dataset or loader, and the function that collates samples; None is the default.
-
-    Images of a folder, list or store are of all sizes: they get the usual transform.
-
-    Args:
-        src: What names it.
-        split: Which part of it.
-        collate: `module:callable`, or None.
-        size: Side of images in pixels.
-
-    Raises:
-        ConfigError: it is no dataset, its first samples are all broken, or `collate` no function.
-    """
-    is_code = names_code(src)
-    with contextlib.ExitStack() as stack:
-        with errors_in_code(src, is_code=is_code):
-            if is_code and split is None:
-                found = object_named(src)
-                methods = () if is_loader(found) else ("__getitem__", "__len__")
-                dataset = _made(found, src, *methods)
-            else:
-                dataset = stack.enter_context(dataset_named(src, split))
-        collate_fn = None if is_code else _made_loadable(dataset, size)
-        if collate is not None:
-            collate_fn = object_made(collate, "__call__")
-        yield dataset, collate_fn
-
-
-def is_loader(thing: object) -> bool:
-    """Return whether something is a loader: torch's, Penstock's, or one like them."""
-    return all(hasattr(thing, name) for name in ("dataset", "num_workers", "__iter__"))
-
-
-def object_made(text: str, method: str) -> Any:  # noqa: ANN401
-    """Return what `module:name` is if it has a method, or what a function or class makes."""
+def object_made(text: str, *methods: str) -> Any:  # noqa: ANN401
+    """Return what `module:name` is if it has these methods, or what a function or class makes."""
     with errors_in_code(text):
-        return _made(object_named(text), text, method)
-
-
-def loader_class() -> Any:  # noqa: ANN401 - one of two classes
-    """Return the loader that the dataset's owner would use: torch's drop-in where it has torch."""
-    if "torch" not in sys.modules:
-        return Loader
-    from penstock.torch import DataLoader
-
-    return DataLoader
-
-
-def is_iterable(dataset: object) -> bool:
-    """Return whether a dataset is a stream, by the class of either side."""
-    kinds: list[type] = [IterableDataset]
-    if "torch" in sys.modules:
-        from torch.utils.data import IterableDataset as OfTorch
-
-        kinds.append(OfTorch)
-    return isinstance(dataset, tuple(kinds))
-
-
-def _made_loadable(dataset: Any, size: int) -> Callable[[list[Any]], Any] | None:  # noqa: ANN401
-    """Give images a transform if they have none; return the collate function that they need."""
-    if getattr(dataset, "transform", True) is not None or not len(dataset):
-        return None
-    numbers = range(min(len(dataset), _MOST_BROKEN))
-    sample = said = None
-    for number in numbers:
-        try:
-            sample = dataset[number]
-            break
-        except StoreUnreachable:
-            raise
-        except Exception as error:  # over damaged data Pillow raises nearly anything
-            said = f"{describe_sample(dataset, number)}: {reason_of(error)}"
-    else:
-        raise ConfigError(
-            f"none of the first {len(numbers)} samples can be read; of the last, {said}. "
-            "`penstock check` lists all that are broken."
-        )
-    if isinstance(sample, dict) and "image" in sample:
-        from penstock.vision import Letterbox, detection_collate
-
-        dataset.transform = Letterbox(size)
-        return detection_collate
-    if isinstance(sample, tuple) and isinstance(sample[0], np.ndarray) and sample[0].ndim == 3:
-        from penstock.vision import ImagePipeline
-
-        dataset.transform = ImagePipeline.train(size)
-    return None
+        return _made(object_named(text), text, *methods)

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["split"]
-
 _PART: Final = re.compile(r"([\w][\w.-]*)=(\d*\.?\d+)")
 _MOST_ROWS: Final = 25  # classes in the table, the rarest
 

@@ -8,7 +8,6 @@ import math
 import textwrap
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import numpy as np
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.vision.datasets.annotated import AnnotatedImages
-
-__all__ = ["Sizes", "count_classes", "stats"]
 
 _SAMPLED: Final = 1000  # records: a mean to some 3 % where sizes vary as much as their mean
 # Sides of squares, in pixels, between which COCO's evaluation calls objects medium.
@@ -87,12 +84,12 @@ def stats(
             dataset = StoreDataset(found) if isinstance(found, Store) else found
             labels, names = labels_by(dataset, column, class_of)
         with Bar() as bar:
-            sizes = Sizes.measure(num_records, read, sample, bar, is_code=names_code(src))
+            sizes = _sizes(num_records, read, sample, bar, is_code=names_code(src))
         record = {
             "address": without_password(address),
-            "num_records": sizes.num_records,
+            "num_records": num_records,
             **count_classes(labels, names or ()),
-            "sizes": sizes.record(),
+            "sizes": sizes,
         }
         if hasattr(found, "box_counts") and not by_field:  # `AnnotatedImages` needs OpenCV
             record["objects"] = _count_objects(found)
@@ -178,7 +175,7 @@ def count_classes(labels: Any, class_names: Sequence[str]) -> dict[str, Any]:  #
     return record
 
 
-def _spread(values: NDArray[np.int64]) -> dict[str, float] | None:
+def _spread(values: NDArray[Any]) -> dict[str, float] | None:
     if not len(values):
         return None
     return {
@@ -189,102 +186,71 @@ def _spread(values: NDArray[np.int64]) -> dict[str, float] | None:
     }
 
 
-@dataclass
-class Sizes:
-    """Sizes found in records spread evenly over a store.
+def _sizes(
+    num_records: int,
+    read: Callable[[int], Any],
+    num_sampled: int,
+    bar: Bar,
+    *,
+    is_code: bool,
+) -> dict[str, Any]:
+    """Return the sizes of `num_sampled` records, spread evenly, as JSON has them; 0 is all.
 
-    Attributes:
-        num_records: Records of the store.
-        num_bytes: Of each record looked at: its images, arrays, strings and bytes.
-        shapes_px: Height and width of each image in them, as its header says.
-        num_unreadable: Images whose header cannot be read.
-        num_damaged: Records that cannot be read, of those that were to be looked at.
+    Damaged records are counted. What a dataset of the user's own raises is an error, and no damage.
     """
-
-    num_records: int
-    num_bytes: list[int] = field(default_factory=list)
-    shapes_px: list[tuple[int, int]] = field(default_factory=list)
-    num_unreadable: int = 0
-    num_damaged: int = 0
-
-    @classmethod
-    def measure(
-        cls,
-        num_records: int,
-        read: Callable[[int], Any],
-        num_sampled: int,
-        bar: Bar,
-        *,
-        is_code: bool = False,
-    ) -> Sizes:
-        """Return the sizes of `num_sampled` records; 0 is all. Damaged ones are counted.
-
-        What a dataset of the user's own raises is an error, and no damage.
-
-        Raises:
-            StoreUnreachable: a server went away.
-        """
-        found = cls(num_records)
-        num_read = min(num_sampled or num_records, num_records)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module=r"PIL\.")  # only headers are read
-            for done in range(num_read):
-                try:
-                    sample = read(done * num_records // num_read)
-                except StoreUnreachable:
+    num_bytes: list[int] = []
+    shapes_px: list[tuple[int, int] | None] = []
+    num_read = min(num_sampled or num_records, num_records)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"PIL\.")  # only headers are read
+        for done in range(num_read):
+            try:
+                sample = read(done * num_records // num_read)
+            except StoreUnreachable:
+                raise
+            except (StoreError, ValueError, OSError) as error:
+                if is_code and not isinstance(error, StoreError):
                     raise
-                except (StoreError, ValueError, OSError) as error:
-                    if is_code and not isinstance(error, StoreError):
-                        raise
-                    found.num_damaged += 1
-                else:
-                    found.num_bytes.append(found._bytes_of(sample))
-                bar.show(done, num_read, "read for sizes")
-        return found
+            else:
+                num_bytes.append(_bytes_of(sample, shapes_px))
+            bar.show(done, num_read, "read for sizes")
+    shapes = np.array([shape for shape in shapes_px if shape], np.int64).reshape(-1, 2)
+    return {
+        "num_sampled": len(num_bytes),
+        "total_bytes": round(num_records * sum(num_bytes) / max(1, len(num_bytes))),
+        "is_total_estimated": len(num_bytes) < num_records,
+        "record_bytes": _spread(np.array(num_bytes)),
+        "num_images": len(shapes),
+        "num_unreadable": shapes_px.count(None),
+        "num_damaged": num_read - len(num_bytes),
+        "height_px": _spread(shapes[:, 0]),
+        "width_px": _spread(shapes[:, 1]),
+    }
 
-    def record(self) -> dict[str, Any]:
-        """Return it as JSON has it; the bytes of all are estimated unless all were looked at."""
-        num_bytes = np.array(self.num_bytes, np.int64)
-        shapes = np.array(self.shapes_px, np.int64).reshape(-1, 2)
-        total = self.num_records * sum(self.num_bytes) / max(1, len(num_bytes))
-        return {
-            "num_sampled": len(num_bytes),
-            "total_bytes": round(total),
-            "is_total_estimated": len(num_bytes) < self.num_records,
-            "record_bytes": _spread(num_bytes),
-            "num_images": len(shapes),
-            "num_unreadable": self.num_unreadable,
-            "num_damaged": self.num_damaged,
-            "height_px": _spread(shapes[:, 0]),
-            "width_px": _spread(shapes[:, 1]),
-        }
 
-    def _bytes_of(self, value: Any) -> int:  # noqa: ANN401
-        """Return the bytes of a sample's leaves, and add the sizes of its images."""
-        from penstock.stores.records import EncodedImage
+def _bytes_of(value: Any, shapes_px: list[tuple[int, int] | None]) -> int:  # noqa: ANN401
+    """Return the bytes of a sample's leaves, and add its images' sizes; None for no header."""
+    from PIL import Image
 
-        if isinstance(value, EncodedImage):
-            self._add_image(value.data)
-            return len(value.data)
-        if isinstance(value, np.ndarray):
-            return value.nbytes
-        if isinstance(value, (bytes, memoryview)):
-            return len(value)
-        if isinstance(value, str):
-            return len(value.encode("utf-8", "surrogatepass"))
-        if isinstance(value, Mapping):
-            value = list(value.values())
-        return sum(map(self._bytes_of, value)) if isinstance(value, (tuple, list)) else 0
+    from penstock.stores.records import EncodedImage
 
-    def _add_image(self, data: bytes | memoryview) -> None:
-        """Add the size that an image's header has; no pixel is decoded."""
-        from PIL import Image
-
+    if isinstance(value, EncodedImage):
         try:
-            with Image.open(io.BytesIO(data)) as image:
-                self.shapes_px.append((image.height, image.width))
+            with Image.open(io.BytesIO(value.data)) as image:  # no pixel is decoded
+                shapes_px.append((image.height, image.width))
         except Exception:  # over damaged data Pillow raises nearly anything
-            self.num_unreadable += 1
+            shapes_px.append(None)
+        return len(value.data)
+    if isinstance(value, np.ndarray):
+        return value.nbytes
+    if isinstance(value, str):
+        return len(value.encode("utf-8", "surrogatepass"))
+    if isinstance(value, (bytes, memoryview)):
+        return len(value)
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    parts = value if isinstance(value, (tuple, list)) else ()
+    return sum(_bytes_of(part, shapes_px) for part in parts)
 
 
 def _count_objects(dataset: AnnotatedImages) -> dict[str, Any]:

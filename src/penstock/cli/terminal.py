@@ -20,12 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = [
-    "INTERRUPTED", "NO_OUTPUT", "TERMINATED", "Bar", "check_output", "escaped_messages",
-    "sigterm_as_ctrl_c", "silence_libraries", "was_terminated", "write_output",
-    "writing",
-]  # fmt: skip
-
 # Exit statuses as shells have them: 128 and the number of the signal.
 INTERRUPTED: Final = 130
 TERMINATED: Final = 143

@@ -3,30 +3,34 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import json
 import math
 import os
 import platform
 import statistics
+import sys
 import textwrap
 import time
 import warnings
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path  # noqa: TC003 - typer reads the annotations at run time
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
+import numpy as np
 import typer
 
-from penstock.cli.options import SOURCE_HELP, Collate, ImageSize, Split, TrainerMs
+from penstock.cli.options import SOURCE_HELP
 from penstock.cli.reasons import errors_in_code, reason_of
 from penstock.cli.terminal import INTERRUPTED, Bar, check_output, write_output
-from penstock.errors import ConfigError
+from penstock.data import IterableDataset
+from penstock.data.names import describe_sample
+from penstock.errors import ConfigError, StoreUnreachable
 from penstock.insight.budgets import cores_allowed
 from penstock.lines import amount, say
+from penstock.loader import Loader
 from penstock.plural import counted
 from penstock.redact import without_password
 from penstock.sampling.balance_text import aligned
@@ -35,19 +39,11 @@ from penstock.usage import cpu_seconds, memory_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping
 
-__all__ = ["Setting", "TrialWork", "Turn", "best_of", "endless", "tune"]
-
-_USUAL_BATCH_SIZE: Final = 64
 _MAX_NAMED: Final = 20  # samples named on the screen; --json has all of them
 _WARM_UP: Final = 5  # batches, beyond those under way
 _USUAL_PREFETCH: Final = 2
+_MOST_BROKEN: Final = 100  # samples at the front, before a dataset is given up
 _NEAR: Final = 0.97  # of the best rate: not worth more workers
-
-# Arguments that a setting decides, and those that `_batching` derives.
-_NOT_KEPT: Final = (
-    "dataset", "num_workers", "prefetch_factor", "persistent_workers", "batch_size", "drop_last",
-    "shuffle", "sampler", "batch_sampler",
-)  # fmt: skip
 
 Compared = StrEnum("Compared", ["torch"])
 
@@ -84,15 +80,9 @@ Results = dict[Setting, list[Turn]]
 def tune(
     src: Annotated[
         str,
-        typer.Argument(
-            metavar="SRC",
-            help=SOURCE_HELP + " Also module:name of a loader: its class and arguments are kept.",
-        ),
+        typer.Argument(metavar="SRC", help=SOURCE_HELP),
     ],
-    batch_size: Annotated[
-        int | None,
-        typer.Option(min=1, help="Samples in a batch.", show_default="64, or a loader's own"),
-    ] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Samples in a batch.")] = 64,
     workers: Annotated[
         str | None,
         typer.Option(
@@ -105,21 +95,29 @@ def tune(
     ] = None,
     batches: Annotated[int, typer.Option(min=1, help="Batches measured in a turn.")] = 60,
     rounds: Annotated[int, typer.Option(min=1, help="Turns of each setting.")] = 2,
-    trainer_ms: TrainerMs = 0,
+    trainer_ms: Annotated[
+        float, typer.Option(min=0, help="A training step that takes so long is made up.")
+    ] = 0,
     compare: Annotated[
         Compared | None,
         typer.Option(help="Try the same counts of workers with torch's own loader as well."),
     ] = None,
-    collate: Collate = None,
-    split: Split = None,
-    size: ImageSize = 224,
+    collate: Annotated[
+        str | None, typer.Option(metavar="MODULE:NAME", help="The collate_fn that makes batches.")
+    ] = None,
+    size: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Side of the images in pixels, where SRC is a folder, list or store of images: "
+            "photos are cropped and resized as for training, annotated ones fitted in.",
+        ),
+    ] = 224,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write all figures here as well.")
     ] = None,
 ) -> None:
     """Try counts of workers, and print the line with the best one.
-
-    Of a loader it is its own line, with the workers changed.
 
     In a folder, list or store, what cannot be read is named, and other samples take its place; an
     error of a dataset of yours ends it.
@@ -129,30 +127,41 @@ def tune(
     --trainer-ms it is the best for a training whose step takes that long. Ctrl-C shows what is
     known by then.
     """
-    from penstock.cli.sources import is_loader, loadable_named, names_code
+    from penstock.cli.sources import dataset_named, names_code, object_made
 
     check_output("--json", json_file)
     counts = _numbers("--workers", workers, least=0) or usual_workers(cores_allowed())
     factors = _numbers("--prefetch", prefetch, least=1) or [_USUAL_PREFETCH]
     if compare is not None:
         import torch.utils.data  # noqa: F401 - its user gets `penstock.torch.DataLoader`
-    with loadable_named(src, split, collate, size) as (dataset, collate_fn):
-        is_made = is_loader(dataset)
-        if is_made and collate is not None:
-            raise ConfigError("--collate is for datasets; SRC is a loader, with a collate_fn.")
-        kind, arguments = (
-            _of_loader(dataset, batch_size)
-            if is_made
-            else _of_dataset(dataset, batch_size or _USUAL_BATCH_SIZE, collate_fn)
-        )
-        sampler = arguments.get("batch_sampler")
+    is_code = names_code(src)
+    with ExitStack() as stack:
+        if is_code:
+            dataset = object_made(src, "__len__")
+        else:
+            dataset = stack.enter_context(dataset_named(src))
+        if hasattr(dataset, "dataset") and hasattr(dataset, "num_workers"):
+            raise ConfigError(f"{src} is a loader: name its dataset.")
+        collate_fn = None if is_code else _made_loadable(dataset, size)
+        if collate is not None:
+            collate_fn = object_made(collate, "__call__")
+        arguments: dict[str, Any] = {"batch_size": batch_size}
+        if not _is_iterable(dataset):
+            if len(dataset) < batch_size:
+                raise ConfigError(
+                    f"the dataset has {len(dataset)} samples, fewer than --batch-size "
+                    f"{batch_size}; lower it."
+                )
+            arguments["shuffle"] = True
+        arguments["drop_last"] = True  # all of one size
+        if collate_fn is not None:
+            arguments["collate_fn"] = collate_fn
         work = TrialWork(
-            dataset=dataset.dataset if is_made else dataset,
-            kinds=_kinds(kind, compare=compare is not None),
+            dataset=dataset,
+            kinds=_kinds(compare=compare is not None),
             arguments=arguments,
-            batch_size=arguments.get("batch_size") or getattr(sampler, "batch_size", None) or 1,
-            # Of what the user has written, its own arguments or "raise" hold.
-            on_error="" if is_made else "raise" if names_code(src) else "replace",
+            # An error of the user's own code ends the trial.
+            on_error="raise" if is_code else "replace",
             num_batches=batches,
             step_s=trainer_ms / 1000,
         )
@@ -256,11 +265,11 @@ def _table(results: Results, best: Setting, work: TrialWork, src: str) -> list[s
     )
     if len(work.kinds) == 1:
         rows = [row[1:] for row in rows]
-    else:
+    elif any(setting.loader == "torch" for setting in results):  # Ctrl-C may come before
         of_both = (results[best], results[best_of(results, "torch")])
         ours, theirs = (_figures(turns)["samples_per_s"] for turns in of_both)
         caption += f" Penstock's best gives {ours / theirs:.2f} x the rate of torch's best."
-    title = f"{without_password(src)}, batches of {work.batch_size}"
+    title = f"{without_password(src)}, batches of {work.arguments['batch_size']}"
     return [title, "", *aligned(rows), "", *textwrap.wrap(caption, 88)]
 
 
@@ -269,7 +278,7 @@ def _record(results: Results, best: Setting, work: TrialWork, src: str) -> dict[
         "machine": {"cores": cores_allowed(), "system": platform.platform()},
         "python": platform.python_version(),
         "source": without_password(src),
-        "batch_size": work.batch_size,
+        "batch_size": work.arguments["batch_size"],
         "trainer_ms": 1000 * work.step_s,
         "left_out": [{"name": n, "reason": r} for n, r in sorted(work.bad_samples.items())],
         "best": {**best._asdict(), "line": work.lines(best)[-1]},
@@ -292,8 +301,7 @@ class TrialWork:
         dataset: Of any kind.
         kinds: The loader's class, by the name that a setting has for it.
         arguments: Of the loader, without those that a setting decides.
-        batch_size: Samples in a batch.
-        on_error: What becomes of samples that cannot be made; "" leaves it to the arguments.
+        on_error: What becomes of samples that cannot be made.
         num_batches: How many are measured in a turn.
         step_s: What a training step takes between two of them.
         bad_samples: Those that could not be made, by name, with the reason; it grows with the
@@ -303,8 +311,7 @@ class TrialWork:
     dataset: Any
     kinds: Mapping[str, Any]
     arguments: dict[str, Any]
-    batch_size: int
-    on_error: str = ""
+    on_error: str
     num_batches: int
     step_s: float = 0.0
     bad_samples: dict[str, str] = field(default_factory=dict)
@@ -325,7 +332,7 @@ class TrialWork:
                     now_s = time.perf_counter()
                 cpu_after = cpu_seconds(own)
                 return Turn(
-                    self.num_batches * self.batch_size,
+                    self.num_batches * self.arguments["batch_size"],
                     now_s - begun_s,
                     wait_s,
                     None if cpu_before is None or cpu_after is None else cpu_after - cpu_before,
@@ -339,12 +346,10 @@ class TrialWork:
                 self.bad_samples[name] = reason_of(failure.error)
 
     def _loader(self, setting: Setting) -> Any:  # noqa: ANN401 - one of several classes
-        kind, options = self.kinds[setting.loader], self._options(setting)
-        options.pop("progress", None)  # bars of its own would cover this command's
-        if self.on_error:
+        options = self._options(setting)
+        if setting.loader == "penstock":
             options["on_error"] = self.on_error
-        known = inspect.signature(kind).parameters
-        return kind(self.dataset, **{name: v for name, v in options.items() if name in known})
+        return self.kinds[setting.loader](self.dataset, **options)
 
     def _options(self, setting: Setting) -> dict[str, Any]:
         options = {**self.arguments, "num_workers": setting.num_workers}
@@ -356,104 +361,72 @@ class TrialWork:
     def lines(self, setting: Setting) -> list[str]:
         """Return the lines to paste: the import, and the loader that was measured."""
         options = self._options(setting)
-        if self.bad_samples and self.on_error:
+        if self.bad_samples:
             options["on_error"] = self.on_error
-        words = ["dataset", *(f"{name}={_written(name, v)}" for name, v in options.items())]
+        words = ["dataset", *(f"{name}={_written(v)}" for name, v in options.items())]
         kind = self.kinds[setting.loader]
         package = kind.__module__.rpartition(".")[0]
         return [f"from {package} import {kind.__name__}", f"{kind.__name__}({', '.join(words)})"]
 
 
-def _of_dataset(
-    dataset: Any,  # noqa: ANN401
-    batch_size: int,
-    collate_fn: Callable[[list[Any]], Any] | None,
-) -> tuple[Any, dict[str, Any]]:
-    """Return the class and arguments of a loader that shuffles a dataset, as its owner's would."""
-    from penstock.cli.sources import is_iterable, loader_class
-
-    arguments: dict[str, Any] = {"batch_size": batch_size}
-    if not is_iterable(dataset):
-        if len(dataset) < batch_size:
-            raise ConfigError(
-                f"the dataset has {len(dataset)} samples, fewer than --batch-size {batch_size}; "
-                "lower it."
-            )
-        arguments["shuffle"] = True
-    arguments["drop_last"] = True  # all of one size
-    if collate_fn is not None:
-        arguments["collate_fn"] = collate_fn
-    return loader_class(), arguments
-
-
-def _of_loader(loader: Any, batch_size: int | None) -> tuple[Any, dict[str, Any]]:  # noqa: ANN401
-    """Return the class and arguments of a loader that the user has made.
-
-    Of a subclass it is the class of torch or Penstock below it, whose arguments are known.
-    """
-    kind = next((k for k in type(loader).__mro__ if _is_known(k)), None)
-    if kind is None:
-        raise ConfigError(
-            f"the arguments of a {type(loader).__qualname__} are not known. Name its dataset."
-        )
-    arguments = _batching(loader)
-    if batch_size is not None:
-        if arguments.get("batch_size") is None:
-            raise ConfigError("--batch-size: the loader has a batch sampler, or batch_size=None.")
-        arguments["batch_size"] = batch_size
-    for name, parameter in inspect.signature(kind).parameters.items():
-        value = getattr(loader, name, parameter.default)
-        is_default = value is parameter.default or value == parameter.default
-        if name == "collate_fn":  # a partial or an object has no name
-            written = getattr(value, "__name__", "")
-            is_default = is_default or written in ("default_collate", "default_convert")
-        if name not in _NOT_KEPT and not is_default:
-            arguments[name] = value
-    return kind, arguments
-
-
-def _kinds(own: Any, *, compare: bool) -> dict[str, Any]:  # noqa: ANN401 - one of several classes
-    """Return the classes to measure: a loader's own, or for a comparison Penstock's and torch's."""
-    if not compare:
-        return {"penstock": own}
+def _kinds(*, compare: bool) -> dict[str, Any]:
+    """Return the classes to measure: the one of a user of torch where torch is imported."""
+    if "torch" not in sys.modules:
+        return {"penstock": Loader}
     import torch.utils.data
 
     from penstock.torch import DataLoader
 
-    ours = DataLoader if own.__module__.startswith("torch.") else own
-    return {"penstock": ours, "torch": torch.utils.data.DataLoader}
+    of_torch = {"torch": torch.utils.data.DataLoader} if compare else {}
+    return {"penstock": DataLoader, **of_torch}
 
 
-def _is_known(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] in ("torch", "penstock") and hasattr(kind, "__iter__")
+def _is_iterable(dataset: object) -> bool:
+    """Return whether a dataset is a stream, by the class of either side."""
+    kinds: list[type] = [IterableDataset]
+    if "torch" in sys.modules:
+        from torch.utils.data import IterableDataset as OfTorch
+
+        kinds.append(OfTorch)
+    return isinstance(dataset, tuple(kinds))
 
 
-def _batching(loader: Any) -> dict[str, Any]:  # noqa: ANN401
-    """Return the arguments that decide which samples make a batch."""
-    from penstock.cli.sources import is_iterable
+def _made_loadable(dataset: Any, size: int) -> Callable[[list[Any]], Any] | None:  # noqa: ANN401
+    """Give images a transform if they have none; return the collate function that they need."""
+    if getattr(dataset, "transform", True) is not None or not len(dataset):
+        return None
+    numbers = range(min(len(dataset), _MOST_BROKEN))
+    sample = said = None
+    for number in numbers:
+        try:
+            sample = dataset[number]
+            break
+        except StoreUnreachable:
+            raise
+        except Exception as error:  # over damaged data Pillow raises nearly anything
+            said = f"{describe_sample(dataset, number)}: {reason_of(error)}"
+    else:
+        raise ConfigError(
+            f"none of the first {len(numbers)} samples can be read; of the last, {said}. "
+            "`penstock check` lists all that are broken."
+        )
+    if isinstance(sample, dict) and "image" in sample:
+        from penstock.vision import Letterbox, detection_collate
 
-    if loader.batch_size is None and loader.batch_sampler is not None:
-        return {"batch_sampler": loader.batch_sampler}
-    arguments: dict[str, Any] = {"batch_size": loader.batch_size}
-    sampler = loader.sampler
-    name = type(sampler).__name__
-    is_shuffle = name == "RandomSampler" and not getattr(sampler, "replacement", False)
-    if is_shuffle and getattr(sampler, "num_samples", None) == len(loader.dataset):
-        arguments["shuffle"] = True
-    elif name != "SequentialSampler" and not is_iterable(loader.dataset):
-        arguments["sampler"] = sampler
-    if loader.drop_last:
-        arguments["drop_last"] = True
-    return arguments
+        dataset.transform = Letterbox(size)
+        return detection_collate
+    if isinstance(sample, tuple) and isinstance(sample[0], np.ndarray) and sample[0].ndim == 3:
+        from penstock.vision import ImagePipeline
+
+        dataset.transform = ImagePipeline.train(size)
+    return None
 
 
-def _written(name: str, value: Any) -> str:  # noqa: ANN401
-    """Return an argument as it is written; an object by the name it has, or its argument's."""
-    if value is None or isinstance(value, (bool, int, float)):
+def _written(value: Any) -> str:  # noqa: ANN401
+    """Return an argument as it is written; a function by its name."""
+    if value is None or isinstance(value, (bool, int)):
         return repr(value)
-    if isinstance(value, str) or type(value).__name__ == "device":  # torch's
-        return f'"{value}"'
-    return getattr(value, "__name__", None) or name
+    return f'"{value}"' if isinstance(value, str) else getattr(value, "__name__", "collate_fn")
 
 
 def endless(loader: Any) -> Generator[object, None, None]:  # noqa: ANN401

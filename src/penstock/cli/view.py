@@ -22,8 +22,6 @@ from penstock.redact import without_password
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["view"]
-
 _MOST_IMAGES: Final = 400  # more make a sheet that no viewer opens
 
 

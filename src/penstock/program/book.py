@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from penstock.insight.stats import Stats
     from penstock.program.stock import StockMonitor
 
-__all__ = ["begin"]
-
 
 _TOLD_APART_BY: Final = ("dataset", "num_workers", "batch_size", "sampler", "batch_sampler")
 
@@ -224,37 +222,37 @@ class Book:
         accounts = [a for a in self._accounts.values() if a.run.batches]
         lines = [line for account in accounts for line in account.lines()]
         lines += self._uses_of_settings(accounts)
-        try:
-            lines += self._files(accounts, used)
-        except (OSError, PenstockError) as error:
-            lines.append(f"penstock run: {error}")
+        lines += self._files(accounts, used)
         for line in lines if not self._options.quiet else ():
             say(line, err=True)
 
     def _files(self, accounts: list[Account], used: dict[str, Any] | None) -> Iterator[str]:
         """Write the files, and yield a line for each."""
+        jobs: list[tuple[str, str, Callable[..., object], object]] = []
         if self._options.save is not None and used is not None:
-            free = self._free(self._options.save)
             loaders = [account.saved() for account in accounts]
             run = SavedRun(
                 engine=self._options.engine, program=words_of(self._options), loaders=loaders,
                 **used,
             )  # fmt: skip
-            write_run(run, free)
-            yield f"penstock run: figures of this run: {free}"
-        if not (self._options.report or self._options.trace):
-            return
-        from penstock.insight.report import write_report
-        from penstock.insight.trace import write_trace
+            jobs.append((self._options.save, "figures of this run", write_run, run))
+        if self._options.report or self._options.trace:
+            from penstock.insight.report import write_report
+            from penstock.insight.trace import write_trace
 
-        longest = sorted(accounts, key=lambda account: -account.run.seconds)
-        for option, write in (("report", write_report), ("trace", write_trace)):
-            path = getattr(self._options, option)
-            for account in longest if path else []:
+            longest = sorted(accounts, key=lambda account: -account.run.seconds)
+            for option, write in (("report", write_report), ("trace", write_trace)):
+                path = getattr(self._options, option)
+                for account in longest if path else []:
+                    what = f"{option} of {account.made_at}"
+                    jobs.append((path, what, write, account.recording))
+        for path, what, write_it, content in jobs:
+            try:
                 free = self._free(path)
-                assert account.recording is not None
-                write(account.recording, free)
-                yield f"penstock run: {option} of {account.made_at}: {free}"
+                write_it(content, free)
+                yield f"penstock run: {what}: {free}"
+            except (OSError, PenstockError) as error:  # the others may be written all the same
+                yield f"penstock run: {error}"
 
     def _uses_of_settings(self, accounts: list[Account]) -> list[str]:
         lines = []

@@ -16,8 +16,6 @@ from penstock.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["Options"]
-
 _VARIABLE: Final = "PENSTOCK_RUN"
 _STARTUP: Final = Path(__file__).parent / "startup"
 
@@ -58,7 +56,6 @@ class Options:
         paths = [str(_STARTUP), *filter(None, [environment.get("PYTHONPATH")])]
         return {
             **environment,
-            **_locale(environment),
             "PYTHONPATH": os.pathsep.join(paths),
             _VARIABLE: json.dumps(asdict(self)),
         }
@@ -78,16 +75,6 @@ class Options:
         sys.stderr.flush()
         command = [sys.executable, *_interpreter_options(), *words]
         os.execve(sys.executable, command, self.environment(os.environ))
-
-
-def _locale(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return LC_CTYPE=C if Python itself has changed it to C.UTF-8 (PEP 538), else nothing.
-
-    With C.UTF-8, the program would not enter the UTF-8 mode that Python enters under C (PEP 540).
-    """
-    is_requested = "utf8" in sys._xoptions or environment.get("PYTHONUTF8")
-    is_c = bool(sys.flags.utf8_mode) and not is_requested
-    return {"LC_CTYPE": "C"} if is_c and "LC_CTYPE" in environment else {}
 
 
 def _interpreter_options() -> list[str]:

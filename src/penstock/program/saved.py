@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from penstock.program.options import Options
 
-__all__ = ["SavedLoader", "SavedRun", "Usage", "is_saved_run", "words_of", "write_run"]
-
 _FORMAT: Final = "penstock run"
 _VERSION: Final = 1
 _EVERY_S: Final = 1.0

@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 
     from penstock.insight.verdict import Inputs
 
-__all__ = ["StockMonitor", "watch"]
-
 # Attributes set on torch's iterators, which cannot be pickled and live as long as their loop.
 _ASKED: Final = "_penstock_asked"
 _CLOCK: Final = "_penstock_clock"

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run as `penstock run --save` writes it."""
+
+from __future__ import annotations
+
+from penstock.program.saved import SavedLoader, SavedRun
+
+TRAIN = SavedLoader(
+    made_at="train.py:31",
+    dataset="Photos",
+    num_workers=2,
+    loaders=1,
+    epochs=3,
+    batches=1290,
+    samples=10320,
+    failed=0,
+    seconds=12.0,
+    wait_s=9.0,
+    first_batch_s=0.5,
+)
+STOCK = SavedRun(
+    engine="torch",
+    program=["train.py", "photos/"],
+    wall_s=20.0,
+    cpu_s=30.0,
+    peak_memory_bytes=2 * 10**9,
+    loaders=[TRAIN],
+)

@@ -138,14 +138,16 @@ def _read_voc(path: Path, options: dict[str, Any]) -> Collection:
 def _read_yolo(path: Path, options: dict[str, Any]) -> Collection:
     wanted = options.pop("split", None)
     images: list[AnnotatedImage] = []
+    key_at: dict[Path, str] = {}
     splits: dict[str, tuple[str, ...]] = {}
     class_names: tuple[str, ...] = ()
     for name in read_yolo_data(path).splits if wanted is None else [wanted]:
         of_split, of_classes = read_yolo(path, name, **options)
         class_names = max(class_names, of_classes, key=len)
-        known = {image.path for image in images}  # one that is in two splits is no repeat
-        images += [image for image in of_split if image.path not in known]
-        splits[name] = tuple(image.key for image in of_split)
+        # One that is in two splits is no repeat; a list and a folder may call it differently.
+        images += [image for image in of_split if image.path not in key_at]
+        key_at |= {i.path: i.key for i in reversed(of_split) if i.path not in key_at}
+        splits[name] = tuple(key_at[image.path] for image in of_split)
     if not images:
         raise StoreError(f"{path} names no images.")
     return Collection(tuple(images), splits, class_names)

@@ -166,11 +166,11 @@ def _read(data: bytes | memoryview) -> ImageHeader:
 def _read_jpeg(data: bytes | memoryview) -> ImageHeader:
     """Walk over the markers up to the first scan."""
     frame: tuple[int, int] | None = None
-    orientation: int | None = None
+    place: _Place | None = None
     for marker, start, stop in jpeg_segments(data):
         if marker == _APP1:
-            if orientation is None and data[start : start + 6] == _EXIF_PREFIX:
-                orientation = _orientation_in(data, start, stop)
+            if place is None and data[start : start + 6] == _EXIF_PREFIX:
+                place = _orientation_place(data, start, stop)
         elif frame is None and marker in _FRAMES:
             frame = marker, start
         elif marker == START_OF_SCAN:
@@ -184,7 +184,7 @@ def _read_jpeg(data: bytes | memoryview) -> ImageHeader:
         marker, "hierarchical, lossless with arithmetic coding, or JPEG-LS"
     )
     jpeg = JpegHeader(process, precision_bits, num_components, sof_offset, is_single_scan, stop)
-    return ImageHeader("jpeg", height, width, orientation or 1, jpeg)
+    return ImageHeader("jpeg", height, width, place[2] if place is not None else 1, jpeg)
 
 
 def _read_png(data: bytes | memoryview) -> ImageHeader:
@@ -284,16 +284,8 @@ def _exif_blocks(data: bytes | memoryview) -> Iterator[tuple[int, int]]:
 
 
 def _orientation(data: bytes | memoryview) -> int:
-    for start, stop in _exif_blocks(data):
-        orientation = _orientation_in(data, start, stop)
-        if orientation is not None:
-            return orientation
-    return 1
-
-
-def _orientation_in(data: bytes | memoryview, start: int, stop: int) -> int | None:
-    place = _orientation_place(data, start, stop)
-    return None if place is None else place[2]
+    places = (_orientation_place(data, start, stop) for start, stop in _exif_blocks(data))
+    return next((place[2] for place in places if place is not None), 1)
 
 
 def _orientation_place(data: bytes | memoryview, start: int, stop: int) -> _Place | None:

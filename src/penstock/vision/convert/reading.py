@@ -350,37 +350,34 @@ def _merged(one: AnnotatedImage, other: AnnotatedImage) -> tuple[AnnotatedImage,
     for found in other.objects:
         box = found.box_xyxy_px
         numbers = [n for n in free if are_alone or (box and objects[n].box_xyxy_px == box)]
-        same = next((n for n in numbers if _can_be_one(objects[n], found)), None)
-        if same is None:
+        made = ((n, _joined(objects[n], found)) for n in numbers)
+        number, whole = next((pair for pair in made if pair[1] is not None), (-1, None))
+        if whole is None:
             alone.append(found)
         else:
-            free.remove(same)
-            objects[same] = _joined(objects[same], found)
+            free.remove(number)
+            objects[number] = whole
     width_px, height_px = one.width_px or other.width_px, one.height_px or other.height_px
     image = replace(one, objects=(*objects, *alone), width_px=width_px, height_px=height_px)
     # Where one source has all objects, nothing is doubtful.
     return image, len(other.objects) - len(alone), len(alone) if free else 0
 
 
-def _can_be_one(one: AnnotatedObject, other: AnnotatedObject) -> bool:
-    """Return whether no field of two objects contradicts the other's."""
-    for item in fields(one):
-        a, b = getattr(one, item.name), getattr(other, item.name)
-        if item.name == "extra":
+def _joined(one: AnnotatedObject, other: AnnotatedObject) -> AnnotatedObject | None:
+    """Return one object with what two say; None if a field of one contradicts the other's."""
+    values: dict[str, Any] = {}
+    for name in (item.name for item in fields(one)):
+        a, b = getattr(one, name), getattr(other, name)
+        if name == "extra":
             if any(a[key] != b[key] for key in a.keys() & b.keys()):
-                return False
-        elif not (_is_empty(a) or _is_empty(b) or repr(a) == repr(b)):  # NaN is NaN here
-            return False
-    return True
+                return None
+            values[name] = {**b, **a}
+        elif _is_empty(a) or _is_empty(b) or repr(a) == repr(b):  # NaN is NaN here
+            values[name] = b if _is_empty(a) else a
+        else:
+            return None
+    return replace(one, **values)
 
 
 def _is_empty(value: object) -> bool:
     return value is None or value in ("", ())
-
-
-def _joined(one: AnnotatedObject, other: AnnotatedObject) -> AnnotatedObject:
-    values: dict[str, Any] = {}
-    for item in fields(one):
-        value = getattr(one, item.name)
-        values[item.name] = getattr(other, item.name) if _is_empty(value) else value
-    return replace(one, **{**values, "extra": {**other.extra, **one.extra}})

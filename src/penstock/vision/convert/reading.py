@@ -38,6 +38,8 @@ from penstock.vision.datasets.rules import BadBoxes, BoxCounts, judged
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+_INVENTED: Final = "\0"  # stands for `default_class` until a source has a better one
+
 
 @dataclass(frozen=True, slots=True)
 class Source:
@@ -251,7 +253,7 @@ def merge(
     for number, collection in enumerate(collections):
         given = collection.images
         if len(collections) > 1 and classes_of(given) == {default_class}:
-            given = with_class(given, default_class, "")
+            given = with_class(given, default_class, _INVENTED)
         images = _listed_once(given)
         num_repeats += 0 if collection.splits else len(given) - len(images)
         new = []
@@ -273,7 +275,7 @@ def merge(
             before = set(splits.setdefault(name, []))
             keys = (key_of[number, key] for key in of_split)
             splits[name] += [key for key in keys if key not in before]
-    merged = tuple(one.image for one in found.values())
+    merged = with_class((one.image for one in found.values()), _INVENTED, default_class)
     notes = []
     if apart:
         notes.append(
@@ -373,11 +375,11 @@ def _joined(one: AnnotatedObject, other: AnnotatedObject) -> AnnotatedObject | N
                 return None
             values[name] = {**b, **a}
         elif _is_empty(a) or _is_empty(b) or repr(a) == repr(b):  # NaN is NaN here
-            values[name] = b if _is_empty(a) else a
+            values[name] = b if _is_empty(a) and not _is_empty(b) else a
         else:
             return None
     return replace(one, **values)
 
 
 def _is_empty(value: object) -> bool:
-    return value is None or value in ("", ())
+    return value is None or value in ("", (), _INVENTED)

@@ -191,7 +191,9 @@ def _read_png(data: bytes | memoryview) -> ImageHeader:
     size_bytes, name, width, height = struct.unpack_from(">I4sII", data, 8)
     if name != b"IHDR" or size_bytes != 13:
         raise ValueError("the PNG file does not begin with its header: damaged")
-    return ImageHeader("png", height, width, _orientation(data))
+    places = (_orientation_place(data, start, stop) for start, stop in _exif_blocks(data))
+    orientation = next((place[2] for place in places if place is not None), 1)
+    return ImageHeader("png", height, width, orientation)
 
 
 def _read_by_pillow(data: bytes | memoryview) -> ImageHeader:
@@ -281,11 +283,6 @@ def _exif_blocks(data: bytes | memoryview) -> Iterator[tuple[int, int]]:
                 yield start, stop
     elif data[:8] == PNG_MAGIC:
         yield from ((start, stop) for name, start, stop in png_chunks(data) if name == b"eXIf")
-
-
-def _orientation(data: bytes | memoryview) -> int:
-    places = (_orientation_place(data, start, stop) for start, stop in _exif_blocks(data))
-    return next((place[2] for place in places if place is not None), 1)
 
 
 def _orientation_place(data: bytes | memoryview, start: int, stop: int) -> _Place | None:

@@ -60,6 +60,14 @@ def test_a_pipeline_checks_its_parts_as_it_is_made(options, message):
         ImagePipeline(Resize(9), **options)
 
 
+def test_a_subclass_that_keeps_its_arguments_otherwise_is_shown_without_them():
+    class Half(Resize):
+        def __init__(self, height, *others):
+            super().__init__(height // 2)
+
+    assert repr(Half(8)) == "Half()"
+
+
 @pytest.mark.parametrize(
     "crop",
     [224, None, Compose(RandomHSV()), RandomResizedCrop, "center"],

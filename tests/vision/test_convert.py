@@ -280,6 +280,16 @@ def test_names_are_whole_paths_where_the_last_parts_are_the_same(tmp_path):
         convert(tmp_path / "l.txt", tmp_path / "two", **options)
 
 
+def test_an_image_of_yolo_may_be_called_otherwise_in_a_list_than_in_its_folder(tmp_path):
+    picture(tmp_path / "yolo/images/train/a.jpg")
+    (tmp_path / "yolo/all.txt").write_text("./images/train/a.jpg\n")
+    (tmp_path / "yolo/data.yaml").write_text("{train: images/train, all: all.txt, names: [x]}")
+    with pytest.warns(UserWarning, match="has labels"):
+        convert(tmp_path / "yolo", tmp_path / "voc", target_format="voc")
+    for split in ("train", "all"):
+        assert [image.key for image in read_voc_folder(tmp_path / "voc", split)] == ["a"]
+
+
 @pytest.mark.parametrize(
     "name", ["ä ö", "it's", "a&b<c>", "x'\"y", "日本", "a;b|c$(d)", "-rf", "%s"]
 )

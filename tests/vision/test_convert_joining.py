@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 from tests.vision.test_convert import one, picture, voc
 
+from penstock.vision.annotations.imglab import read_imglab
 from penstock.vision.annotations.voc_folder import read_voc_folder
 from penstock.vision.convert import Source, convert
 
@@ -64,6 +65,13 @@ def test_a_class_that_convert_invented_gives_way_to_a_real_one(tmp_path, is_firs
     (image,) = read_voc_folder(tmp_path / "one")
     assert [found.class_name for found in image.objects] == ["face", "face"]
     assert image.objects[0].landmarks_xy_px == ((4, 5),)
+
+
+def test_a_class_that_convert_invented_stays_where_there_is_no_other(tmp_path):
+    root = voc(tmp_path / "voc", a=one("object"))
+    joined(tmp_path, root, "voc/JPEGImages/a.jpg 4 5 1 2 20 15\n", to="imglab")
+    (image,) = read_imglab(tmp_path / "one")
+    assert [found.class_name for found in image.objects] == ["object"]
 
 
 def test_sources_without_an_image_in_common_are_pointed_at(tmp_path):

@@ -240,7 +240,7 @@ def _decode_jpeg(
 def check_jpeg(
     data: bytes | memoryview, header: ImageHeader, jpeg: JpegHeader, *, strict: bool
 ) -> None:
-    """Raise ValueError if a file cannot be decoded, or costs far more than its size tells."""
+    """Raise ValueError if a file cannot be decoded, or costs far more than its size says."""
     if jpeg.process not in JPEG_PROCESSES.values():
         raise ValueError(f"a JPEG file of the kind {jpeg.process!r}, which no library here decodes")
     if jpeg.precision_bits != 8:

@@ -166,11 +166,11 @@ def _read(data: bytes | memoryview) -> ImageHeader:
 def _read_jpeg(data: bytes | memoryview) -> ImageHeader:
     """Walk over the markers up to the first scan."""
     frame: tuple[int, int] | None = None
-    orientation: int | None = None
+    place: _Place | None = None
     for marker, start, stop in jpeg_segments(data):
         if marker == _APP1:
-            if orientation is None and data[start : start + 6] == _EXIF_PREFIX:
-                orientation = _orientation_in(data, start, stop)
+            if place is None and data[start : start + 6] == _EXIF_PREFIX:
+                place = _orientation_place(data, start, stop)
         elif frame is None and marker in _FRAMES:
             frame = marker, start
         elif marker == START_OF_SCAN:
@@ -184,14 +184,16 @@ def _read_jpeg(data: bytes | memoryview) -> ImageHeader:
         marker, "hierarchical, lossless with arithmetic coding, or JPEG-LS"
     )
     jpeg = JpegHeader(process, precision_bits, num_components, sof_offset, is_single_scan, stop)
-    return ImageHeader("jpeg", height, width, orientation or 1, jpeg)
+    return ImageHeader("jpeg", height, width, place[2] if place is not None else 1, jpeg)
 
 
 def _read_png(data: bytes | memoryview) -> ImageHeader:
     size_bytes, name, width, height = struct.unpack_from(">I4sII", data, 8)
     if name != b"IHDR" or size_bytes != 13:
         raise ValueError("the PNG file does not begin with its header: damaged")
-    return ImageHeader("png", height, width, _orientation(data))
+    places = (_orientation_place(data, start, stop) for start, stop in _exif_blocks(data))
+    orientation = next((place[2] for place in places if place is not None), 1)
+    return ImageHeader("png", height, width, orientation)
 
 
 def _read_by_pillow(data: bytes | memoryview) -> ImageHeader:
@@ -281,19 +283,6 @@ def _exif_blocks(data: bytes | memoryview) -> Iterator[tuple[int, int]]:
                 yield start, stop
     elif data[:8] == PNG_MAGIC:
         yield from ((start, stop) for name, start, stop in png_chunks(data) if name == b"eXIf")
-
-
-def _orientation(data: bytes | memoryview) -> int:
-    for start, stop in _exif_blocks(data):
-        orientation = _orientation_in(data, start, stop)
-        if orientation is not None:
-            return orientation
-    return 1
-
-
-def _orientation_in(data: bytes | memoryview, start: int, stop: int) -> int | None:
-    place = _orientation_place(data, start, stop)
-    return None if place is None else place[2]
 
 
 def _orientation_place(data: bytes | memoryview, start: int, stop: int) -> _Place | None:

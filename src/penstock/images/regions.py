@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 _REDUCTIONS: Final = (8, 4, 2)
 _LEAST_ROWS_SAVED: Final = 32  # two rows of blocks: less is not worth a copy of the file
-# libjpeg keeps the first of its warnings only. So this one says that nothing was wrong before the
-# last row, and that the file goes on to its end.
 # What Exif's orientations do to the image as it is seen, once 5 and above have been transposed.
 _MIRRORS_ROWS: Final = (3, 4, 7, 8)  # the first becomes the last
 _MIRRORS_COLUMNS: Final = (2, 3, 6, 7)
+# libjpeg keeps the first of its warnings only. So this one says that nothing was wrong before the
+# last row, and that the file goes on to its end.
 _ALL_ROWS_DECODED: Final = re.compile(r"extraneous bytes before marker 0xd9$")
 
 

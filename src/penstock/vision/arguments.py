@@ -94,9 +94,10 @@ class ShownByArguments:
     """Shows an object by those of its constructor's arguments that are not the usual ones."""
 
     def __repr__(self) -> str:
-        given = [
-            f"{name}={getattr(self, name)!r}"
+        known = [
+            (name, repr(getattr(self, name)), repr(parameter.default))
             for name, parameter in inspect.signature(type(self)).parameters.items()
-            if repr(getattr(self, name)) != repr(parameter.default)
+            if hasattr(self, name)  # arguments of a subclass may be kept under other names
         ]
+        given = (f"{name}={value}" for name, value, usual in known if value != usual)
         return f"{type(self).__name__}({', '.join(given)})"

@@ -23,7 +23,7 @@ from penstock.vision.pixels import lookup_tables, write_planes
 from penstock.vision.samples import arrays_by_object, as_array, is_tensor, num_objects
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from numpy.typing import DTypeLike, NDArray
 
@@ -35,6 +35,9 @@ _NOTHING: Final[dict[str, tuple[tuple[int, ...], np.dtype[Any]]]] = {
     "boxes": ((4,), np.dtype(np.float32)),
     "labels": ((), np.dtype(np.int64)),
 }
+
+
+_ITEM: Final = ""  # the field of which a target that is an array is the rows
 
 
 class DetectionCollate:
@@ -114,23 +117,21 @@ class DetectionCollate:
         """Return the batch in memory of `out`; otherwise as calling it does."""
         taken = [_with_arrays(sample, position) for position, sample in enumerate(samples)]
         batch, sizes = self._collated([as_array(sample["image"]) for sample in taken], out)
+        items: list[Any]
         if self._targets == "array":
-            return batch, _class_rows(taken, out)
-        rows = {
-            key: _split(_leaf(values, out), offsets)
-            for key, (values, offsets) in _fields(taken, out).items()
-        }
-        targets = [
-            {
-                key: rows[key][number] if key in rows else value
-                for key, value in sample.items()
-                if key != "image"
-            }
-            for number, sample in enumerate(taken)
-        ]
-        for target, size in zip(targets, sizes, strict=False):
-            target["image_size"] = size
-        return batch, targets
+            fields, items = {_ITEM: _class_rows(taken, out)}, [_Row] * len(taken)
+        else:
+            fields = _fields(taken, out)
+            items = [
+                {key: _Row if key in fields else sample[key] for key in sample if key != "image"}
+                for sample in taken
+            ]
+            for item, size in zip(items, sizes, strict=False):
+                item["image_size"] = size
+        leaves = {key: _leaf(values, out) for key, values in fields.items()}
+        first = "boxes" if _ITEM in fields else next(iter(fields), None)
+        counts = [len(sample[first]) for sample in taken] if first is not None else []
+        return batch, _targets(items, leaves, [0, *itertools.accumulate(counts)])
 
     def _collated(
         self, arrays: list[NDArray[Any]], out: BatchMemory
@@ -294,10 +295,8 @@ def _with_arrays(sample: Any, position: int) -> dict[str, Any]:  # noqa: ANN401
     return taken
 
 
-def _fields(
-    samples: list[dict[str, Any]], out: BatchMemory
-) -> dict[str, tuple[NDArray[Any], NDArray[np.int64]]]:
-    """Return each array by object: the rows of all images, and where each image's begin."""
+def _fields(samples: list[dict[str, Any]], out: BatchMemory) -> dict[str, NDArray[Any]]:
+    """Return each array by object: the rows of all images."""
     names = [arrays_by_object(sample) for sample in samples]
     for position, found in enumerate(names):
         others = set(found) ^ set(names[0])
@@ -313,23 +312,18 @@ def _fields(
     return {key: _field(key, [sample[key] for sample in samples], out) for key in names[0]}
 
 
-def _field(
-    key: str, parts: list[NDArray[Any]], out: BatchMemory
-) -> tuple[NDArray[Any], NDArray[np.int64]]:
+def _field(key: str, parts: list[NDArray[Any]], out: BatchMemory) -> NDArray[Any]:
     filled = [position for position, part in enumerate(parts) if len(part)]
-    dtype: np.dtype[Any]
-    if filled:
-        first = parts[filled[0]]
-        for position in filled:
-            _check_like(key, first, parts[position], (filled[0], position))
-        trailing, dtype = first.shape[1:], np.result_type(*(parts[p].dtype for p in filled))
-    else:
+    if not filled:
         trailing, dtype = _NOTHING.get(key, (parts[0].shape[1:], parts[0].dtype))
-    offsets = np.cumsum([0, *map(len, parts)])
-    values = out.empty((int(offsets[-1]), *trailing), dtype)
-    if filled:
-        np.concatenate([parts[position] for position in filled], out=values)
-    return values, offsets
+        return out.empty((0, *trailing), dtype)
+    first = parts[filled[0]]
+    for position in filled:
+        _check_like(key, first, parts[position], (filled[0], position))
+    dtype = np.result_type(*(parts[position].dtype for position in filled))
+    values = out.empty((sum(map(len, parts)), *first.shape[1:]), dtype)
+    np.concatenate([parts[position] for position in filled], out=values)
+    return values
 
 
 def _check_like(
@@ -352,8 +346,8 @@ def _quoted(key: object) -> str:
     return f'"{key}"'.replace("{", "{{").replace("}", "}}")  # the message is a template
 
 
-def _class_rows(samples: list[dict[str, Any]], out: BatchMemory) -> list[Any]:
-    """Return float32 (objects, 5) for each image: its boxes and their classes."""
+def _class_rows(samples: list[dict[str, Any]], out: BatchMemory) -> NDArray[np.float32]:
+    """Return float32 (objects, 5) of all images: boxes and their classes."""
     for position, sample in enumerate(samples):
         boxes, labels = sample.get("boxes"), sample.get("labels")
         if boxes is None or labels is None or labels.ndim != 1:
@@ -363,23 +357,66 @@ def _class_rows(samples: list[dict[str, Any]], out: BatchMemory) -> list[Any]:
             )
     wanted = [{key: sample[key] for key in ("boxes", "labels")} for sample in samples]
     fields = _fields(wanted, Collator(np.empty))
-    corners, offsets = fields["boxes"]
-    values = out.empty((len(corners), 5), np.float32)
-    values[:, :4] = corners
-    values[:, 4] = fields["labels"][0]
-    return _split(out.leaf(values), offsets)
+    values = out.empty((len(fields["boxes"]), 5), np.float32)
+    values[:, :4] = fields["boxes"]
+    values[:, 4] = fields["labels"]
+    return values
 
 
 def _shape(array: Any) -> str:  # noqa: ANN401
     return "none" if array is None else f"of shape {array.shape}"
 
 
-def _split(values: Any, offsets: NDArray[np.int64]) -> list[Any]:  # noqa: ANN401
-    """Return the rows of each image, as views of an array, a tensor or an `AsTensor`."""
-    spans = itertools.pairwise(offsets.tolist())
-    if isinstance(values, AsTensor):
-        return [AsTensor(values.array[start:stop], values.adapter) for start, stop in spans]
-    return [values[start:stop] for start, stop in spans]
+class _Row:
+    """Stands where an image's rows of a field belong, in a target that is pickled or made."""
+
+
+class Targets(list[Any]):
+    """A list of targets, one for each image, pickled with one array for the rows of all images."""
+
+    def __init__(
+        self,
+        items: Iterable[Any] = (),
+        leaves: Mapping[str, Any] | None = None,
+        offsets: Sequence[int] = (),
+        rows: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        """Keep what was made: the leaves, and the rows of them that each image has."""
+        super().__init__(items)
+        self._leaves, self._offsets, self._rows = leaves or {}, offsets, rows
+
+    def __reduce__(self) -> tuple[Callable[..., Targets], tuple[Any, ...]]:
+        """Pickle as fields; what a user has put in place of rows, as it is."""
+        if len(self) != len(self._rows):
+            return Targets, (list(self),)
+        pairs = zip(self, self._rows, strict=True)
+        return _targets, ([_bare(item, rows) for item, rows in pairs], self._leaves, self._offsets)
+
+
+def _bare(item: Any, rows: Mapping[str, Any]) -> Any:  # noqa: ANN401
+    if type(item) is dict:
+        return {key: _Row if value is rows.get(key, _Row) else value for key, value in item.items()}
+    return _Row if _ITEM in rows and item is rows[_ITEM] else item
+
+
+def _targets(items: list[Any], leaves: Mapping[str, Any], offsets: Sequence[int]) -> Targets:
+    """Return targets whose rows are views of the leaves: arrays, tensors or `AsTensor`s."""
+    spans = [*itertools.pairwise(offsets)] or [(0, 0)] * len(items)
+    rows = [{key: _part(leaf, *span) for key, leaf in leaves.items()} for span in spans]
+    pairs = zip(items, rows, strict=True)
+    return Targets([_whole(item, of_image) for item, of_image in pairs], leaves, offsets, rows)
+
+
+def _whole(item: Any, rows: Mapping[str, Any]) -> Any:  # noqa: ANN401
+    if type(item) is dict:
+        return {key: rows[key] if value is _Row else value for key, value in item.items()}
+    return rows[_ITEM] if item is _Row else item
+
+
+def _part(leaf: Any, start: int, stop: int) -> Any:  # noqa: ANN401
+    if isinstance(leaf, AsTensor):
+        return AsTensor(leaf.array[start:stop], leaf.adapter)
+    return leaf[start:stop]
 
 
 detection_collate: Final = DetectionCollate()

@@ -72,6 +72,7 @@ def test_other_elements_and_attributes_are_kept_as_text():
         "<landmarks><landmark name='l' x='8' y='10' visibility='1'/>"
         "<landmark name='r' x='nan' y='NaN'/></landmarks>",
         "<keypoints><l visibility='1'><x>8</x><y>10</y></l><r><x>nan</x><y>nan</y></r></keypoints>",
+        "<landmarks><l visible='0' x='8' y='10'/><r x='nan' y='nan'/></landmarks>",
     ],
 )
 def test_landmarks_with_names_are_read_in_every_form(inner):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+import pickle
 
 import numpy as np
 import pytest
@@ -282,6 +283,31 @@ def test_torchs_own_loader_gives_the_same_values(num_workers):
     ours = Loader(Photos(), 5, collate_fn=detection_collate)
     for one, other in zip(theirs, ours, strict=True):
         assert_same(one, list(other) if isinstance(one, list) else other)
+
+
+@pytest.mark.parametrize("collate", [detection_collate, DetectionCollate(targets="array")])
+def test_the_rows_of_all_images_are_pickled_as_one_array(collate):
+    samples = [sample_of(n, num_objects=9) for n in range(64)]
+    _, targets = collate(samples)
+    arrays = [v for t in targets for v in (t.values() if isinstance(t, dict) else [t])]
+    num_bytes = sum(one.nbytes for one in arrays if isinstance(one, np.ndarray))
+    data = pickle.dumps(targets, protocol=5)
+    assert len(data) < num_bytes + 64 * 60  # four arrays for each target take 500
+    assert_same(pickle.loads(data), targets)
+
+
+@pytest.mark.parametrize("change", [
+    lambda targets: targets[0].update(boxes=targets[0]["boxes"] * 2, more=[7]),
+    lambda targets: targets[1].pop("labels"),
+    lambda targets: targets[0].update(boxes=targets[1]["boxes"]),
+    lambda targets: targets.reverse(),
+    lambda targets: targets.pop(0),
+    lambda targets: targets.__setitem__(1, "no dict"),
+], ids=["other", "less", "exchanged", "reversed", "shorter", "no dict"])  # fmt: skip
+def test_a_target_that_was_changed_is_pickled_as_it_is(change):
+    _, targets = detection_collate([sample_of(n, num_objects=n) for n in (2, 3)])
+    change(targets)
+    assert_same(pickle.loads(pickle.dumps(targets)), targets)
 
 
 @pytest.mark.parametrize("kind", [Loader, DataLoader])

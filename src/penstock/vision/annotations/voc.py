@@ -21,7 +21,8 @@ VOC has no landmarks itself, and tools add them in several ways. These are read:
 
 There `<has_lm>0</has_lm>` says that the numbers mean nothing, and the object has no landmarks.
 `keypoints` may stand for `landmarks`. The first form is the one written. `visibility` is COCO's: 0
-not marked, 1 hidden, 2 seen. "nan" says that a point is not marked.
+not marked, 1 hidden, 2 seen; `visible` is 0 for hidden, 1 for seen. "nan" says that a point is not
+marked.
 
 Reference:
     Everingham and others, "The PASCAL Visual Object Classes Challenge 2012 development kit".
@@ -64,6 +65,7 @@ _LANDMARK_TAGS: Final = ("landmarks", "keypoints", "lm")
 _KNOWN: Final = {"name", "bndbox", "pose", "part", "attributes", *_FLAG_NAMES, *_LANDMARK_TAGS}
 _POINT_TAGS: Final = frozenset(("landmark", "point", "keypoint", "lm"))
 _NUMBERED: Final = re.compile(r"([xy])_?([0-9]{1,6})")
+_OF_VISIBLE: Final = {"0": "1", "1": "2"}
 _ASIDE: Final = frozenset(("visible", "visibility", "blur"))  # beside the points, and no points
 
 _Point = tuple[float, float, str, int | None]  # x, y, name, visibility
@@ -218,12 +220,13 @@ def _side(text: str | None, where: str, origin: int) -> float:
 
 def _point(child: Element, where: str, origin: int) -> _Point:
     """Return a point that is an element, with x and y as attributes or as elements within."""
-    names = ("name", "x", "y", "visibility")
+    names = ("name", "x", "y", "visibility", "visible")
     said = {name: child.get(name, child.findtext(name)) for name in names}
     if said["x"] is None and said["y"] is None:
         raise ValueError(f"{where} is no point: it has no x and y")
     x, y = (_side(said[side], f"{where}: {side}", origin) for side in "xy")
-    seen = (said["visibility"] or "").strip()
+    visible = (said["visible"] or "").strip()
+    seen = (said["visibility"] or "").strip() or _OF_VISIBLE.get(visible, visible)
     if seen not in ("", "0", "1", "2"):
         raise ValueError(f"{where}: visibility is {seen[:40]!r}, not 0 or 1 or 2")
     name = (said["name"] or "").strip() or (child.tag if child.tag not in _POINT_TAGS else "")

@@ -38,6 +38,8 @@ from penstock.vision.datasets.rules import BadBoxes, BoxCounts, judged
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+_INVENTED: Final = "\0"  # stands for `default_class` until a source has a better one
+
 
 @dataclass(frozen=True, slots=True)
 class Source:
@@ -138,14 +140,16 @@ def _read_voc(path: Path, options: dict[str, Any]) -> Collection:
 def _read_yolo(path: Path, options: dict[str, Any]) -> Collection:
     wanted = options.pop("split", None)
     images: list[AnnotatedImage] = []
+    key_at: dict[Path, str] = {}
     splits: dict[str, tuple[str, ...]] = {}
     class_names: tuple[str, ...] = ()
     for name in read_yolo_data(path).splits if wanted is None else [wanted]:
         of_split, of_classes = read_yolo(path, name, **options)
         class_names = max(class_names, of_classes, key=len)
-        known = {image.path for image in images}  # one that is in two splits is no repeat
-        images += [image for image in of_split if image.path not in known]
-        splits[name] = tuple(image.key for image in of_split)
+        # One that is in two splits is no repeat; a list and a folder may call it differently.
+        images += [image for image in of_split if image.path not in key_at]
+        key_at |= {i.path: i.key for i in reversed(of_split) if i.path not in key_at}
+        splits[name] = tuple(key_at[image.path] for image in of_split)
     if not images:
         raise StoreError(f"{path} names no images.")
     return Collection(tuple(images), splits, class_names)
@@ -249,7 +253,7 @@ def merge(
     for number, collection in enumerate(collections):
         given = collection.images
         if len(collections) > 1 and classes_of(given) == {default_class}:
-            given = with_class(given, default_class, "")
+            given = with_class(given, default_class, _INVENTED)
         images = _listed_once(given)
         num_repeats += 0 if collection.splits else len(given) - len(images)
         new = []
@@ -271,7 +275,7 @@ def merge(
             before = set(splits.setdefault(name, []))
             keys = (key_of[number, key] for key in of_split)
             splits[name] += [key for key in keys if key not in before]
-    merged = tuple(one.image for one in found.values())
+    merged = with_class((one.image for one in found.values()), _INVENTED, default_class)
     notes = []
     if apart:
         notes.append(
@@ -348,37 +352,34 @@ def _merged(one: AnnotatedImage, other: AnnotatedImage) -> tuple[AnnotatedImage,
     for found in other.objects:
         box = found.box_xyxy_px
         numbers = [n for n in free if are_alone or (box and objects[n].box_xyxy_px == box)]
-        same = next((n for n in numbers if _can_be_one(objects[n], found)), None)
-        if same is None:
+        made = ((n, _joined(objects[n], found)) for n in numbers)
+        number, whole = next((pair for pair in made if pair[1] is not None), (-1, None))
+        if whole is None:
             alone.append(found)
         else:
-            free.remove(same)
-            objects[same] = _joined(objects[same], found)
+            free.remove(number)
+            objects[number] = whole
     width_px, height_px = one.width_px or other.width_px, one.height_px or other.height_px
     image = replace(one, objects=(*objects, *alone), width_px=width_px, height_px=height_px)
     # Where one source has all objects, nothing is doubtful.
     return image, len(other.objects) - len(alone), len(alone) if free else 0
 
 
-def _can_be_one(one: AnnotatedObject, other: AnnotatedObject) -> bool:
-    """Return whether no field of two objects contradicts the other's."""
-    for item in fields(one):
-        a, b = getattr(one, item.name), getattr(other, item.name)
-        if item.name == "extra":
+def _joined(one: AnnotatedObject, other: AnnotatedObject) -> AnnotatedObject | None:
+    """Return one object with what two say; None if a field of one contradicts the other's."""
+    values: dict[str, Any] = {}
+    for name in (item.name for item in fields(one)):
+        a, b = getattr(one, name), getattr(other, name)
+        if name == "extra":
             if any(a[key] != b[key] for key in a.keys() & b.keys()):
-                return False
-        elif not (_is_empty(a) or _is_empty(b) or repr(a) == repr(b)):  # NaN is NaN here
-            return False
-    return True
+                return None
+            values[name] = {**b, **a}
+        elif _is_empty(a) or _is_empty(b) or repr(a) == repr(b):  # NaN is NaN here
+            values[name] = b if _is_empty(a) and not _is_empty(b) else a
+        else:
+            return None
+    return replace(one, **values)
 
 
 def _is_empty(value: object) -> bool:
-    return value is None or value in ("", ())
-
-
-def _joined(one: AnnotatedObject, other: AnnotatedObject) -> AnnotatedObject:
-    values: dict[str, Any] = {}
-    for item in fields(one):
-        value = getattr(one, item.name)
-        values[item.name] = getattr(other, item.name) if _is_empty(value) else value
-    return replace(one, **{**values, "extra": {**other.extra, **one.extra}})
+    return value is None or value in ("", (), _INVENTED)

@@ -126,7 +126,7 @@ class PartneredDataset(Dataset[Any]):
             raise
 
     def set_epoch(self, epoch: int) -> None:
-        """Take note of the epoch, and tell the other dataset; the loader calls it."""
+        """Note the epoch, here and in the other dataset; the loader calls it."""
         self._epoch = epoch
         announce_epoch(self.dataset, epoch)
 
@@ -393,7 +393,7 @@ class Mosaic(PartneredDataset):
             transform: Applied to the result: `RandomPerspective(size)`, or a chain that begins
                 with it. None gives the whole canvas.
             until_epoch: Epochs from this one on have no mosaic: the recipe trains its last epochs
-                (10 or 15) on whole images. None: all have. The loader tells the epoch.
+                (10 or 15) on whole images. None: all have. The loader sets the epoch.
             whole_transform: Applied to a sample that gets no mosaic, as the dataset has it, and all
                 that is: it is neither letterboxed to s nor handed to `transform`. For sizes that
                 are no squares: `Compose(Letterbox((480, 640)), ...)`. None: see above.

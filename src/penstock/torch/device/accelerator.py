@@ -123,7 +123,7 @@ def open_accelerator(device: str | int | torch.device) -> Accelerator:
         chosen = with_index(wanted)
         num_devices = module.device_count() if module.is_available() else 0
     except (RuntimeError, TypeError, AttributeError, AssertionError) as error:
-        why = str(error).splitlines()[0]
+        why = str(error).partition("\n")[0]
         raise ConfigError(f"device={device!r} cannot be used: {why}. {_INSTEAD}") from error
     if chosen.index >= num_devices:
         raise ConfigError(

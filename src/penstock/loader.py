@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from penstock.indices import IndexSource
     from penstock.options import Auto, Ray
 
-__all__ = ["Loader"]
-
 SampleT = TypeVar("SampleT")
 
 
@@ -133,7 +131,9 @@ class Loader(Observed, Generic[SampleT]):
         orders = {"shuffle": shuffle, "sampler": sampler, "batch_sampler": batch_sampler}
         dataset, collate_fn = adapted(dataset, collate_fn, batch_size, **orders)
         self._is_iterable = isinstance(dataset, IterableDataset)
-        if not self._is_iterable and not hasattr(dataset, "__getitem__"):
+        # torch's inherits a __getitem__ without a use.
+        is_foreign = any(cls.__name__ == "IterableDataset" for cls in type(dataset).__mro__)
+        if not self._is_iterable and (is_foreign or not hasattr(dataset, "__getitem__")):
             raise TypeError(
                 "a dataset has __getitem__ and __len__, or is a penstock.data.IterableDataset; got "
                 f"{type(dataset).__name__}. Streams of torch are for penstock.torch.DataLoader"

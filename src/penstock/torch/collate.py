@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
     from penstock.data.dataset import Allocator
 
-__all__ = ["TensorCollator", "empty_tensor", "stack_plainly"]
-
 _stock = torch_data.collate
 _STOCK: Final[CollateMap] = dict(_stock.default_collate_fn_map)
 _PLAIN_ARRAYS: Final = frozenset({np.ndarray, np.memmap})

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
     from penstock.data.dataset import Allocator
 
-__all__: list[str] = []
-
 # Rows are copied as integers of their size: index_select lacks some dtypes, and numpy others.
 _CARRIERS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 

@@ -67,8 +67,6 @@ if TYPE_CHECKING:
     from penstock.engine.plan import Progress
     from penstock.torch.loader import DataLoader
 
-__all__ = ["UnseededIndices"]
-
 _DRAWLESS: Final = (
     SequentialSampler,
     DistributedSampler,

@@ -55,8 +55,6 @@ if TYPE_CHECKING:
     from penstock.torch.streams import AsTorch
     from penstock.transport.page_lock import PageLock
 
-__all__ = ["DataLoader"]
-
 T_co = TypeVar("T_co", covariant=True)
 
 _DATAPIPES: Final = (torch.utils.data.IterDataPipe, torch.utils.data.MapDataPipe)

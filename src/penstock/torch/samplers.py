@@ -32,14 +32,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = [
-    "STOCK_SAMPLERS",
-    "OrderSeed",
-    "index_batches",
-    "seeded_sampler",
-    "stock_indices",
-]
-
 # Python integers made at a time: 4096 of them are 150 KB, and the cost per call is gone.
 _CHUNK: Final = 4096
 # Indices that torch's RandomSampler draws in one go, with replacement. Another number, other

@@ -18,8 +18,6 @@ from penstock.errors import ConfigError
 if TYPE_CHECKING:
     import contextlib
 
-__all__ = ["Accelerator", "StreamAccelerator", "open_accelerator", "with_index"]
-
 _HAS_STREAMS: Final = ("Stream", "Event", "stream", "current_stream")
 _INSTEAD: Final = "device='auto' takes the accelerator there is, or else the CPU."
 

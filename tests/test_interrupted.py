@@ -216,7 +216,7 @@ END = NUM_BATCHES  # where the loop is to hear that there is no more
 
 
 def whole_sweep(*cases, stride=1):
-    return [pytest.param(*case, stride, 90, marks=pytest.mark.slow) for case in cases]
+    return [pytest.param(*case, stride, 60, marks=pytest.mark.slow) for case in cases]
 
 
 @pytest.mark.parametrize(

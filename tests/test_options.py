@@ -9,6 +9,7 @@ import threading
 from multiprocessing.context import SpawnContext
 
 import pytest
+from torch.utils.data import IterableDataset
 
 from penstock import Loader
 from penstock.engine.backends import BACKENDS, traits_of
@@ -83,6 +84,18 @@ def test_limits_stay_with_a_number_that_is_handed_on():
     assert loader._settings()["num_workers"] == "Auto(cpu=1.5, memory=None)"  # of the report
     for number in (loader.num_workers, pickle.loads(pickle.dumps(loader.num_workers))):
         assert DataLoader(DATA, num_workers=number)._options.limits == Auto(cpu=1.5)
+
+
+def test_a_stream_of_torch_is_not_taken_for_a_map_style_dataset():
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter(range(4))
+
+        def __len__(self):
+            return 4
+
+    with pytest.raises(TypeError, match=r"Streams of torch are for penstock\.torch\.DataLoader"):
+        Loader(Stream())
 
 
 def test_after_batch_size_arguments_are_given_by_name():

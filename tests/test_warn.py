@@ -38,6 +38,11 @@ def test_a_loader_that_a_package_makes_is_its_programs(filename):
     assert calling(PROGRAM, calling(filename, users_place))() == f"{PROGRAM}:3"
 
 
+def test_a_program_beside_the_folder_of_scripts_is_the_users():
+    program = f"{sysconfig.get_path('scripts')}-mine/train.py"
+    assert calling(program, calling(USERS_PACKAGE, users_place))() == f"{program}:3"
+
+
 @pytest.mark.parametrize("program", [CONSOLE_SCRIPT, "<string>"])
 def test_where_all_is_installed_the_line_that_made_a_loader_is_named(program):
     make = calling(USERS_PACKAGE, users_place)

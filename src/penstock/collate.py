@@ -18,22 +18,6 @@ if TYPE_CHECKING:
 
     from penstock.data.dataset import Allocator
 
-__all__ = [
-    "CONTAINERS",
-    "BatchMemory",
-    "CollateInto",
-    "CollateMap",
-    "Collator",
-    "check_shapes",
-    "collate",
-    "convert",
-    "default_collate",
-    "have_one_dtype",
-    "mapping_like",
-    "sequence_like",
-    "stack_into",
-]
-
 CollateMap = dict[type | tuple[type, ...], Callable[..., Any]]
 """Type of the first sample -> function `(samples, *, collate_fn_map)` that makes them one leaf."""
 

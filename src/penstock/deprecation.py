@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["removed_arguments", "removed_names"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

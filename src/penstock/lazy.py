@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["lazy_names"]
-
 
 def lazy_names(
     package: str, names_of: Mapping[str, Sequence[str]]

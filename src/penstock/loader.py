@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from penstock.indices import IndexSource
     from penstock.options import Auto, Ray
 
-__all__ = ["Loader"]
-
 SampleT = TypeVar("SampleT")
 
 
@@ -133,7 +131,9 @@ class Loader(Observed, Generic[SampleT]):
         orders = {"shuffle": shuffle, "sampler": sampler, "batch_sampler": batch_sampler}
         dataset, collate_fn = adapted(dataset, collate_fn, batch_size, **orders)
         self._is_iterable = isinstance(dataset, IterableDataset)
-        if not self._is_iterable and not hasattr(dataset, "__getitem__"):
+        # torch's inherits a __getitem__ without a use.
+        is_foreign = any(cls.__name__ == "IterableDataset" for cls in type(dataset).__mro__)
+        if not self._is_iterable and (is_foreign or not hasattr(dataset, "__getitem__")):
             raise TypeError(
                 "a dataset has __getitem__ and __len__, or is a penstock.data.IterableDataset; got "
                 f"{type(dataset).__name__}. Streams of torch are for penstock.torch.DataLoader"
@@ -170,22 +170,18 @@ class Loader(Observed, Generic[SampleT]):
         check_samplers(dataset, sampler, batch_sampler, batch_size)
         tell_seed(self._seed, sampler, batch_sampler)
         if sampler is None and batch_sampler is None:
-            sampler = self._default_sampler(shuffle=shuffle)
+            if self._is_iterable:
+                sampler = itertools.repeat(None)
+            elif shuffle:
+                sampler = RandomSampler(dataset, seed=self._seed)
+            else:
+                sampler = SequentialSampler(dataset)
         if batch_sampler is None and batch_size is not None:
             batch_sampler = BatchSampler(sampler, batch_size, drop_last)  # type: ignore[arg-type]
         self.sampler = sampler
         self.batch_sampler = batch_sampler
         self._stream: BatchStream | None = None
         warn_of_kept_generators(dataset, seed)
-
-    def _default_sampler(self, *, shuffle: bool) -> Iterable[Any]:
-        if self._is_iterable:
-            return itertools.repeat(None)
-        return (
-            RandomSampler(self.dataset, seed=self._seed)
-            if shuffle
-            else SequentialSampler(self.dataset)
-        )
 
     def __iter__(self) -> Iterator[Any]:
         """Begin the next epoch: starts the workers, or sets the persistent ones to work again."""

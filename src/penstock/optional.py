@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
-__all__ = ["install_command", "missing_extra", "when_imported"]
-
 _EXTRA_OF: Final = {
     "typer": "cli",
     "rich": "cli",

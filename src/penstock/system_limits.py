@@ -20,20 +20,6 @@ from penstock.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = [
-    "SystemMemory",
-    "advice_on_kill",
-    "check_descriptors",
-    "descriptors_needed",
-    "format_bytes",
-    "group_folders",
-    "memory_now",
-    "memory_warning",
-    "num_open_files",
-    "read_text",
-    "signal_name",
-]
-
 _PROC: Final = Path("/proc")
 _CGROUPS: Final = Path("/sys/fs/cgroup")
 # Of a control group by its version: its limit, what it uses, its events, and, in memory.stat, the

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from types import FrameType
 
-__all__ = ["users_level", "users_place"]
-
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 # Between our frames: what calls our loader, our cached properties and our context managers.
 _OTHERS = (
@@ -24,7 +22,7 @@ _OTHERS = (
     contextlib.__file__,
 )
 # "<string>" is `python -c`, by which multiprocessing starts a spawned process.
-_INSTALLED = ("<string>", sysconfig.get_path("stdlib"), sysconfig.get_path("scripts"))
+_INSTALLED = ("<string>", *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "scripts")))
 
 
 def users_level() -> int:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The comparison with other loaders is complete, can fail, and says where a peer is ahead."""
+"""The comparison with other loaders is complete and can fail, and its page is current."""
 
 from __future__ import annotations
 
@@ -21,10 +21,7 @@ FILES = sorted(path for path in (PEERS / "contenders").glob("*.py") if path.stem
 FUNCTIONS = ("photos", "pack", "packed", "tiny", "transport", "paths", "resume")
 
 sys.path[:0] = [str(PEERS), str(PEERS.parent)]
-compare, contender, environments, measure, page, works = (
-    importlib.import_module(name)
-    for name in ("compare", "contender", "environments", "measure", "page", "works")
-)
+contender, works = map(importlib.import_module, ("contender", "works"))
 CONTENDERS = contender.contenders()
 INSTALLATIONS = sorted((PEERS / "requirements").glob("*.txt"))
 
@@ -162,74 +159,6 @@ def test_a_contender_that_fails_is_named_with_its_error_and_the_others_go_on(
 
 
 # ---------------------------------------------------------------- the page
-
-MACHINE = {
-    **{"date": "2026-01-02", "commit": "x", "processor": "Abacus", "cores": 2},
-    **{"memory_gib": 4.0, "system": "Linux 6"},
-}
-
-
-def entry(run_name: str, *values: float, cpu_ms: float = 1.0, errors=(), **more):
-    readings = [
-        {"value": value, "unit": "", "wall_s": 1.0, "cpu_s": 1.0, "batches": 1, "import_s": 1.0}
-        | {"more": {"CPU ms/sample": cpu_ms}}
-        | more
-        for value in values
-    ]
-    return {
-        **{"machine": MACHINE, "packages": {"Python": "3.11.7"}, "size": {}, "remarks": []},
-        **{"runs": {run_name: readings} if readings else {}, "errors": list(errors)},
-        "peak_mb": 100.0,
-    }
-
-
-def fake(name: str):
-    absent = dict.fromkeys(FUNCTIONS, f"{name} cannot do it")
-    return contender.Contender(name, "abacus", (), "as it comes", photos=print, absent=absent)
-
-
-def rendered(results, names, *, not_installed=None, remarks=None) -> str:
-    known = {name: fake(name) for name in names}
-    return page.render(results, known, not_installed or {}, remarks or {})
-
-
-def test_the_page_names_who_is_ahead_of_penstock_and_in_what() -> None:
-    known = {
-        name: contender.Contender(name, "abacus", (), "as it comes", tiny=print)
-        for name in ("fast", "penstock (threads)", "torch (simplejpeg, OpenCV)")
-    }
-    for one in known.values():
-        one.absent.update(dict.fromkeys(FUNCTIONS, "it cannot"))
-        del one.absent["tiny"]
-    results = {
-        "tiny": {
-            "fast": entry("tiny", 3e6, 3.1e6, 2.9e6, cpu_ms=2e-3),
-            "penstock (threads)": entry("tiny", 2e6, cpu_ms=1e-3),
-            "torch (simplejpeg, OpenCV)": entry("tiny", 1e6, cpu_ms=4e-3),
-        }
-    }
-    text = page.render(results, known, {}, {"tiny": "It counts on its fingers."})
-    ahead = "| Tiny samples in memory | M rows/s | 2.00, penstock (threads) | fast 3.00 |"
-    assert ahead in text
-    assert "| CPU µs/row | 1.00" not in text  # there Penstock is first
-    rows = [line for line in text.splitlines() if line.startswith(("| fast", "| **p", "| torch"))]
-    assert [row.split(" | ")[:3] for row in rows[:3]] == [
-        ["| fast", "3.00 (2.90 - 3.10)", "3.00"],
-        ["| **penstock (threads)**", "2.00 (n=1)", "2.00"],
-        ["| torch", "1.00 (n=1)", "1.00"],
-    ]
-    assert "It counts on its fingers." in text
-    assert "2 cores of an Abacus, 4.0 GiB, Linux 6. Penstock's commit: x." in text
-
-
-def test_the_page_shows_what_failed_what_is_absent_and_what_could_not_be_installed() -> None:
-    results = {"tiny": {"slow": entry("tiny", errors=["tiny: ValueError: out of | fingers"])}}
-    fact = {"date": "2026-01-02", "reason": ["ERROR: no abacus"]}
-    text = rendered(results, ["slow"], not_installed={"abacus": fact})
-    assert "| slow | failed |" in text
-    assert r"- slow, `tiny: ValueError: out of \| fingers`" in text
-    assert "- slow: slow cannot do it" in text
-    assert "- slow (`requirements/abacus.txt`, 2026-01-02): `ERROR: no abacus`" in text
 
 
 def test_the_page_is_up_to_date() -> None:

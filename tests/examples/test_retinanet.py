@@ -105,12 +105,6 @@ def test_focal_loss_is_the_papers_formula(example, alpha, gamma):
         np.testing.assert_allclose(loss.numpy(), wanted, rtol=2e-6, atol=1e-9)
 
 
-# Anchors
-
-
-# The network
-
-
 # Detection and scores
 
 

@@ -125,18 +125,6 @@ class Examples(Rows):
         return Example(torch.full((5, 300), float(index)), index, None if index % 2 else str(index))
 
 
-class Words(Dataset):
-    """Keys that are strings."""
-
-    WORDS = ("alder", "birch", "cedar", "dogwood", "elm", "fir", "ginkgo")
-
-    def __len__(self):
-        return len(self.WORDS)
-
-    def __getitem__(self, key):
-        return {"key": key, "length": len(key)}
-
-
 class Stream(IterableDataset):
     """The numbers up to `length`; each worker iterates all of them."""
 

@@ -56,23 +56,31 @@ def tensors(length, seed=0):
 
 
 def build(kind):
-    first = tensors(7)
-    part = stock.Subset(first, [6, 0, -1, 3, 3, 5])
+    first, second, none = tensors(7), tensors(5, 1), tensors(0)
+    whole = stock.ConcatDataset([first, none, second])
+    part = stock.Subset(whole, [11, 0, -1, 3, 3, 8])
     return {
         "tensors": lambda: first,
+        "concat": lambda: whole,
+        "concat of one": lambda: stock.ConcatDataset([first]),
         "subset": lambda: part,
-        "subset of array": lambda: stock.Subset(first, np.array([1, 6, -2])),
+        "subset of array": lambda: stock.Subset(whole, np.array([1, 9, -2])),
         "subset of tensor": lambda: stock.Subset(first, torch.tensor([1, 6, -2])),
         "subset of range": lambda: stock.Subset(first, range(6, 0, -2)),
         "subset of subset": lambda: stock.Subset(part, [5, 1]),
+        "stack": lambda: stock.StackDataset(part, stock.Subset(first, range(6))),
+        "named stack": lambda: stock.StackDataset(left=part, right=stock.Subset(second, [0] * 6)),
+        "concat of stacks": lambda: stock.ConcatDataset(2 * [stock.StackDataset(a=first)]),
         "bare tensor": lambda: torch.arange(24).view(8, 3),
         "bare row": lambda: torch.arange(8) * 0.5,
+        "stack of bare": lambda: stock.StackDataset(torch.arange(4), first.tensors[0][:4]),
     }[kind]()
 
 
 KINDS = [
-    "tensors", "subset", "subset of array", "subset of tensor", "subset of range",
-    "subset of subset", "bare tensor", "bare row",
+    "tensors", "concat", "concat of one", "subset", "subset of array", "subset of tensor",
+    "subset of range", "subset of subset", "stack", "named stack", "concat of stacks",
+    "bare tensor", "bare row", "stack of bare",
 ]  # fmt: skip
 
 
@@ -100,13 +108,15 @@ def test_a_wrong_or_missing_index_raises_as_it_does_by_the_sample(kind):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_dtype_comes_through_bit_for_bit(dtype):
     values = torch.arange(24).view(8, 3).to(dtype)
-    dataset = stock.TensorDataset(values, values[:, 0], values.T.contiguous().T, values[:, :0])
-    if dtype is torch.complex128:  # no integer is as large
-        assert batch_reader(dataset) is None
-    else:
-        assert_same(
-            batch_reader(dataset)(np.array([7, 0, -1]), np.empty), by_sample(dataset, [7, 0, -1])
-        )
+    for dataset in (
+        stock.TensorDataset(values, values[:, 0], values.T.contiguous().T, values[:, :0]),
+        stock.ConcatDataset([stock.TensorDataset(values), stock.TensorDataset(values[:3])]),
+    ):
+        if dtype is torch.complex128:  # no integer is as large
+            assert batch_reader(dataset) is None
+        else:
+            batch = batch_reader(dataset)(np.array([7, 0, -1]), np.empty)
+            assert_same(batch, by_sample(dataset, [7, 0, -1]))
 
 
 def test_batches_lie_in_the_memory_given():
@@ -116,10 +126,11 @@ def test_batches_lie_in_the_memory_given():
         given_out.append(np.empty(shape, dtype))
         return given_out[-1]
 
-    for kind in ("tensors", "subset"):
+    for kind in ("tensors", "concat", "stack"):
         given_out.clear()
         batch = batch_reader(build(kind))(np.array([0, 5, 3]), alloc)
-        assert [leaf.data_ptr() for leaf in batch] == [array.ctypes.data for array in given_out]
+        leaves = [leaf for part in batch for leaf in (part if isinstance(part, list) else [part])]
+        assert [leaf.data_ptr() for leaf in leaves] == [array.ctypes.data for array in given_out]
 
 
 def test_read_only_and_reversed_index_arrays_are_taken():
@@ -150,19 +161,28 @@ def test_tensors_with_more_to_them_go_by_the_sample(tensor):
     dataset = stock.TensorDataset(torch.zeros(3), tensor)
     assert batch_reader(dataset) is None
     assert batch_reader(stock.Subset(dataset, [0])) is None
+    assert batch_reader(stock.ConcatDataset([tensors(2), dataset])) is None
+    assert batch_reader(stock.StackDataset(dataset)) is None
     assert batch_reader(tensor) is None
 
 
-def test_a_subset_of_the_numpy_core_becomes_tensors():
-    dataset = stock.Subset(ArrayDataset(np.arange(6).reshape(3, 2)), [2, 0])
-    batch = batch_reader(dataset)(np.array([0, 1]), np.empty)
-    assert_same(batch, [torch.tensor([[4, 5], [0, 1]])])
+def test_parts_from_the_numpy_core_become_tensors():
+    dataset = stock.StackDataset(x=ArrayDataset(np.arange(6).reshape(3, 2)), y=torch.arange(3))
+    batch = batch_reader(dataset)(np.array([2, 0]), np.empty)
+    assert_same(batch, {"x": [torch.tensor([[4, 5], [0, 1]])], "y": torch.tensor([2, 0])})
 
 
-def test_torchs_stacks_and_concatenations_are_read_by_the_sample():
-    parts = [tensors(3), tensors(4, 1)]
-    for dataset in (stock.ConcatDataset(parts), stock.StackDataset(parts[0], parts[0])):
-        assert batch_reader(dataset) is None
+def test_parts_that_do_not_fit_are_collated_as_samples():
+    mixed = stock.ConcatDataset([torch.zeros(2), torch.ones(2, dtype=torch.float64)])
+    assert_same(batch_reader(mixed)(np.array([0, 3]), np.empty), by_sample(mixed, [0, 3]))
+    uneven = stock.ConcatDataset([torch.zeros(2, 3), torch.zeros(2, 4)])
+    with pytest.raises(RuntimeError, match="equal size"):
+        batch_reader(uneven)(np.array([0, 3]), np.empty)
+    unlike = stock.ConcatDataset([stock.StackDataset(a=torch.zeros(2)), torch.zeros(2)])
+    with pytest.raises((TypeError, IndexError, RuntimeError, KeyError)) as expected:
+        by_sample(unlike, [0, 3])
+    with pytest.raises(expected.type):
+        batch_reader(unlike)(np.array([0, 3]), np.empty)
 
 
 def test_a_subclass_that_changes_samples_is_not_bypassed():

@@ -211,6 +211,15 @@ def test_arguments_that_make_no_sense_are_refused_at_once(options, words):
         loader_of(**options)
 
 
+def test_a_device_that_torch_refuses_without_a_word_is_refused(monkeypatch):
+    def refuse(device):
+        raise AssertionError
+
+    monkeypatch.setattr(torch, "get_device_module", refuse)
+    with pytest.raises(ConfigError, match="device='cuda' cannot be used"):
+        loader_of(device="cuda")
+
+
 def test_a_loader_with_a_device_is_pickled_and_copied_as_a_recipe():
     loader = loader_of(device="cpu")
     for other in (pickle.loads(pickle.dumps(loader)), copy.copy(loader)):

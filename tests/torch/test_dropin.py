@@ -360,8 +360,8 @@ def test_pinning_without_an_accelerator_warns_as_torch_does(num_workers: int) ->
             warnings.simplefilter("always")
             batches = list(loader)
         assert not batches[0][0].is_pinned()
-        said.append({(w.category, "no accelerator is found" in str(w.message)) for w in caught})
-    assert said[0] == said[1] == {(UserWarning, True)}
+        said.append({(w.category, str(w.message)) for w in caught})
+    assert said[0] == said[1] != set()  # programs filter it by its words
 
 
 # Errors out of workers

@@ -32,10 +32,7 @@ from tests.torch.datasets_for_tests import (
     Stepped,
     Stream,
     Tensors,
-    TensorSampler,
     Tree,
-    UnevenBatches,
-    Words,
     WorkerReport,
     collate_as_they_are,
     collate_examples,
@@ -141,14 +138,6 @@ def case(name: str, dataset: Any, use: Any = two_epochs, *, own_generator: bool 
     return Case(name, make, options, use, own_generator)
 
 
-def weighted(lib: Any, data: Any) -> object:
-    return lib.WeightedRandomSampler([1.0 + i % 5 for i in range(len(data))], 31)
-
-
-def weighted_once(lib: Any, data: Any) -> object:
-    return lib.WeightedRandomSampler(np.arange(1, len(data) + 1), 9, replacement=False)
-
-
 def distributed(**options: Any) -> Late:
     return Late(lambda lib, data: lib.DistributedSampler(data, 3, 1, **options))
 
@@ -179,19 +168,8 @@ def chained(lib: Any) -> object:
     return lib.ChainDataset([EvenlySharded(10), EvenlySharded(7)])
 
 
-GENERATOR_SAMPLER = Late(
-    lambda lib, data: lib.RandomSampler(data, generator=torch.Generator().manual_seed(3))
-)
-WITH_REPLACEMENT = Late(lambda lib, data: lib.RandomSampler(data, replacement=True, num_samples=40))
-MORE_THAN_ALL = Late(lambda lib, data: lib.RandomSampler(data, num_samples=2 * len(data) + 3))
-SUBSET = Late(lambda lib, _: lib.SubsetRandomSampler([2, 3, 5, 7, 11, 13, 17]))
-STOCK_BATCHES = Late(lambda lib, data: lib.BatchSampler(lib.RandomSampler(data), 5, True))
-EAGER_BATCHES = Late(lambda lib, data: lib.BatchSampler(EagerSampler(len(data)), 4, False))
-ARRAYS = [np.array([[0, 1], [2, 3]]), np.array([4], np.uint8)]
-UNEVEN = Late(lambda _, data: UnevenBatches(len(data)))
 EAGER = Late(lambda _, data: EagerSampler(len(data)))
 LAZY = Late(lambda _, data: LazySampler(len(data)))
-OF_TENSORS = Late(lambda _, data: TensorSampler(len(data)))
 
 
 def for_workers(name: str, dataset: Any, use: Any = two_epochs, workers=(0, 1, 3), **options):
@@ -199,7 +177,7 @@ def for_workers(name: str, dataset: Any, use: Any = two_epochs, workers=(0, 1, 3
 
 
 CASES = [
-    # order
+    # order; tests/torch/test_sampler_matrix.py has all kinds of samplers
     *for_workers("defaults", Rows),
     *for_workers("batch with a rest", Rows, batch_size=4),
     *for_workers("drop_last", Rows, batch_size=4, drop_last=True),
@@ -213,14 +191,6 @@ CASES = [
     *for_workers("shuffle, own generator", Rows, batch_size=4, shuffle=True, own_generator=True),
     *for_workers("own generator, no shuffle", Augmented, batch_size=4, own_generator=True),
     *for_workers(
-        "sampler's generator", Rows, batch_size=4, sampler=GENERATOR_SAMPLER, workers=(0, 3)
-    ),
-    *for_workers("replacement", Rows, batch_size=6, sampler=WITH_REPLACEMENT, workers=(0, 3)),
-    *for_workers("more than all", Rows, batch_size=6, sampler=MORE_THAN_ALL, workers=(0, 1)),
-    *for_workers("weighted", Rows, batch_size=4, sampler=Late(weighted), workers=(0, 3)),
-    *for_workers("weighted once", Rows, batch_size=4, sampler=Late(weighted_once), workers=(0, 1)),
-    *for_workers("subset sampler", Rows, batch_size=3, sampler=SUBSET, workers=(0, 3)),
-    *for_workers(
         "distributed", Rows, set_epochs, batch_size=3, sampler=distributed(), workers=(0, 3)
     ),
     case(
@@ -231,21 +201,8 @@ CASES = [
     ),
     *for_workers("sampler that draws eagerly", Rows, batch_size=4, sampler=EAGER),
     *for_workers("sampler that draws lazily", Rows, batch_size=4, sampler=LAZY),
-    *for_workers("sampler of tensors", Rows, batch_size=4, sampler=OF_TENSORS, workers=(0, 3)),
-    *for_workers("string keys", Words, batch_size=3, sampler=Words.WORDS, workers=(0, 3)),
-    *for_workers(
-        "string keys, unbatched", Words, batch_size=None, sampler=Words.WORDS, workers=(0, 1)
-    ),
-    *for_workers("list as sampler", Rows, batch_size=4, sampler=[7, 7, 1, 0, 22], workers=(0, 1)),
-    *for_workers("own batch_sampler", Rows, batch_sampler=UNEVEN, workers=(0, 3)),
     *for_workers("int32 batches", Asking, batch_sampler=ArrayBatches(np.int32), workers=(0, 1)),
     *for_workers("int64 batches", Asking, batch_sampler=ArrayBatches(np.int64), workers=(0, 1)),
-    *for_workers("arrays as keys", Asking, batch_size=None, sampler=ARRAYS, workers=(0, 1)),
-    *for_workers("stock batch_sampler", Rows, batch_sampler=STOCK_BATCHES, workers=(0, 3)),
-    *for_workers("batch_sampler, eager inside", Rows, batch_sampler=EAGER_BATCHES, workers=(0, 3)),
-    *for_workers(
-        "list as batch_sampler", Rows, batch_sampler=[[1, 2], [3], [4, 5, 6]], workers=(0, 3)
-    ),
     *for_workers("unbatched", Rows, batch_size=None),
     *for_workers("unbatched, shuffled", Rows, batch_size=None, shuffle=True, workers=(0, 3)),
     *for_workers("unbatched tree", Tree, batch_size=None, workers=(0, 3)),

@@ -186,6 +186,7 @@ SAMPLES = {
     "numbers": [1.0] * 8,
     "a tensor": torch.ones(8, 5),
     "TensorDataset": pt.TensorDataset(torch.ones(8, 3, 5), torch.arange(8)),
+    "ConcatDataset": pt.ConcatDataset([torch.ones(4, 5), torch.ones(4, 5)]),
 }
 
 

@@ -154,8 +154,10 @@ PLACES: dict[str, Callable[[Any, Any], dict[str, Any]]] = {
     "batches, the user's": lambda lib, s: {"batch_sampler": Pairs(s)},
     "batches, Penstock's": lambda lib, s: {"batch_sampler": sampling.BatchSampler(s, 3, False)},
 }
-# The others are in test_equality with workers.
-WITH_WORKERS = ("unbatched", "bulk", "bulk of lists", "bulk, subclass", "bulk, Penstock's")
+WITH_WORKERS = (
+    "unbatched", "batched", "batches", "bulk", "bulk of lists", "bulk, subclass",
+    "bulk, Penstock's",
+)  # fmt: skip
 
 
 def plain(samples: list[Any]) -> list[Any]:
@@ -209,7 +211,7 @@ def test_a_sampler_gives_in_every_place_what_it_gives_in_torchs_loader(sampler: 
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
-def test_and_so_it_does_with_workers_for_datasets_read_in_bulk(sampler: str) -> None:
+def test_and_so_it_does_with_workers(sampler: str) -> None:
     options = {"num_epochs": num_epochs_of(sampler), "num_workers": 2, "persistent_workers": True}
     for place in WITH_WORKERS:
         expected = seen(theirs, sampler, place, **options)

@@ -23,7 +23,12 @@ CASES = {
     "replacement 32": ("RandomSampler", (range(7),), {"replacement": True, "num_samples": 32}),
     "replacement 70": ("RandomSampler", (range(7),), {"replacement": True, "num_samples": 70}),
     "subset": ("SubsetRandomSampler", ([5, 0, 9, 9],), {}),
+    "subset range": ("SubsetRandomSampler", (range(3, 20, 3),), {}),
+    "subset empty": ("SubsetRandomSampler", ([],), {}),
     "subset keys": ("SubsetRandomSampler", (["a", "b", "c"],), {}),
+    "subset bool": ("SubsetRandomSampler", ([True, False, 3],), {}),
+    "subset huge": ("SubsetRandomSampler", ([1 << 80, 2],), {}),
+    "subset array": ("SubsetRandomSampler", (np.arange(5, dtype=np.int32),), {}),
     "weighted": ("WeightedRandomSampler", (WEIGHTS, 9), {}),
     "weighted once": ("WeightedRandomSampler", (WEIGHTS, 6, False), {}),
     "distributed": ("DistributedSampler", (range(10), 3, 1), {"seed": 5}),
@@ -61,11 +66,8 @@ def trace(iterable, generator):
     return seen
 
 
-STOCK = [case for case in CASES if CASES[case][0] != "SubsetRandomSampler"]
-
-
 @pytest.mark.parametrize("own_generator", [False, True])
-@pytest.mark.parametrize("case", STOCK)
+@pytest.mark.parametrize("case", CASES)
 def test_indices_are_yielded_and_drawn_as_the_sampler_does(case, own_generator):
     theirs, their_generator = make(case, own_generator=own_generator)
     mine, my_generator = make(case, own_generator=own_generator)
@@ -87,11 +89,24 @@ def test_index_batches_yield_and_draw_as_torchs_batch_sampler(case, drop_last, o
         assert found == expected
 
 
-@pytest.mark.parametrize("case", STOCK)
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if CASES[case][0] != "SubsetRandomSampler"]
+)
 def test_known_orders_come_as_int64_arrays(case):
     sampler, _ = make(case, own_generator=False)
     batches = list(index_batches(stock.BatchSampler(sampler, 4, drop_last=False)))
     assert all(type(batch) is np.ndarray and batch.dtype == np.int64 for batch in batches)
+
+
+def test_a_subset_of_integers_comes_as_arrays_and_of_others_as_they_are():
+    def batch(indices):
+        sampler = stock.SubsetRandomSampler(indices)
+        return next(iter(index_batches(stock.BatchSampler(sampler, 9, drop_last=False))))
+
+    assert type(batch([4, 5])) is type(batch(range(3))) is np.ndarray
+    assert sorted(map(type, batch([True, 5])), key=str) == [bool, int]
+    assert {type(index) for index in batch(np.arange(3))} == {np.int64}
+    assert {type(index) for index in batch(torch.arange(3))} == {torch.Tensor}
 
 
 class Backwards(stock.SequentialSampler):

@@ -11,6 +11,4 @@ from __future__ import annotations
 
 from penstock.torch.replacement import install
 
-__all__: list[str] = []
-
 install()

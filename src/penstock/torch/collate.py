@@ -26,13 +26,12 @@ from penstock.collate import (
     stack_into,
 )
 from penstock.torch.leaves import keep, tensor_of
+from penstock.transport.arena import MIN_POOLED_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from penstock.data.dataset import Allocator
-
-__all__ = ["TensorCollator", "empty_tensor", "stack_plainly"]
 
 _stock = torch_data.collate
 _STOCK: Final[CollateMap] = dict(_stock.default_collate_fn_map)
@@ -110,6 +109,8 @@ class TensorCollator:
         ] = {  # by identity: what the user has registered need not be hashable
             id(_stock.collate_tensor_fn): self._stack,
             id(_stock.collate_numpy_array_fn): self._stack_arrays,
+            id(_stock.collate_int_fn): _collate_ints,
+            id(_stock.collate_float_fn): _collate_floats,
             id(stack_plainly): self._stack,
         }
         return {kind: ours.get(id(function), function) for kind, function in registered.items()}
@@ -132,9 +133,13 @@ class TensorCollator:
 
     def _stack(self, tensors: Sequence[Any], *, collate_fn_map: CollateMap) -> Any:  # noqa: ANN401
         first = tensors[0]
-        if not _is_plain(first) or first.requires_grad or not have_one_dtype(tensors):
+        if not _is_plain(first) or first.requires_grad:
             return _stock.collate_tensor_fn(tensors, collate_fn_map=collate_fn_map)
-        out = empty_tensor(self.empty, (len(tensors), *first.shape), first.dtype)
+        out = None
+        if not self._stays_here or first.nbytes * len(tensors) >= MIN_POOLED_BYTES:
+            if not have_one_dtype(tensors):
+                return _stock.collate_tensor_fn(tensors, collate_fn_map=collate_fn_map)
+            out = empty_tensor(self.empty, (len(tensors), *first.shape), first.dtype)
         try:
             batch = torch.stack(tuple(tensors), 0, out=out)
             if not batch.requires_grad:
@@ -162,6 +167,27 @@ class TensorCollator:
                 stack_into(memory, arrays)
                 return keep(out, memory) if self._stays_here else out
         return collate([torch.as_tensor(a) for a in arrays], collate_fn_map=collate_fn_map)
+
+
+def _of_numbers(
+    dtype: type[np.generic],
+    stock: Callable[..., Any],
+    values: Sequence[Any],
+    *,
+    collate_fn_map: CollateMap,
+) -> Any:  # noqa: ANN401
+    """Return what torch's function does, which reads numbers 3 to 6 times as slowly."""
+    try:
+        array = np.array(values)
+        if array.dtype == dtype and array.ndim == 1:
+            return torch.as_tensor(array).clone()  # in torch's own memory
+    except Exception:  # torch has its own opinion, and error
+        pass
+    return stock(values, collate_fn_map=collate_fn_map)
+
+
+_collate_ints: Final = functools.partial(_of_numbers, np.int64, _stock.collate_int_fn)
+_collate_floats: Final = functools.partial(_of_numbers, np.float64, _stock.collate_float_fn)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

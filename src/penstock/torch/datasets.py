@@ -17,7 +17,7 @@ import torch
 import torch.utils.data as stock
 from torch.utils.data import default_collate
 
-from penstock.collate import convert
+from penstock.data.combinators import UnlikeBatchesError, read_parts
 from penstock.data.dataset import (
     BatchReader,
     batch_reader,
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.data.dataset import Allocator
-
-__all__: list[str] = []
 
 # Rows are copied as integers of their size: index_select lacks some dtypes, and numpy others.
 _CARRIERS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -110,30 +108,78 @@ def _gather(tensor: torch.Tensor, indices: torch.Tensor, alloc: Allocator) -> to
     return torch.index_select(rows, 0, indices, out=out).view(tensor.dtype)
 
 
-# Subsets. torch's StackDataset and ConcatDataset are read by the sample; those of
-# `penstock.data` by the batch.
+# Datasets of datasets
 
 
-def _parts(dataset: stock.StackDataset[Any]) -> list[Any]:
+def _parts(dataset: stock.StackDataset[Any] | stock.ConcatDataset[Any]) -> list[Any]:
     datasets = dataset.datasets
     return list(datasets.values() if isinstance(datasets, dict) else datasets)
 
 
-def _can_read_subset(dataset: stock.Subset[Any]) -> bool:
-    return batch_reader(dataset.dataset) is not None
+def _part(dataset: stock.Subset[Any]) -> list[Any]:
+    return [dataset.dataset]
+
+
+def _read(dataset: Any, indices: NDArray[np.int64], alloc: Allocator) -> Any:  # noqa: ANN401
+    reader = batch_reader(dataset)
+    return _collated(dataset, indices) if reader is None else _with_tensors(reader(indices, alloc))
+
+
+def _read_stack(
+    dataset: stock.StackDataset[Any], indices: NDArray[np.int64], alloc: Allocator
+) -> Any:  # noqa: ANN401
+    batches = [_read(part, indices, alloc) for part in _parts(dataset)]
+    if isinstance(dataset.datasets, dict):
+        return dict(zip(dataset.datasets, batches, strict=True))
+    return batches
 
 
 def _read_subset(dataset: stock.Subset[Any], indices: NDArray[np.int64], alloc: Allocator) -> Any:  # noqa: ANN401
     inner = _select(dataset.indices, indices)
-    reader = batch_reader(dataset.dataset)
-    if reader is None or inner.ndim != 1 or inner.dtype.kind not in "iu" or len(inner) == 0:
+    if inner.ndim != 1 or inner.dtype.kind not in "iu" or len(inner) == 0:
         return _collated(dataset, indices)
-    return _with_tensors(reader(inner.astype(np.int64, copy=False), alloc))
+    return _read(dataset.dataset, inner.astype(np.int64, copy=False), alloc)
+
+
+def _read_concat(
+    dataset: stock.ConcatDataset[Any], indices: NDArray[np.int64], alloc: Allocator
+) -> Any:  # noqa: ANN401
+    length = len(dataset)
+    wrong = indices[(indices < -length) | (indices >= length)][:1]
+    if len(indices) == 0 or len(wrong):
+        return _collated(dataset, wrong)  # raises as torch does
+
+    def joined(leaves: list[Any], positions: list[NDArray[np.intp]]) -> torch.Tensor:
+        first = leaves[0]
+        if any(
+            not _can_gather(leaf) or leaf.shape[1:] != first.shape[1:] or leaf.dtype != first.dtype
+            for leaf in leaves
+        ):
+            raise UnlikeBatchesError
+        shape, carrier = (len(indices), *first.shape[1:]), _CARRIERS[first.dtype.itemsize]
+        out = empty_tensor(alloc, shape, carrier)
+        if out is None:
+            out = torch.empty(shape, dtype=carrier, device="cpu")
+        for leaf, rows in zip(leaves, positions, strict=True):
+            out.index_copy_(0, torch.from_numpy(rows), leaf.view(carrier))
+        return out.view(first.dtype)
+
+    def read(part: int, offsets: NDArray[np.int64], into: Allocator) -> Any:  # noqa: ANN401
+        return _read(dataset.datasets[part], offsets, into)
+
+    try:
+        return read_parts(indices, dataset.cumulative_sizes, read, joined, alloc)
+    except UnlikeBatchesError:
+        return _collated(dataset, indices)
 
 
 def _with_tensors(batch: Any) -> Any:  # noqa: ANN401
     """`batch` with tensors that alias its arrays: it may be of a dataset of the numpy core."""
-    return convert(batch, lambda leaf: tensor_of(leaf) if type(leaf) is np.ndarray else leaf)
+    if type(batch) is dict:
+        return {key: _with_tensors(value) for key, value in batch.items()}
+    if type(batch) is list:
+        return [_with_tensors(value) for value in batch]
+    return tensor_of(batch) if type(batch) is np.ndarray else batch
 
 
 def _select(chosen: Any, indices: NDArray[np.int64]) -> NDArray[Any]:  # noqa: ANN401
@@ -143,6 +189,10 @@ def _select(chosen: Any, indices: NDArray[np.int64]) -> NDArray[Any]:  # noqa: A
     if type(chosen) is torch.Tensor and chosen.device.type == "cpu":
         return chosen.numpy()[indices]
     return np.asarray([chosen[index] for index in indices.tolist()])
+
+
+def _can_read_all(parts_of: Callable[[Any], list[Any]], dataset: Any) -> bool:  # noqa: ANN401
+    return all(batch_reader(part) is not None for part in parts_of(dataset))
 
 
 def _register(
@@ -158,10 +208,13 @@ def _register(
 
 _register(torch.Tensor, _can_gather, _read_tensor)
 _register(stock.TensorDataset, _can_gather_all, _read_tensors)
-_register(stock.Subset, _can_read_subset, _read_subset)
 
-register_combinator(stock.StackDataset, _parts)
-register_combinator(stock.ConcatDataset, lambda concat: concat.datasets)
-register_combinator(stock.Subset, lambda subset: [subset.dataset])
+for _kind, _parts_of, _reader in (
+    (stock.StackDataset, _parts, _read_stack),
+    (stock.ConcatDataset, _parts, _read_concat),
+    (stock.Subset, _part, _read_subset),
+):
+    _register(_kind, functools.partial(_can_read_all, _parts_of), _reader)
+    register_combinator(_kind, _parts_of)
 register_drawless(torch.Tensor)
 register_drawless(stock.TensorDataset)

@@ -37,7 +37,6 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     SequentialSampler,
-    SubsetRandomSampler,
 )
 
 from penstock.errors import StateError
@@ -67,8 +66,6 @@ if TYPE_CHECKING:
 
     from penstock.engine.plan import Progress
     from penstock.torch.loader import DataLoader
-
-__all__ = ["UnseededIndices"]
 
 _DRAWLESS: Final = (
     SequentialSampler,
@@ -239,7 +236,7 @@ class UnseededIndices(IndexSource):
         if not isinstance(own, torch.Generator) and not draws_number:
             default = torch.default_generator
             found.append(_Generator("torch", default.get_state, default.set_state, False))
-        if not self._is_stock and type(self._inner) is not SubsetRandomSampler:
+        if not self._is_stock:
             numpy_state = functools.partial(np.random.get_state, legacy=False)
             found.append(_Generator("random", random.getstate, _set_random, False))
             found.append(_Generator("numpy", numpy_state, _set_numpy, False))

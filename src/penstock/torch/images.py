@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Self
 
-__all__ = ["NormalizeImages"]
-
 
 class NormalizeImages(torch.nn.Module):
     """Turns a batch of uint8 HWC images into normalised floats in CHW, where the batch lies.

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-__all__ = ["bytes_of", "in_worker", "keep", "tensor_of"]
-
 _Reduced = tuple["Callable[..., object]", tuple[object, ...]]
 
 _DTYPES: Final[dict[str, torch.dtype]] = {

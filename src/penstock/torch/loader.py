@@ -55,8 +55,6 @@ if TYPE_CHECKING:
     from penstock.torch.streams import AsTorch
     from penstock.transport.page_lock import PageLock
 
-__all__ = ["DataLoader"]
-
 T_co = TypeVar("T_co", covariant=True)
 
 _DATAPIPES: Final = (torch.utils.data.IterDataPipe, torch.utils.data.MapDataPipe)
@@ -187,7 +185,8 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
         if isinstance(dataset, _DATAPIPES) and (seed is not None or device is not None):
             raise ConfigError(
                 f"{type(dataset).__name__} is a DataPipe and runs on torch's own engine, which has "
-                f"neither seed nor device: got {seed=} and {device=}. A DevicePrefetcher copies"
+                f"neither seed nor device: got {seed=} and {device=}. A DevicePrefetcher around "
+                "the loader copies its batches to a device"
             )
         options = LoaderOptions(
             dataset, is_iterable=isinstance(dataset, torch.utils.data.IterableDataset),
@@ -494,9 +493,9 @@ def _pin_for() -> torch.device | None:
     )
     if accelerator is not None and accelerator.type != "mps":
         return accelerator
-    why = "no accelerator is found" if accelerator is None else "not supported on MPS now"
+    why = "no accelerator is found, then" if accelerator is None else "not supported on MPS now,"
     warnings.warn(
-        f"'pin_memory' argument is set as true but {why}: pinned memory won't be used.",
+        f"'pin_memory' argument is set as true but {why} device pinned memory won't be used.",
         stacklevel=users_level(),
     )
     return None

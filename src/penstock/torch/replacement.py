@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from penstock.faults import FaultPolicy
     from penstock.options import Auto, Ray
 
-__all__ = ["Defaults", "install", "uninstall"]
-
 _STOCK: Final = torch.utils.data.DataLoader
 _PLACES: Final = (torch.utils.data, torch.utils.data.dataloader)
 _INIT: Final[Callable[..., None]] = DataLoader.__init__

@@ -32,14 +32,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = [
-    "STOCK_SAMPLERS",
-    "OrderSeed",
-    "index_batches",
-    "seeded_sampler",
-    "stock_indices",
-]
-
 # Python integers made at a time: 4096 of them are 150 KB, and the cost per call is gone.
 _CHUNK: Final = 4096
 # Indices that torch's RandomSampler draws in one go, with replacement. Another number, other
@@ -61,10 +53,11 @@ class OrderSeed:
         return self.value
 
 
-def _ints(chunks: Iterator[NDArray[np.int64]]) -> Iterator[int]:
+def _indices(chunks: Iterator[Any]) -> Iterator[object]:
     for chunk in chunks:
         for start in range(0, len(chunk), _CHUNK):
-            yield from chunk[start : start + _CHUNK].tolist()
+            part = chunk[start : start + _CHUNK]
+            yield from part if isinstance(part, list) else part.tolist()
 
 
 # Each of the functions below yields one sampler's indices in arrays, some of them empty. The draws
@@ -104,6 +97,16 @@ def _weighted_chunks(sampler: Any) -> Iterator[NDArray[np.int64]]:  # noqa: ANN4
     ).numpy()
 
 
+def _subset_chunks(sampler: Any) -> Iterator[Any]:  # noqa: ANN401
+    """One chunk: an array, or a list of what the sampler has instead of integers."""
+    order = torch.randperm(len(sampler.indices), generator=sampler.generator)
+    numbers = _as_int64(sampler.indices)
+    if numbers is None:
+        yield [sampler.indices[position] for position in order.tolist()]
+    else:
+        yield numbers[order.numpy()]
+
+
 def _distributed_chunks(sampler: Any) -> Iterator[NDArray[np.int64]]:  # noqa: ANN401
     length = len(sampler.dataset)
     _check_length(sampler, length)
@@ -131,6 +134,7 @@ _CHUNKS: Final[dict[type, Callable[[Any], Iterator[NDArray[np.int64]]]]] = {
     SequentialSampler: _sequential_chunks,
     RandomSampler: _random_chunks,
     WeightedRandomSampler: _weighted_chunks,
+    SubsetRandomSampler: _subset_chunks,
     DistributedSampler: _distributed_chunks,
 }
 STOCK_SAMPLERS: Final = frozenset(_CHUNKS)
@@ -143,7 +147,7 @@ def _chunks_of(sampler: Any, seed: OrderSeed | None) -> Iterator[NDArray[np.int6
 
 def stock_indices(sampler: Any, seed: OrderSeed | None = None) -> Iterator[object]:  # noqa: ANN401
     """Return an iterator over the indices of one of `STOCK_SAMPLERS`, as `iter(sampler)` does."""
-    return _ints(_chunks_of(sampler, seed))
+    return _indices(_chunks_of(sampler, seed))
 
 
 def index_batches(

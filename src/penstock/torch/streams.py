@@ -15,8 +15,6 @@ from penstock.warn import users_level
 if TYPE_CHECKING:
     from penstock.engine.assembly import PlainMaker
 
-__all__ = ["AsTorch", "TorchSerialStream"]
-
 _NEXT: Final = "enumerate(DataLoader)#penstock.__next__"
 
 

@@ -13,8 +13,6 @@ import torch.utils.data
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Readable", "added_arguments", "name_keywords"]
-
 _TORCHS: Final = frozenset(inspect.signature(torch.utils.data.DataLoader).parameters)
 
 

@@ -6,8 +6,6 @@ from __future__ import annotations
 from penstock.engine.worker_stream import WorkerStream
 from penstock.torch.streams import AsTorch
 
-__all__ = ["TorchWorkerStream"]
-
 
 class TorchWorkerStream(AsTorch, WorkerStream):
     """Batches made by workers."""

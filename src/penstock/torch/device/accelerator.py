@@ -18,8 +18,6 @@ from penstock.errors import ConfigError
 if TYPE_CHECKING:
     import contextlib
 
-__all__ = ["Accelerator", "StreamAccelerator", "open_accelerator", "with_index"]
-
 _HAS_STREAMS: Final = ("Stream", "Event", "stream", "current_stream")
 _INSTEAD: Final = "device='auto' takes the accelerator there is, or else the CPU."
 
@@ -123,7 +121,7 @@ def open_accelerator(device: str | int | torch.device) -> Accelerator:
         chosen = with_index(wanted)
         num_devices = module.device_count() if module.is_available() else 0
     except (RuntimeError, TypeError, AttributeError, AssertionError) as error:
-        why = str(error).splitlines()[0]
+        why = str(error).partition("\n")[0]
         raise ConfigError(f"device={device!r} cannot be used: {why}. {_INSTEAD}") from error
     if chosen.index >= num_devices:
         raise ConfigError(

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from penstock.torch.device.accelerator import Accelerator
 
-__all__ = ["MAX_BEHIND", "DeviceCopier", "Pinning", "map_leaves"]
-
 # Steps that the consumer's queue may be behind. Copies do not wait for steps, so without a bound a
 # batch would lie on the device for every step that the thread is ahead.
 MAX_BEHIND: Final = 2

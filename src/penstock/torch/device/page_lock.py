@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from penstock.transport.page_lock import Fence, PageLock, Release
 
-__all__ = ["CudaPageLock", "page_lock_for"]
-
 _PORTABLE: Final = 1  # cudaHostRegisterPortable: locked for all devices, not for the current one
 _POOL_SIZE: Final = 32  # streams that torch has per device and priority, and hands out in turn
 _PRIORITIES: Final = (0, -1, -2, -3)

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     import torch
 
-__all__ = ["DevicePrefetcher"]
-
 
 class DevicePrefetcher(Summarized):
     """Gives the batches of a loader on a device; the next is copied while the loop computes.

@@ -163,9 +163,10 @@ class Schedule:
         `is_followed` is whether the dataset is notified of the number in any case.
         """
         notified = source.notified_epoch()
-        first = (0, notified[1] and 0) if notified is not None else None
-        if notified is not None and not self._is_chosen and notified != (self._notified or first):
-            self.set_epoch(notified[0])  # as loops written for torch do: sampler.set_epoch(e)
+        if notified is not None and not self._is_chosen:
+            is_first = self._notified is None  # then epoch 0 without a notification is no choice
+            if any(notified) if is_first else notified != self._notified:
+                self.set_epoch(notified[0])  # as loops written for torch do: sampler.set_epoch(e)
         progress = self._resumed or Progress()
         number = self._next_epoch
         indices = source.begin(number, progress)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -100,7 +101,7 @@ class RaggedArray(Sequence["NDArray[np.int64]"]):
         if not isinstance(index, (slice, list, np.ndarray)):
             if not -len(self) <= index < len(self):
                 raise IndexError(f"index {index} is out of range for {len(self)} samples.")
-            place = int(index) % len(self)
+            place = operator.index(index) % len(self)
             return self.values[self.offsets[place] : self.offsets[place + 1]]
         positions = np.arange(len(self))[index]
         first = self.offsets[positions]

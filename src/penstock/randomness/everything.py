@@ -144,6 +144,8 @@ def seeded(seed: int, deterministic: bool = False) -> Iterator[int]:
                 os.environ[name] = value
         if torch is None:
             _waiting = waiting
+            if (imported := sys.modules.get("torch")) is not None:
+                _set_flags(imported, (False, False, False, False))  # as its import leaves them
             if waiting is not None:
                 _call_with_torch(waiting)
         elif cuda is not None:

@@ -102,8 +102,8 @@ def _parts_of(owner: object, path: str) -> Iterator[tuple[object, str]]:
         if type(value) in (list, tuple):
             yield from ((part, f"{where}[{k}]") for k, part in enumerate(value[:_MOST_PARTS]))
         elif type(value) is dict:
-            parts = itertools.islice(value.items(), _MOST_PARTS)
-            yield from ((part, f"{where}[{key!r:.40}]") for key, part in parts)
+            for key, part in itertools.islice(value.items(), _MOST_PARTS):
+                yield part, f"{where}[{key!r}]" if type(key) in (str, int) else f"{where}[...]"
         else:
             yield value, where
 

@@ -262,7 +262,8 @@ def _names(
 ) -> tuple[str, ...]:
     """Return a name for each class: the class itself where it has none."""
     if not isinstance(names, Mapping):
-        names = dict(enumerate(names or ())) if classes.dtype.kind in "biu" else {}
+        is_numbered = names is not None and classes.dtype.kind in "biu"
+        names = dict(enumerate(names)) if is_numbered else {}
     return tuple(str(names.get(value, _plain(value))) for value in classes.tolist())
 
 
@@ -370,4 +371,4 @@ def _as_indices(items: Any) -> NDArray[Any]:  # noqa: ANN401
             "balance_report counts integers, indices of samples, but the sampler gave a "
             f"{type(items).__name__} of {found.dtype}, shape {found.shape}."
         )
-    return found
+    return found.astype(np.int64, copy=False)  # what is empty has any type

@@ -136,6 +136,8 @@ def _sentences(report: BalanceReport) -> Iterator[str]:
 def _change(counts: ClassCounts, what: str) -> str:
     """Say how far balance over one level has changed."""
     words = next(words for most, words in _WORDS if counts.progress < most)
+    if max(counts.ratio_before, counts.ratio_after) <= _EVEN:
+        words = "was even and stays so"
     return (
         f"Balance over {what} {words} (largest to smallest {_ratio_text(counts.ratio_before)} -> "
         f"{_ratio_text(counts.ratio_after)}, effective classes {counts.effective_before:,.2f} -> "

@@ -29,9 +29,9 @@ class BalancedBatchSampler(BatchSampler):
 
     Classes take turns: all come once, in random order, before any comes again. Where P does not
     divide their number, each turn leaves out some, at random. Within a class the samples take turns
-    likewise. None is twice in a batch for its class, unless
-    the class has fewer than K: then all of them are, some more often. A sample with several labels
-    belongs to each of its classes; one without any is never drawn.
+    likewise. None is twice in a batch for its class, unless the class has fewer than K: then all of
+    them are, some more often. A sample with several labels belongs to each of its classes; one
+    without any is never drawn.
 
     An epoch is `num_batches` of all ranks together. With ranks, each has whole batches of P x K,
     and takes turns with the others. Where their number does not divide evenly, the first ones come
@@ -51,7 +51,6 @@ class BalancedBatchSampler(BatchSampler):
         [4, 4]
         >>> [len({labels[index] for index in batch}) for batch in batches]
         [2, 2]
-
     """
 
     _shows = ("p_classes", "k_samples", "num_batches")

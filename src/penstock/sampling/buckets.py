@@ -53,7 +53,6 @@ class BucketBatchSampler(BatchSampler):
         >>> batches = BucketBatchSampler(sizes_px, 4, key="aspect_ratio")
         >>> sorted(sorted(batch) for batch in batches)
         [[0, 2, 4, 6], [1, 3, 5, 7]]
-
     """
 
     _shows = ("length", "batch_size", "drop_last", "epoch")
@@ -360,6 +359,7 @@ def _sizes(
     np.maximum.at(longest, buckets, keys)
     has_length = longest > 0
     fitting = np.floor(max_tokens / longest[has_length])
+    fitting -= fitting * longest[has_length] > max_tokens  # it may have been rounded up
     sizes[has_length] = np.minimum(fitting, most).astype(np.int64)
     return np.maximum(sizes, 1)
 

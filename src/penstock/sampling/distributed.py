@@ -183,8 +183,7 @@ class DistributedSampler(IndexSampler):
         Warns:
             UserWarning: no other ranks were known when the sampler was made, and now there are.
         """
-        ranks = current_rank()
-        if self._found_alone and ranks.world_size > 1:
+        if self._found_alone and (ranks := current_rank()).world_size > 1:
             warnings.warn(
                 f"this is rank {ranks.rank} of {ranks.world_size}, which was not known when this "
                 "DistributedSampler was made, so it gives all samples to this rank too. Make it "

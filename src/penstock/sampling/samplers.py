@@ -365,7 +365,6 @@ class WeightedRandomSampler(IndexSampler):
         >>> counts = np.bincount(sampler.indices(), minlength=3)
         >>> int(counts[0]), bool(700 < counts[2] < 800)
         (0, True)
-
     """
 
     def __init__(

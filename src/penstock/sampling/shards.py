@@ -467,9 +467,10 @@ def _nodes_of(sizes: NDArray[np.int64], num_nodes: int) -> NDArray[np.int32]:
     for shard in order:
         own[node_of[shard]].append(shard)
     received: list[list[int]] = [[] for _ in range(num_nodes)]
+    most_apart = int(sizes.max())
     while True:
         low, high = int(loads.argmin()), int(loads.argmax())
-        if loads[high] - loads[low] <= sizes.max():
+        if loads[high] - loads[low] <= most_apart:
             return node_of
         # Its largest shard: all that it has are smaller than the difference, so that the sum of
         # the squares falls with each move, and the fewest moves are made.

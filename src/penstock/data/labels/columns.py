@@ -82,7 +82,8 @@ def labels_of_column(dataset: Any, wanted: str | None = None) -> Labels:  # noqa
             f"none of its columns ({', '.join(names)}) is a ClassLabel or called `label`: choose "
             f"one, as by `penstock.labels_of(dataset, column={next(iter(names), 'label')!r})`"
         )
-    name, *fields = column[0].split(".")
+    # A name may have a dot of its own, as after `flatten()`.
+    name, *fields = column[:1] if column[0] in dataset.features else column[0].split(".")
     try:
         labels = _read(dataset.data.column(name), fields)
     except NotLabelsError as error:

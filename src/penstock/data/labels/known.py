@@ -285,10 +285,11 @@ def _labels_of_parts(dataset: object, length: int, column: Column, depth: int) -
         return _joined(parts, column, depth)
     if parts is not None and _is_a(dataset, "StackDataset"):
         if not isinstance(parts, dict):
-            return _only(parts, column, partial(_labels_of_part, depth=depth))
+            is_named = column is not None
+            return _only(parts, column, partial(_labels_of_part, depth=depth, is_named=is_named))
         names = _PARTS if column is None else (column,)
         name = next((name for name in names if name in parts), None)
-        return None if name is None else _labels_of_part(parts[name], depth)
+        return None if name is None else _labels_of_part(parts[name], depth, is_named=True)
     for kind, name in (("TensorDataset", "tensors"), ("ArrayDataset", "arrays")):
         if _is_a(dataset, kind):
             return _only(getattr(dataset, name), column, to_labels, needs_last=True)
@@ -355,7 +356,8 @@ def _only(
         try:
             labels = read(part)
         except NotLabelsError as error:
-            reason = f"the last of its parts is {error}" if needs_last and position == last else ""
+            is_table = needs_last and position == last and len(getattr(part, "shape", ())) <= 2
+            reason = f"the last of its parts is {error}" if is_table else ""
             continue
         # Rows of zeros and ones are classes only in the last place, after others.
         if not needs_last or isinstance(labels, np.ndarray) or position == last > 0:
@@ -368,13 +370,16 @@ def _only(
     return found[0]
 
 
-def _labels_of_part(part: Any, depth: int) -> Labels:  # noqa: ANN401
+def _labels_of_part(part: Any, depth: int, *, is_named: bool) -> Labels:  # noqa: ANN401
     """Return the labels of a stacked dataset, or that dataset if it is nothing but labels."""
     if isinstance(part, range):
         raise NotLabelsError("numbers of samples")
     if type(part) not in (list, tuple, np.ndarray) and not hasattr(part, "dtype"):
         return _found(part, None, depth)
-    return _checked(part)
+    labels = _checked(part)
+    if isinstance(labels, RaggedArray) and not is_named:
+        raise NotLabelsError("rows of integers, which may be anything")
+    return labels
 
 
 def is_iterable(dataset: object) -> bool:

@@ -193,10 +193,10 @@ def chosen_labels(labels: Labels, indices: Any) -> Labels:  # noqa: ANN401
 
     Rows of texts are numbered anew, by the texts that are chosen.
     """
-    if isinstance(labels, TextRows):
-        rows = RaggedArray(labels.values, labels.offsets)[_positions(indices)]
-        return to_rows(labels.names[rows.values], np.diff(rows.offsets))
     try:
+        if isinstance(labels, TextRows):
+            rows = RaggedArray(labels.values, labels.offsets)[_positions(indices)]
+            return to_rows(labels.names[rows.values], np.diff(rows.offsets))
         if isinstance(indices, range) and 0 <= indices.start <= indices.stop <= len(labels):
             chosen: Labels = labels[indices.start : indices.stop : indices.step]
             return chosen

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, cast
 import numpy as np
 
 from penstock.data.dataset import can_resume, follows_epochs, length_of
-from penstock.data.fingerprint import fingerprint_of
+from penstock.data.names import fingerprint_of
 from penstock.engine.plan import Epoch, Given, Progress, ShardPosition
 from penstock.errors import StateError
 from penstock.indices import SeededIndices

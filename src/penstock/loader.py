@@ -6,8 +6,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from penstock.data.dataset import IterableDataset
-from penstock.data.foreign import adapted
+from penstock.data.dataset import IterableDataset, adapted
 from penstock.deprecation import removed_arguments
 from penstock.distributed import Rank, current_rank
 from penstock.engine.fault_log import FaultLog

@@ -648,6 +648,6 @@ def test_dates_come_as_iter_rows_gives_them():
 
 
 def test_importing_it_imports_no_ray():
-    code = "import penstock.ray, penstock.data.foreign, sys; print('ray' in sys.modules)"
+    code = "import penstock.ray, penstock.data.dataset, sys; print('ray' in sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout == "False\n"

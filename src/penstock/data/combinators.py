@@ -40,9 +40,7 @@ __all__ = [
     "ConcatDataset",
     "StackDataset",
     "Subset",
-    "UnlikeBatchesError",
     "random_split",
-    "read_parts",
 ]
 
 T = TypeVar("T")
@@ -167,16 +165,17 @@ class StackDataset(Dataset[Any]):
 
     def __getitem__(self, index: Any) -> Any:  # noqa: ANN401 - a tuple or a dict
         """Return a tuple, or dict, of the datasets' samples at `index`."""
+        return self._named(dataset[index] for dataset in self._parts())
+
+    def _named(self, row: Iterable[Any]) -> Any:  # noqa: ANN401 - a tuple or a dict
         if isinstance(self.datasets, dict):
-            return {name: dataset[index] for name, dataset in self.datasets.items()}
-        return tuple(dataset[index] for dataset in self.datasets)
+            return dict(zip(self.datasets, row, strict=True))
+        return tuple(row)
 
     def __getitems__(self, indices: Sequence[Any]) -> list[Any]:
         """Return the samples at `indices`, by the datasets' own `__getitems__` if any."""
         rows = zip(*(_read_samples(dataset, indices) for dataset in self._parts()), strict=True)
-        if isinstance(self.datasets, dict):
-            return [dict(zip(self.datasets, row, strict=True)) for row in rows]
-        return list(rows)
+        return list(map(self._named, rows))
 
     @property
     def can_get_batch(self) -> bool:
@@ -186,9 +185,7 @@ class StackDataset(Dataset[Any]):
     def get_batch(self, indices: NDArray[np.int64], alloc: Allocator) -> Any:  # noqa: ANN401 - a list or a dict
         """Return the datasets' batches: a list, or a dict by name."""
         batches = [_reader(dataset)(indices, alloc) for dataset in self._parts()]
-        if isinstance(self.datasets, dict):
-            return dict(zip(self.datasets, batches, strict=True))
-        return batches
+        return self._named(batches) if isinstance(self.datasets, dict) else batches
 
 
 def _read_samples(dataset: Any, indices: Sequence[Any]) -> list[Any]:  # noqa: ANN401
@@ -291,26 +288,20 @@ class ConcatDataset(Dataset[T_co]):
         """
         for index in indices[(indices < -len(self)) | (indices >= len(self))][:1].tolist():
             self._locate(index)  # raises
-
-        def joined(leaves: list[Any], positions: list[NDArray[np.intp]]) -> NDArray[Any]:
-            first = leaves[0]
-            if any(
-                type(leaf) is not np.ndarray
-                or leaf.shape[1:] != first.shape[1:]
-                or leaf.dtype != first.dtype
-                for leaf in leaves
-            ):
-                raise UnlikeBatchesError
-            out = alloc((sum(map(len, positions)), *first.shape[1:]), first.dtype)
-            for leaf, rows in zip(leaves, positions, strict=True):
-                out[rows] = leaf
-            return out
-
-        def read(part: int, offsets: NDArray[np.int64], into: Allocator) -> Any:  # noqa: ANN401
-            return _reader(self.datasets[part])(offsets, into)
-
-        with contextlib.suppress(UnlikeBatchesError):
-            return read_parts(indices, self.cumulative_sizes, read, joined, alloc)
+        chosen = np.where(indices < 0, indices + len(self), indices)
+        ends = np.array(self.cumulative_sizes)
+        parts = np.searchsorted(ends, chosen, side="right")
+        offsets = chosen - np.concatenate(([0], ends))[parts]
+        asked = np.unique(parts).tolist()
+        if len(asked) == 1:  # nothing to bring into order
+            return _reader(self.datasets[asked[0]])(offsets, alloc)
+        rows = [np.flatnonzero(parts == part) for part in asked]
+        batches = []
+        for part, own in zip(asked, rows, strict=True):
+            with renumbered_samples(own):
+                batches.append(_reader(self.datasets[part])(offsets[own], np.empty))
+        with contextlib.suppress(_UnlikeBatchesError):
+            return _merged(batches, rows, alloc)
         # Made of samples: for parts that differ, and the error that names two.
         numbers = indices.tolist()
         try:
@@ -320,50 +311,31 @@ class ConcatDataset(Dataset[T_co]):
             raise
 
 
-class UnlikeBatchesError(Exception):
+class _UnlikeBatchesError(Exception):
     """Batches of two datasets differ in structure, shape or dtype, or hold more than arrays."""
 
 
-def read_parts(
-    indices: NDArray[np.int64],
-    ends: Sequence[int],
-    read: Callable[[int, NDArray[np.int64], Allocator], Any],
-    joined: Callable[[list[Any], list[NDArray[np.intp]]], Any],
-    alloc: Allocator,
-) -> Any:  # noqa: ANN401 - a batch tree
-    """Return a batch of datasets that lie one after the other, each one's share read at once.
-
-    `joined` makes one array of those of all shares, whose rows have these positions. Raises
-    `UnlikeBatchesError` where the shares do not fit together.
-    """
-    chosen = np.where(indices < 0, indices + ends[-1], indices)
-    sizes = np.asarray(ends)
-    parts = np.searchsorted(sizes, chosen, side="right")
-    offsets = chosen - np.concatenate(([0], sizes))[parts]
-    asked = np.unique(parts).tolist()
-    if len(asked) == 1:  # nothing to bring into order
-        return read(asked[0], offsets, alloc)
-    positions = [np.flatnonzero(parts == part) for part in asked]
-    batches = []
-    for part, rows in zip(asked, positions, strict=True):
-        with renumbered_samples(rows):
-            batches.append(read(part, offsets[rows], np.empty))
-    return _merged(batches, lambda leaves: joined(leaves, positions))
-
-
-def _merged(batches: list[Any], joined: Callable[[list[Any]], Any]) -> Any:  # noqa: ANN401
+def _merged(batches: list[Any], rows: list[NDArray[np.intp]], alloc: Allocator) -> Any:  # noqa: ANN401
+    """Return one batch of several, each of which has these rows of it."""
     first = batches[0]
     shapes = [
         list(batch) if type(batch) is dict else len(batch) if type(batch) is list else type(batch)
         for batch in batches
     ]
     if any(shape != shapes[0] for shape in shapes):
-        raise UnlikeBatchesError
+        raise _UnlikeBatchesError
     if type(first) is dict:
-        return {key: _merged([batch[key] for batch in batches], joined) for key in first}
+        return {key: _merged([batch[key] for batch in batches], rows, alloc) for key in first}
     if type(first) is list:
-        return [_merged(list(column), joined) for column in zip(*batches, strict=True)]
-    return joined(batches)
+        return [_merged(list(column), rows, alloc) for column in zip(*batches, strict=True)]
+    if type(first) is not np.ndarray or any(
+        batch.shape[1:] != first.shape[1:] or batch.dtype != first.dtype for batch in batches
+    ):
+        raise _UnlikeBatchesError
+    out = alloc((sum(map(len, rows)), *first.shape[1:]), first.dtype)
+    for batch, own in zip(batches, rows, strict=True):
+        out[own] = batch
+    return out
 
 
 class ChainDataset(IterableDataset[T_co]):

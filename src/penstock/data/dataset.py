@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
@@ -28,6 +29,7 @@ __all__ = [
     "BatchReader",
     "Dataset",
     "IterableDataset",
+    "adapted",
     "announce_epoch",
     "batch_reader",
     "can_resume",
@@ -213,6 +215,29 @@ def reads_together(dataset: object) -> bool:
             parts = _parts_of.get(cls)
             return parts is None or all(map(reads_together, parts(dataset)))
     return True
+
+
+def adapted(
+    dataset: Any,  # noqa: ANN401
+    collate_fn: Callable[[list[Any]], Any] | None,
+    batch_size: int | None,
+    **orders: object,
+) -> tuple[Any, Callable[[list[Any]], Any] | None]:
+    """Return the dataset and the collate function that a loader is to work with.
+
+    They are those that it was given, but for a `ray.data.Dataset` and what
+    `penstock.ray.from_ray_data` made of one; these have an order of their own, so that the
+    arguments that choose one are refused. Nothing is imported to find out.
+    """
+    data: Any = sys.modules.get("ray.data")
+    stream: Any = sys.modules.get("penstock.ray.stream")
+    kinds = [getattr(data, name, None) for name in ("Dataset", "DataIterator")]
+    is_rays = isinstance(dataset, tuple(kind for kind in kinds if isinstance(kind, type)))
+    if is_rays or (stream is not None and isinstance(dataset, stream.RayStream)):
+        adapter: Any = importlib.import_module("penstock.ray.data")  # it lies above the loaders
+        found: tuple[Any, Any] = adapter.for_loader(dataset, collate_fn, batch_size, orders)
+        return found
+    return dataset, collate_fn
 
 
 def announce_epoch(dataset: object, epoch: int) -> None:

@@ -161,11 +161,6 @@ def _call_with_torch(function: Callable[[], None]) -> None:
         function()
         return
     _waiting = function
-    _watch_torch()
-
-
-@functools.cache  # once per process
-def _watch_torch() -> None:
     when_imported("torch", _torch_is_imported)
 
 

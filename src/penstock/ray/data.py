@@ -165,7 +165,7 @@ def for_loader(
     batch_size: int | None,
     orders: Mapping[str, object],
 ) -> tuple[Any, Any]:
-    """Return what `penstock.data.foreign.adapted` returns for a dataset of Ray Data's.
+    """Return what `penstock.data.dataset.adapted` returns for a dataset of Ray Data's.
 
     Raises:
         ConfigError: an order is chosen for what has one of its own.

@@ -127,7 +127,7 @@ class _BalancedOrder(BatchOrder):
     ) -> None:
         super().__init__(seed)
         self._items = items
-        self._source_length = items.num_samples
+        self.source_length = items.num_samples
         self._p_classes = p_classes
         self._k_samples = k_samples
         self._num_batches = num_batches

@@ -51,18 +51,7 @@ class BatchLayout(NamedTuple):
 
 
 class BatchOrder(IndexSampler):
-    """The order of a batch sampler that deals out its batches itself: those of one rank in a row.
-
-    Attributes:
-        num_replicas: Ranks that share an epoch; `rank` is this one.
-    """
-
-    num_replicas: int = 1
-
-    @property
-    def world_size(self) -> int:
-        """`num_replicas`."""
-        return self.num_replicas
+    """The order of a batch sampler that deals batches out itself: those of one rank in a row."""
 
     @property
     def total_size(self) -> int:

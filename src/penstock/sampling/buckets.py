@@ -169,7 +169,7 @@ class _WindowOrder(IndexSampler):
     ) -> None:
         super().__init__(seed)
         self._keys = keys
-        self._source_length = len(keys)
+        self.source_length = len(keys)
         self._batch_size = batch_size
         self._window = window
         self._is_shuffled = is_shuffled
@@ -223,7 +223,7 @@ class _BucketOrder(BatchOrder):
     ) -> None:
         super().__init__(seed)
         self._keys = keys
-        self._source_length = len(keys)
+        self.source_length = len(keys)
         self._buckets = buckets
         self._counts = np.bincount(buckets, minlength=len(sizes))
         self.sizes = sizes

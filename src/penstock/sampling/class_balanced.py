@@ -146,7 +146,7 @@ class ClassBalancedSampler(IndexSampler):
         self.class_names = class_names_of(labels, column)
         self._items = ClassItems(self.labels)
         self._items.check_any()
-        self._source_length = self._items.num_samples
+        self.source_length = self._items.num_samples
         self._alpha: Any = alpha if isinstance(alpha, (str, tuple)) else float(alpha)
         self._num_epochs = num_epochs
         self._beta = float(beta)

@@ -137,16 +137,8 @@ class DistributedSampler(IndexSampler):
                 f"{type(source).__name__} is a sampler and has an order of its own, but got "
                 f"shuffle={shuffle}. Leave shuffle out, or give the dataset."
             )
-
-    @property
-    def world_size(self) -> int:
-        """`num_replicas`."""
-        return self.num_replicas
-
-    @property
-    def source_length(self) -> int | None:
-        """Samples of the dataset that the sampler inside was made for, if it knows."""
-        return self.sampler.source_length if isinstance(self.sampler, IndexSampler) else None
+        if isinstance(self.sampler, IndexSampler):
+            self.source_length = self.sampler.source_length
 
     @property
     def num_samples(self) -> int:

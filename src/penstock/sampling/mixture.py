@@ -141,7 +141,7 @@ class MixtureSampler(IndexSampler):
                     f"{-(-total // min(filter(None, parts)))} is enough for every source; weight 0 "
                     "leaves one out."
                 )
-        self._source_length = sum(lengths)
+        self.source_length = sum(lengths)
         self.lengths = np.array(lengths, np.int64)
         self.shares = np.array([part / total for part in parts])
         self.quotas = np.array(quotas, np.int64)

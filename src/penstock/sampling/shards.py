@@ -163,7 +163,7 @@ class ShardSampler(IndexSampler):
         super().__init__(seed)
         lengths = lengths_in(source, "ShardSampler", "shard")
         self.lengths = np.array(list(lengths.values()), np.int64)
-        self._source_length = sum(lengths.values())
+        self.source_length = sum(lengths.values())
         self.num_nodes, self.node, self.ranks_per_node, self.local_rank = _chosen_place(
             num_nodes, node, ranks_per_node, local_rank
         )
@@ -192,11 +192,6 @@ class ShardSampler(IndexSampler):
                 "are to give as many. Pack the data into more shards, some dozens per node, or "
                 'assign others; for validation there is pad="none".'
             )
-
-    @property
-    def world_size(self) -> int:
-        """Ranks of all nodes."""
-        return self.num_replicas
 
     @property
     def num_samples(self) -> int:

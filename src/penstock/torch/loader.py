@@ -11,8 +11,7 @@ import torch
 import torch.utils.data
 from torch.utils.data import default_collate, default_convert
 
-from penstock.data.dataset import follows_epochs
-from penstock.data.foreign import adapted
+from penstock.data.dataset import adapted, follows_epochs
 from penstock.deprecation import removed_arguments
 from penstock.distributed import Rank, current_rank
 from penstock.engine.fault_log import FaultLog

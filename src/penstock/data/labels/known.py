@@ -388,13 +388,10 @@ def is_iterable(dataset: object) -> bool:
 
 
 def _kind_of(dataset: object) -> str:
-    """Return the name of its class, and what it is a subset of."""
-    names = [type(dataset).__qualname__]
-    while len(names) < _DEEPEST and _get(dataset, "indices") is not None:
-        if (dataset := _get(dataset, "dataset")) is None:
-            break
-        names.append(type(dataset).__qualname__)
-    return " of ".join(names)
+    """Return the name of its class, and what it is a part of."""
+    inner = _get(dataset, "dataset")
+    own = type(dataset).__qualname__
+    return own if inner is None else f"{own} of {type(inner).__qualname__}"
 
 
 def _length_of(dataset: Any) -> int | None:  # noqa: ANN401

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from penstock.engine.stream import BatchStream
     from penstock.indices import Description, IndexSource
 
-__all__ = ["EpochIterator", "Schedule", "worker_base_seed"]
-
 _FORMAT: Final = 1
 _FINITE: Final = (  # torch's own, and sequences
     "SequentialSampler", "RandomSampler", "SubsetRandomSampler", "WeightedRandomSampler",

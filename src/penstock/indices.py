@@ -31,19 +31,6 @@ if TYPE_CHECKING:
     from penstock.engine.plan import Progress
     from penstock.sampling.samplers import Indices
 
-__all__ = [
-    "Description",
-    "IndexSource",
-    "SeededIndices",
-    "StreamSource",
-    "check_samplers",
-    "covers",
-    "inner_of",
-    "tell_epoch",
-    "tell_seed",
-    "with_inner",
-]
-
 _SKIPPED_AT_A_TIME: Final = 1024
 _MOST_PARTS: Final = 16  # of one sampler: those that people write have 2 to 4
 _COVERING: Final = ("SequentialSampler", "RandomSampler", "DistributedSampler")
@@ -149,7 +136,8 @@ class SeededIndices(IndexSource):
         """
         parts = with_inner(self._outer)
         is_even = self._batches is None or self._batches.is_even
-        if self._order is None or not is_even or not all(map(_is_ours, parts)):
+        are_ours = all(type(part).__module__.startswith("penstock.") for part in parts)
+        if self._order is None or not is_even or not are_ours:
             return None
         with _in_epoch(parts, epoch, self._seed):
             return self._by_position(self._order.indices(), self._layout(), 0)
@@ -258,10 +246,6 @@ def _in_epoch(samplers: Sequence[Any], epoch: int, seed: int) -> Iterator[None]:
         for order, (now, times) in zip(orders, before, strict=True):
             order.set_epoch(now)
             order.times_notified = times
-
-
-def _is_ours(sampler: object) -> bool:
-    return type(sampler).__module__.startswith("penstock.")
 
 
 def with_inner(*samplers: Any) -> list[Any]:  # noqa: ANN401

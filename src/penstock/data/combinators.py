@@ -34,15 +34,6 @@ if TYPE_CHECKING:
 
     from penstock.data.dataset import Allocator
 
-__all__ = [
-    "ArrayDataset",
-    "ChainDataset",
-    "ConcatDataset",
-    "StackDataset",
-    "Subset",
-    "random_split",
-]
-
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 

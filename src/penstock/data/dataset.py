@@ -24,26 +24,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import DTypeLike, NDArray
 
-__all__ = [
-    "Allocator",
-    "BatchReader",
-    "Dataset",
-    "IterableDataset",
-    "adapted",
-    "announce_epoch",
-    "batch_reader",
-    "can_resume",
-    "follows_epochs",
-    "is_current",
-    "is_drawless",
-    "length_of",
-    "read_each",
-    "reads_together",
-    "register_batch_reader",
-    "register_combinator",
-    "register_drawless",
-]
-
 T_co = TypeVar("T_co", covariant=True)
 
 

@@ -8,8 +8,6 @@ from typing import Any, Final
 
 import numpy as np
 
-__all__ = ["describe_sample", "fingerprint_of", "name_samples"]
-
 _LISTS: Final = ("samples", "imgs")  # of (path, class), as torchvision's folders have it
 _DEEPEST: Final = 8  # datasets made of datasets
 _MOST_LISTED: Final = 16

@@ -4,15 +4,13 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
-
-__all__ = ["RaggedArray"]
 
 
 class RaggedArray(Sequence["NDArray[np.int64]"]):
@@ -111,10 +109,6 @@ class RaggedArray(Sequence["NDArray[np.int64]"]):
         places += np.arange(len(places))
         return RaggedArray.from_counts([self.values[places]], counts)
 
-    def __iter__(self) -> Iterator[NDArray[np.int64]]:
-        """Yield a view for each sample."""
-        return map(self.__getitem__, range(len(self)))
-
     def __eq__(self, other: object) -> bool:
         """Return whether `other` holds the same values for the same samples."""
         if not isinstance(other, RaggedArray):
@@ -122,8 +116,6 @@ class RaggedArray(Sequence["NDArray[np.int64]"]):
         return np.array_equal(self.values, other.values) and np.array_equal(
             self.offsets, other.offsets
         )
-
-    __hash__ = None  # type: ignore[assignment]  # it is mutable through its arrays
 
     def __repr__(self) -> str:
         """Return sizes, not the values."""

@@ -28,8 +28,6 @@ from penstock.randomness.samples import fallback_state, restore_fallback, seed_f
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["seed_everything", "seeded"]
-
 _log = logging.getLogger("penstock")
 
 _SEEDS: Final = 1 << 64  # torch.manual_seed takes no more

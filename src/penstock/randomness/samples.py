@@ -29,19 +29,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = [
-    "SampleStreams",
-    "end_prologue",
-    "fallback_state",
-    "forget_streams",
-    "one_sample",
-    "renumbered_samples",
-    "restore_fallback",
-    "sample_rng",
-    "seed_fallback",
-    "seed_thread",
-]
-
 # Numbers of streams; a number, once given, never changes its meaning.
 _RNG: Final = 0  # sample_rng() in a sample
 _GLOBALS: Final = 1  # the global generators in a sample

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-__all__ = ["BalanceReport", "ClassCounts", "balance_report"]
-
 _BLOCK: Final = 1 << 20  # indices counted at a time: no array of a whole order is made for it
 _INNER: Final = ("sampler", "batch_sampler")
 _LISTS: Final = (list, tuple, range, array.array)

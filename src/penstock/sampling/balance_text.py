@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from penstock.sampling.balance import BalanceReport, ClassCounts
 
-__all__ = ["aligned", "table_of", "verdict_of"]
-
 _FIRST_ROWS, _LAST_ROWS = 15, 10  # of more classes than these, the middle is left out
 _WIDTH: Final = 88  # columns, of what is wrapped
 _EVEN: Final = 1.25  # largest to smallest: no imbalance to speak of

@@ -17,8 +17,6 @@ from penstock.sampling.samplers import check_positive
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["BalancedBatchSampler"]
-
 
 class BalancedBatchSampler(BatchSampler):
     """Batches of `p_classes` different classes with `k_samples` samples of each.

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
     Entry = tuple[Hashable, int, Any]  # class, place in the stream, sample
 
-__all__ = ["BalancedShuffle"]
-
 T = TypeVar("T")
 
 # Shares are computed anew when this many more samples have come in: 1 %.

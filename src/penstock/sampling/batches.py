@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from penstock.sampling.sampler_state import SamplerPosition
     from penstock.sampling.samplers import Indices
 
-__all__ = ["BatchLayout", "BatchOrder", "BatchSampler", "batches_of", "pieces_of"]
-
 # Indices computed at a time where an order is not stored: 128 KiB, and numpy's cost per call is
 # gone.
 _BLOCK: Final = 1 << 14

@@ -17,8 +17,6 @@ from penstock.sampling.samplers import IndexSampler, check_bool, check_positive,
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["BucketBatchSampler"]
-
 _GROWTH: Final = 1.1  # from one boundary to the next, where none are given
 _WINDOW: Final = 32  # batches of similar shapes that are sorted together
 _RATIO_STEPS: Final = 8  # to a doubling of the aspect ratio: a batch differs by some 9 %

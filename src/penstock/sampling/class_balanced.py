@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["Alpha", "ClassBalancedSampler", "check_alpha", "check_beta", "class_shares"]
-
 Alpha = float | Literal["effective"]
 """How far classes are balanced: 0 not at all, 1 wholly; or by their effective number."""
 

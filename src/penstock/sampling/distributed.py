@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from penstock.sampling.samplers import Indices
 
-__all__ = ["DistributedSampler", "check_pad", "chosen_rank"]
-
 
 def chosen_rank(rank: int | None, num_replicas: int | None) -> Rank:
     """Return the rank that was given; what is None as `current_rank` says."""

@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from penstock.sampling.class_balanced import Alpha
     from penstock.sampling.samplers import Indices
 
-__all__ = ["MixtureSampler"]
-
 _MOST_STATED: Final = 64  # sources whose numbers a state lists; of more it has a digest
 _PRECISION: Final = 10**12  # as exact as ratios of decimal fractions in float64 are
 

@@ -16,8 +16,6 @@ from penstock.sampling.samplers import IndexSampler, check_bool, check_positive,
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["RepeatFactorSampler"]
-
 
 class RepeatFactorSampler(IndexSampler):
     """Every image once, and those with rare classes more often.

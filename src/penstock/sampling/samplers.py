@@ -23,22 +23,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-__all__ = [
-    "ComputedOrder",
-    "EveryNth",
-    "IndexSampler",
-    "Indices",
-    "RandomSampler",
-    "Sampler",
-    "SequentialSampler",
-    "SubsetRandomSampler",
-    "WeightedRandomSampler",
-    "as_weights",
-    "check_bool",
-    "check_positive",
-    "digest",
-]
-
 T_co = TypeVar("T_co", covariant=True)
 
 # Python integers made at a time: 4096 of them are 150 KB, and numpy's cost per call is gone.
@@ -439,10 +423,7 @@ class WeightedRandomSampler(IndexSampler):
 
 def as_weights(weights: ArrayLike) -> NDArray[np.float64]:
     """Return a copy of some numbers, of any shape."""
-    try:
-        given = np.asarray(weights)
-    except ValueError as error:
-        raise ConfigError(f"weights should be one number each, but {error}") from None
+    given = np.asarray(weights)
     if given.dtype.kind not in "biuf":  # of strings, numpy would read the numbers
         raise ConfigError(
             f"weights should be an array or a list of numbers, but got {weights!r:.80} (an array "

@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from penstock.data.dataset import Allocator
     from penstock.sampling.samplers import Indices
 
-__all__ = ["AbsentShard", "ShardSampler", "assign_shards", "lengths_in"]
-
 _MOST_STATED: Final = 16  # shards whose lengths a state lists: it stays below 1 KB
 
 

@@ -21,8 +21,6 @@ from penstock.data.ragged import RaggedArray
 if TYPE_CHECKING:
     from penstock.data.labels.values import Labels
 
-__all__ = ["class_column", "has_columns", "labels_of_column"]
-
 _NAMES: Final = ("label", "labels", "target", "targets")
 
 

@@ -40,14 +40,6 @@ if TYPE_CHECKING:
 
     Column: TypeAlias = str | int | None
 
-__all__ = [
-    "class_names_of",
-    "is_iterable",
-    "known_labels",
-    "labels_given_or_known",
-    "labels_of",
-]
-
 _ATTRIBUTES: Final = ("labels", "targets", "_labels")
 _PAIRS: Final = ("samples", "_samples", "imgs")  # of (path, class), as torchvision has them
 _PARTS: Final = ("labels", "label", "targets", "target")  # of a stack, by name

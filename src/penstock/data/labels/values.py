@@ -16,20 +16,6 @@ if TYPE_CHECKING:
 
     Labels: TypeAlias = NDArray[Any] | RaggedArray
 
-__all__ = [
-    "NotLabelsError",
-    "Objects",
-    "TextRows",
-    "are_paths",
-    "check_no_columns",
-    "chosen_labels",
-    "joined_labels",
-    "labels_by_objects",
-    "numbered",
-    "to_labels",
-    "to_rows",
-]
-
 Objects = Literal["all", "first", "rarest"]
 
 _FILE_NAME: Final = re.compile(r".+\.[A-Za-z]\w{1,4}")

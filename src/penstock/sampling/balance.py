@@ -260,8 +260,8 @@ def _names(
 ) -> tuple[str, ...]:
     """Return a name for each class: the class itself where it has none."""
     if not isinstance(names, Mapping):
-        is_numbered = names is not None and classes.dtype.kind in "biu"
-        names = dict(enumerate(names)) if is_numbered else {}
+        is_numbered = classes.dtype.kind in "biu"
+        names = dict(enumerate(names)) if names is not None and is_numbered else {}
     return tuple(str(names.get(value, _plain(value))) for value in classes.tolist())
 
 

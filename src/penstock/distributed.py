@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 
 from penstock.errors import ConfigError
 
-__all__ = ["Rank", "current_rank", "rank_in_environment"]
-
 
 class Rank(NamedTuple):
     """One of the processes that train together.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, cast
 import numpy as np
 
 from penstock.data.dataset import can_resume, follows_epochs, length_of
-from penstock.data.fingerprint import fingerprint_of
+from penstock.data.names import fingerprint_of
 from penstock.engine.plan import Epoch, Given, Progress, ShardPosition
 from penstock.errors import StateError
 from penstock.randomness.keys import Purpose, checked_count, checked_epoch, seed_sequence
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from penstock.engine.backends import Backend
     from penstock.engine.stream import BatchStream
     from penstock.indices import Description, IndexSource
-
-__all__ = ["EpochIterator", "Schedule", "worker_base_seed"]
 
 _FORMAT: Final = 1
 _FINITE: Final = (  # torch's own, and sequences
@@ -156,9 +154,10 @@ class Schedule:
         `is_followed` is whether the dataset is notified of the number in any case.
         """
         notified = source.notified_epoch()
-        first = (0, notified[1] and 0) if notified is not None else None
-        if notified is not None and not self._is_chosen and notified != (self._notified or first):
-            self.set_epoch(notified[0])  # as loops written for torch do: sampler.set_epoch(e)
+        if notified is not None and not self._is_chosen:
+            is_first = self._notified is None  # then epoch 0 without a notification is no choice
+            if any(notified) if is_first else notified != self._notified:
+                self.set_epoch(notified[0])  # as loops written for torch do: sampler.set_epoch(e)
         progress = self._resumed or Progress()
         number = self._next_epoch
         indices = source.begin(number, progress)

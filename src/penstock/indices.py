@@ -31,19 +31,6 @@ if TYPE_CHECKING:
     from penstock.engine.plan import Progress
     from penstock.sampling.samplers import Indices
 
-__all__ = [
-    "Description",
-    "IndexSource",
-    "SeededIndices",
-    "StreamSource",
-    "check_samplers",
-    "covers",
-    "inner_of",
-    "tell_epoch",
-    "tell_seed",
-    "with_inner",
-]
-
 _SKIPPED_AT_A_TIME: Final = 1024
 _MOST_PARTS: Final = 16  # of one sampler: those that people write have 2 to 4
 _COVERING: Final = ("SequentialSampler", "RandomSampler", "DistributedSampler")
@@ -177,8 +164,10 @@ class SeededIndices(IndexSource):
     def _rank(self) -> tuple[int, int]:
         """Return which share of a global order an unknown sampler yields: rank and world size."""
         for part in with_inner(self._outer):  # and not the sampler that a batch sampler displaces
+            if isinstance(part, IndexSampler) and not _is_share(part):
+                continue
             rank, world_size = getattr(part, "rank", None), getattr(part, "num_replicas", None)
-            if world_size is None and not isinstance(part, IndexSampler):
+            if world_size is None:
                 world_size = getattr(part, "world_size", None)  # the name in mmengine's samplers
             if isinstance(rank, int) and isinstance(world_size, int):
                 return rank, world_size
@@ -372,11 +361,13 @@ def _check_length(order: IndexSampler, length: int | None) -> None:
     warnings.warn(f"{found}: the rest never comes. {advice}.", stacklevel=users_level())
 
 
+def _is_share(order: IndexSampler) -> bool:
+    return order.world_size > 1 or isinstance(order, DistributedSampler)
+
+
 def _check_ranks(orders: list[IndexSampler], given: object) -> None:
     ranks = current_rank()
-    if ranks.world_size == 1 or any(
-        order.world_size > 1 or isinstance(order, DistributedSampler) for order in orders
-    ):
+    if ranks.world_size == 1 or any(map(_is_share, orders)):
         return
     warnings.warn(
         f"this is rank {ranks.rank} of {ranks.world_size}, and {type(given).__name__} gives the "

@@ -6,8 +6,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from penstock.data.dataset import IterableDataset
-from penstock.data.foreign import adapted
+from penstock.data.dataset import IterableDataset, adapted
 from penstock.deprecation import removed_arguments
 from penstock.distributed import Rank, current_rank
 from penstock.engine.fault_log import FaultLog
@@ -129,7 +128,7 @@ class Loader(Observed, Generic[SampleT]):
     ) -> None:
         """Check the arguments; nothing is started before iteration."""
         orders = {"shuffle": shuffle, "sampler": sampler, "batch_sampler": batch_sampler}
-        dataset, collate_fn = adapted(dataset, collate_fn, batch_size, **orders)
+        dataset, collate_fn = adapted(dataset, collate_fn, **orders)
         self._is_iterable = isinstance(dataset, IterableDataset)
         # torch's inherits a __getitem__ without a use.
         is_foreign = any(cls.__name__ == "IterableDataset" for cls in type(dataset).__mro__)

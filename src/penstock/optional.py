@@ -76,13 +76,13 @@ def _origin() -> dict[str, Any]:
 
 
 def when_imported(name: str, call: Callable[[], object]) -> None:
-    """Call `call` now if the top-level module `name` is loaded, else right after its first import.
+    """Call `call` now if the top-level module `name` is loaded, else once its first import is over.
 
     A worker uses it to seed a framework that the dataset may import late or never.
     """
     if name in sys.modules:
         call()
-    else:
+    elif not any(isinstance(found, _Watcher) and found._call is call for found in sys.meta_path):
         sys.meta_path.insert(0, _Watcher(name, call))
 
 

@@ -185,11 +185,15 @@ def test_seeding_does_not_import_torch():
 import json, sys
 from penstock.randomness.everything import seed_everything, seeded
 seed_everything(7, deterministic=True)
-with seeded(8):
-    pass
-print(json.dumps("torch" in sys.modules))
+with seeded(8, deterministic=True):
+    is_loaded = "torch" in sys.modules
+    import torch
+modes = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.deterministic
+print(json.dumps([is_loaded, *modes]))
 """
-    assert result_of(in_a_fresh_process(code)) is False
+    assert result_of(in_a_fresh_process(code)) == [False, True, True]
+    code = code.replace("seed_everything(7, deterministic=True)", "")
+    assert result_of(in_a_fresh_process(code)) == [False, False, False]
 
 
 # --- the block

@@ -113,6 +113,8 @@ def test_no_code_of_what_is_kept_runs():
     odd = type("Odd", (), {"__module__": None})()
     odd.rng = rng
     assert paths_of(lazy=lazy, dead=dead, odd=odd) == ["Kept.odd.rng"]
+    mute = type("Mute", (), {"__repr__": lambda self: 1 / 0})()
+    assert paths_of(by={mute: rng, 3: rng}) == ["Kept.by[...]", "Kept.by[3]"]
 
 
 def test_what_penstock_keeps_itself_is_no_cause_for_alarm():

@@ -452,7 +452,7 @@ def test_the_arrays_of_a_dataset_are_freed_once_it_is_read(cluster):
 
 
 def test_importing_it_imports_no_ray():
-    code = "import penstock.ray, penstock.data.foreign, sys; print('ray' in sys.modules)"
+    code = "import penstock.ray, penstock.data.dataset, sys; print('ray' in sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout == "False\n"
 

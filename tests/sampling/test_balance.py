@@ -219,7 +219,8 @@ def test_every_kind_of_sampler_is_counted():
         stock.BatchSampler(stock.SequentialSampler(labels), 2, False),
         range(3),
         (0, 1, 2),
-        np.arange(3, dtype=np.int32),
+        np.arange(3, dtype=np.uint64),
+        [[], [0, 1, 2]],
         stock.default_collate([0, 1, 2]),
     ):
         assert balance_report(sampler, labels).images.after.tolist() == times, sampler
@@ -233,7 +234,8 @@ def test_names_come_from_the_dataset_or_as_given():
     pets = Pets("abc")
     assert balance_report([0, 1], pets).class_names == ("cat", "cow")
     assert balance_report([0], pets, class_names={2: "C"}).class_names == ("0", "C")
-    assert balance_report([0], pets, class_names=list("abc")).class_names == ("a", "c")
+    for names in ("a", "b", "c"), np.array(["a", "b", "c"]):
+        assert balance_report([0], pets, class_names=names).class_names == ("a", "c")
     sampler = RepeatFactorSampler(pets, 0.5)
     assert balance_report(sampler).class_names == ("cat", "cow")
     assert balance_report(BatchSampler(sampler, 2, False)).class_names == ("cat", "cow")
@@ -328,6 +330,9 @@ def test_a_sampler_that_goes_by_nothing_is_not_blamed():
     verdict = balance_report(SequentialSampler(CELLS), CELLS).verdict
     assert verdict.count("does not change") == 2
     assert "ObjectCrop" not in verdict
+    even = np.repeat([0, 1], 450)
+    drawn = balance_report(WeightedRandomSampler(np.ones(900), 900, seed=1), even)
+    assert "was even and stays so" in drawn.verdict
 
 
 def test_nothing_to_balance_is_said():

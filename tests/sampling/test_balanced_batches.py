@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -16,7 +14,6 @@ from penstock import Loader
 from penstock.data.ragged import RaggedArray
 from penstock.errors import ConfigError, StateError
 from penstock.sampling.balanced_batches import BalancedBatchSampler
-from penstock.torch import DataLoader
 
 COUNTS = [1, 2, 3, 4, 5, 7, 30]
 LABELS = np.random.default_rng(2).permutation(np.repeat(np.arange(7) * 10 - 20, COUNTS))
@@ -156,30 +153,6 @@ def test_random_numbers_do_not_depend_on_the_number_of_ranks():
     for ranks in (2, 3):
         shares = [loaded(ranks, rank) for rank in range(ranks)]
         assert [batch for step in zip(*shares, strict=True) for batch in step] == one
-
-
-@pytest.mark.parametrize("kind", [Loader, DataLoader])
-@pytest.mark.parametrize("num_replicas", [1, 3])
-@pytest.mark.parametrize("epoch", [0, 2])
-def test_a_loader_resumes_at_any_step(kind, num_replicas, epoch):
-    def make():
-        sampler = BalancedBatchSampler(
-            LABELS, 2, 3, 12, 5, num_replicas=num_replicas, rank=num_replicas - 1
-        )
-        return kind(Drawing(), batch_sampler=sampler, seed=1)
-
-    loader = make()
-    loader.set_epoch(epoch)
-    states, whole = [loader.state_dict()], []
-    for batch in loader:
-        whole.append(batch.tolist())
-        states.append(json.loads(json.dumps(loader.state_dict())))
-    assert len(whole) == len(make()) == 12 // num_replicas
-    for step, state in enumerate(states[:-1]):
-        assert state["samples"] == step * 6 * num_replicas
-        again = make()
-        again.load_state_dict(state)
-        assert [batch.tolist() for batch in again] == whole[step:]
 
 
 def test_a_state_of_other_labels_or_sizes_is_refused():

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import functools
-import json
 
 import numpy as np
 import pytest
@@ -16,7 +15,6 @@ import penstock
 from penstock import Loader
 from penstock.errors import ConfigError, StateError
 from penstock.sampling.buckets import BucketBatchSampler
-from penstock.torch import DataLoader
 
 LENGTHS = np.random.default_rng(4).integers(1, 200, 503)
 
@@ -142,6 +140,7 @@ def test_samples_without_any_length_make_up_batches_of_their_own():
 
 
 def test_a_budget_may_be_in_seconds():
+    assert max(map(len, BucketBatchSampler([0.01] * 40, max_tokens=0.35))) == 34  # 35 are above it
     sampler = BucketBatchSampler([0.5] * 10 + [1.5] * 3, max_tokens=1.6, boundaries=[1.0])
     assert sorted(len(batch) for batch in sampler) == [1, 1, 1, 1, 3, 3, 3]
 
@@ -151,29 +150,6 @@ def make_sampler(num_replicas=1, rank=0):
         LENGTHS, 12 // num_replicas, boundaries=[60, 120], seed=5, num_replicas=num_replicas,
         rank=rank,
     )  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", [Loader, DataLoader])
-@pytest.mark.parametrize("num_replicas", [1, 3])
-@pytest.mark.parametrize("epoch", [0, 2])
-def test_a_loader_resumes_at_any_step(kind, num_replicas, epoch):
-    def make():
-        return kind(Drawing(), batch_sampler=make_sampler(num_replicas, num_replicas - 1), seed=1)
-
-    loader = make()
-    loader.set_epoch(epoch)
-    states, whole = [loader.state_dict()], []
-    for batch in loader:
-        whole.append(batch.tolist())
-        states.append(json.loads(json.dumps(loader.state_dict())))
-    assert len(whole) == len(make_sampler(num_replicas)) == 44
-    given = np.cumsum([0] + [len(batch) for batch in whole]) * num_replicas
-    assert [state["samples"] for state in states[:-1]] == given[:-1].tolist()
-    for step in (0, 1, 2, 20, 43):
-        again = make()
-        again.load_state_dict(states[step])
-        assert again.state_dict()["samples"] == states[step]["samples"]
-        assert [batch.tolist() for batch in again] == whole[step:]
 
 
 def test_random_numbers_do_not_depend_on_the_number_of_ranks():

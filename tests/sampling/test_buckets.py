@@ -166,20 +166,6 @@ def test_ranks_share_groups_of_similar_images():
         (lambda: by_shape([(1, 2)], 2, boundaries=[1]), "by a window batches are of one size"),
         (lambda: BucketBatchSampler([1], 1, key="shape"), "key='shape'"),
     ],
-    ids=[
-        "matrix",
-        "nan",
-        "text",
-        "shuffle",
-        "size",
-        "window",
-        "unknown",
-        "list",
-        "floats",
-        "rank",
-        "boundaries",
-        "key",
-    ],
 )
 def test_arguments_out_of_range_are_refused(make, message):
     with pytest.raises(ConfigError, match=message):

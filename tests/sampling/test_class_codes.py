@@ -8,9 +8,7 @@ from hypothesis import strategies as st
 
 from penstock.sampling.class_items import class_codes
 
-near = st.lists(st.integers(-50, 50), min_size=1, max_size=40)
-far = st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=40)
-huge = st.lists(st.integers(2**64 - 60, 2**64 - 1), min_size=1, max_size=40)
+texts = st.text(max_size=3).filter(lambda text: "\0" not in text)
 
 
 def wide(dtype):
@@ -28,9 +26,21 @@ def compare(labels):
     assert codes.dtype == np.min_scalar_type(len(classes))
 
 
-@given(near)
-def test_near_numbers(labels):
-    for dtype in (np.int8, np.int16, np.int32, np.int64, ">i4"):
+@pytest.mark.parametrize(
+    ("values", "dtypes"),
+    [
+        (st.integers(-50, 50), (np.int8, np.int16, np.int32, np.int64, ">i4")),
+        (st.integers(-(2**63), 2**63 - 1), (np.int64,)),
+        (st.integers(2**64 - 60, 2**64 - 1), (np.uint64, ">u8")),
+        (texts, (np.str_,)),
+        (st.booleans(), (np.bool_,)),
+    ],
+    ids=["near", "far apart", "unsigned alone", "texts", "bools"],
+)
+@given(data=st.data())
+def test_classes_and_codes_are_those_of_unique(values, dtypes, data):
+    labels = data.draw(st.lists(values, min_size=1, max_size=40))
+    for dtype in dtypes:
         compare(np.array(labels, dtype))
 
 
@@ -38,27 +48,6 @@ def test_near_numbers(labels):
 @pytest.mark.parametrize("step", [1, 1000, 500_000_000])
 def test_classes_are_of_one_type_however_far_apart(dtype, step):
     compare(np.arange(5)[[3, 1, 3, 4]].astype(dtype) * np.array(step, dtype))
-
-
-@given(far)
-def test_numbers_far_apart(labels):
-    compare(np.array(labels, np.int64))
-
-
-@given(huge)
-def test_numbers_that_only_unsigned_ones_hold(labels):
-    compare(np.array(labels, np.uint64))
-    compare(np.array(labels, ">u8"))
-
-
-@given(st.lists(st.text(max_size=3).filter(lambda text: "\0" not in text), min_size=1))
-def test_strings(labels):
-    compare(np.array(labels))
-
-
-@given(st.lists(st.booleans(), min_size=1))
-def test_bools(labels):
-    compare(np.array(labels))
 
 
 @pytest.mark.parametrize("num_classes", [255, 256, 65_535, 65_536, 70_000])

@@ -62,6 +62,21 @@ MAKERS = {
         ClassBalancedSampler(LABELS, seed=seed), 2, 1
     ),
 }
+BATCHES = {
+    "classes": lambda seed: BalancedBatchSampler(LABELS, 2, 3, seed=seed),
+    "buckets": lambda seed: BucketBatchSampler(LABELS, 8, boundaries=[1, 2], seed=seed),
+    "windows": lambda seed: BucketBatchSampler(LABELS, 8, window=2, seed=seed),
+    "windows of a rank": lambda seed: BucketBatchSampler(
+        LABELS, 8, window=2, seed=seed, num_replicas=2, rank=1
+    ),
+    "classes of a rank": lambda seed: BalancedBatchSampler(
+        LABELS, 2, 3, 12, seed=seed, num_replicas=3, rank=2
+    ),
+    "buckets of a rank": lambda seed: BucketBatchSampler(
+        LABELS, 8, boundaries=[1, 2], seed=seed, num_replicas=2, rank=1
+    ),
+    "of a sampler": lambda seed: BatchSampler(RandomSampler(range(90), seed=seed), 8, False),
+}
 every_sampler = pytest.mark.parametrize("kind", MAKERS)
 DATA = ArrayDataset(np.arange(NUM_SAMPLES))
 
@@ -169,6 +184,9 @@ SETTINGS = {
     "end": (ClassBalancedSampler, {**RAMP, "alpha": (0, 0.9)}, RAMP),
     "epochs": (ClassBalancedSampler, RAMP, {**RAMP, "num_epochs": 4}),
     "in a row": (ClassBalancedSampler, {"samples_per_class": 2}, {"samples_per_class": 3}),
+    "threshold": (RepeatFactorSampler, {"threshold": 0.4}, {"threshold": 0.5}),
+    "root": (RepeatFactorSampler, {"threshold": 0.4}, {"threshold": 0.4, "root": False}),
+    "length": (RepeatFactorSampler, {"threshold": 0.4}, {"threshold": 0.4, "num_samples": 9}),
     "weighted": (
         WeightedRandomSampler,
         {"num_samples": 50, "replacement": True},
@@ -217,10 +235,12 @@ def test_torch_s_own_loader_takes_it(kind):
     assert [index for batch in loader for index in batch.tolist()] == list(sampler)
 
 
-@every_sampler
+@pytest.mark.parametrize("kind", [*MAKERS, *BATCHES])
 @pytest.mark.parametrize("make", [Loader, DataLoader], ids=["numpy", "torch"])
 def test_a_run_resumes_at_any_step(kind, make):
     def loader():
+        if kind in BATCHES:
+            return make(DATA, batch_sampler=BATCHES[kind](3), seed=5)
         return make(DATA, batch_size=8, sampler=MAKERS[kind](3), seed=5)
 
     running = loader()
@@ -230,6 +250,9 @@ def test_a_run_resumes_at_any_step(kind, make):
         for batch in running:
             given.append(batch[0].tolist())
             states.append(running.state_dict())
+        if ranks := {"classes of a rank": 3, "buckets of a rank": 2}.get(kind):
+            num_given = np.cumsum([0, *map(len, given)]) * ranks
+            assert [state["samples"] for state in states[:-1]] == num_given[:-1].tolist()
         for num_given, state in enumerate(states[:-1]):
             resumed = loader()
             resumed.load_state_dict(json.loads(json.dumps(state)))
@@ -353,15 +376,6 @@ def test_a_repr_is_short_and_names_the_kind(kind):
     assert len(repr(sampler)) < 250
 
 
-BATCHES = {
-    "classes": lambda seed: BalancedBatchSampler(LABELS, 2, 3, seed=seed),
-    "buckets": lambda seed: BucketBatchSampler(LABELS, 8, boundaries=[1, 2], seed=seed),
-    "windows": lambda seed: BucketBatchSampler(LABELS, 8, window=2, seed=seed),
-    "windows of a rank": lambda seed: BucketBatchSampler(
-        LABELS, 8, window=2, seed=seed, num_replicas=2, rank=1
-    ),
-    "of a sampler": lambda seed: BatchSampler(RandomSampler(range(90), seed=seed), 8, False),
-}
 ORDERS = {
     **MAKERS,
     "shards": lambda seed: ShardSampler([30, 30, 30], seed=seed),

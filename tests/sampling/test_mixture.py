@@ -143,20 +143,6 @@ def test_lengths_of_epochs_that_show_all_or_nothing_twice(lengths, weights, over
     assert len(MixtureSampler(lengths, weights, "undersample")) == under
 
 
-@pytest.mark.parametrize("num_samples", [5000, 3 << 19])  # stored, and not
-def test_any_part_of_an_order_is_a_part_of_the_whole(num_samples):
-    sampler = MixtureSampler([10, 10**9, 5000, 0, 1], [1, 2, 3, 0, 1], num_samples, seed=7)
-    sampler.set_epoch(2)
-    order = sampler.indices()
-    whole = order[:]
-    assert whole.dtype == np.int64
-    assert len(whole) == len(order) == num_samples
-    for part in (slice(0, 100), slice(17, 4000, 3), slice(-50, None), slice(3, 3)):
-        np.testing.assert_array_equal(order[part], whole[part])
-    picked = np.random.default_rng(0).integers(num_samples, size=500)
-    np.testing.assert_array_equal(order[picked], whole[picked])
-
-
 def test_an_order_of_huge_sources_takes_no_memory():
     sampler = MixtureSampler([10**9, 1 << 61, 3], [2, 1, 1], num_samples=1 << 61, seed=1)
     tracemalloc.start()

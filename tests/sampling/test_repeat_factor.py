@@ -119,23 +119,6 @@ def test_another_length_keeps_the_ratios(num_samples):
     assert stats.chisquare(total, expected).pvalue > IMPOSSIBLE
 
 
-def test_settings_tell_orders_apart_and_stay_the_same_over_the_epochs():
-    def settings(rows=ROWS, threshold=0.4, **options):
-        return RepeatFactorSampler(RaggedArray.of(rows), threshold, **options).settings()
-
-    sampler = RepeatFactorSampler(RaggedArray.of(ROWS), 0.4)
-    sampler.set_epoch(3)
-    assert sampler.settings() == settings()
-    others = [
-        settings(seed=1),
-        settings(threshold=0.5),
-        settings(root=False),
-        settings(num_samples=9),
-        settings(rows=[*ROWS[1:], ROWS[0]]),
-    ]
-    assert all(other != settings() for other in others)
-
-
 def test_thresholds_and_roots():
     labels = np.array([0] * 99 + [1])
     rare = [

@@ -34,17 +34,6 @@ if TYPE_CHECKING:
 
     from penstock.data.dataset import Allocator
 
-__all__ = [
-    "ArrayDataset",
-    "ChainDataset",
-    "ConcatDataset",
-    "StackDataset",
-    "Subset",
-    "UnlikeBatchesError",
-    "random_split",
-    "read_parts",
-]
-
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
@@ -167,16 +156,17 @@ class StackDataset(Dataset[Any]):
 
     def __getitem__(self, index: Any) -> Any:  # noqa: ANN401 - a tuple or a dict
         """Return a tuple, or dict, of the datasets' samples at `index`."""
+        return self._named(dataset[index] for dataset in self._parts())
+
+    def _named(self, row: Iterable[Any]) -> Any:  # noqa: ANN401 - a tuple or a dict
         if isinstance(self.datasets, dict):
-            return {name: dataset[index] for name, dataset in self.datasets.items()}
-        return tuple(dataset[index] for dataset in self.datasets)
+            return dict(zip(self.datasets, row, strict=True))
+        return tuple(row)
 
     def __getitems__(self, indices: Sequence[Any]) -> list[Any]:
         """Return the samples at `indices`, by the datasets' own `__getitems__` if any."""
         rows = zip(*(_read_samples(dataset, indices) for dataset in self._parts()), strict=True)
-        if isinstance(self.datasets, dict):
-            return [dict(zip(self.datasets, row, strict=True)) for row in rows]
-        return list(rows)
+        return list(map(self._named, rows))
 
     @property
     def can_get_batch(self) -> bool:
@@ -186,9 +176,7 @@ class StackDataset(Dataset[Any]):
     def get_batch(self, indices: NDArray[np.int64], alloc: Allocator) -> Any:  # noqa: ANN401 - a list or a dict
         """Return the datasets' batches: a list, or a dict by name."""
         batches = [_reader(dataset)(indices, alloc) for dataset in self._parts()]
-        if isinstance(self.datasets, dict):
-            return dict(zip(self.datasets, batches, strict=True))
-        return batches
+        return self._named(batches) if isinstance(self.datasets, dict) else batches
 
 
 def _read_samples(dataset: Any, indices: Sequence[Any]) -> list[Any]:  # noqa: ANN401

@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
@@ -22,25 +23,6 @@ from penstock.summary import Summarized
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import DTypeLike, NDArray
-
-__all__ = [
-    "Allocator",
-    "BatchReader",
-    "Dataset",
-    "IterableDataset",
-    "announce_epoch",
-    "batch_reader",
-    "can_resume",
-    "follows_epochs",
-    "is_current",
-    "is_drawless",
-    "length_of",
-    "read_each",
-    "reads_together",
-    "register_batch_reader",
-    "register_combinator",
-    "register_drawless",
-]
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -213,6 +195,28 @@ def reads_together(dataset: object) -> bool:
             parts = _parts_of.get(cls)
             return parts is None or all(map(reads_together, parts(dataset)))
     return True
+
+
+def adapted(
+    dataset: Any,  # noqa: ANN401
+    collate_fn: Callable[[list[Any]], Any] | None,
+    **orders: object,
+) -> tuple[Any, Callable[[list[Any]], Any] | None]:
+    """Return the dataset and the collate function that a loader is to work with.
+
+    They are those that it was given, but for a `ray.data.Dataset` and what
+    `penstock.ray.from_ray_data` made of one; these have an order of their own, so that the
+    arguments that choose one are refused. Nothing is imported to find out.
+    """
+    data: Any = sys.modules.get("ray.data")
+    reading: Any = sys.modules.get("penstock.ray.reading")
+    kinds = [getattr(data, name, None) for name in ("Dataset", "DataIterator")]
+    is_rays = isinstance(dataset, tuple(kind for kind in kinds if isinstance(kind, type)))
+    if is_rays or (reading is not None and isinstance(dataset, reading.RayStream)):
+        adapter: Any = importlib.import_module("penstock.ray.data")  # it lies above the loaders
+        found: tuple[Any, Any] = adapter.for_loader(dataset, collate_fn, orders)
+        return found
+    return dataset, collate_fn
 
 
 def announce_epoch(dataset: object, epoch: int) -> None:

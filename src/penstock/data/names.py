@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a sample is called by people: its file, or its key."""
+"""What a dataset says of itself: the name of a sample, and the fingerprint of the contents."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import bisect
 from typing import Any, Final
 
 import numpy as np
-
-__all__ = ["describe_sample", "name_samples"]
 
 _LISTS: Final = ("samples", "imgs")  # of (path, class), as torchvision's folders have it
 _DEEPEST: Final = 8  # datasets made of datasets
@@ -63,4 +61,17 @@ def _name(dataset: Any, index: Any, depth: int) -> str | None:  # noqa: ANN401
         index = range(ends[-1])[index]
         part = bisect.bisect_right(ends, index)
         return _name(parts[part], index - (ends[part - 1] if part else 0), depth + 1)
+    return None
+
+
+def fingerprint_of(dataset: Any) -> str | None:  # noqa: ANN401
+    """Return the `fingerprint` of a dataset, or of the one that it is a part of; None without one.
+
+    Stores have one, and any dataset may: a short text that changes when the contents do.
+    """
+    for _ in range(_DEEPEST):
+        found = getattr(dataset, "fingerprint", None)
+        if isinstance(found, str):
+            return found
+        dataset = getattr(dataset, "dataset", None)
     return None

@@ -15,8 +15,6 @@ from numpy.lib.stride_tricks import as_strided
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["PackedList"]
-
 T = TypeVar("T")
 Kind = Literal["str", "bytes", "object"]
 
@@ -51,7 +49,6 @@ class PackedList(Sequence[T]):
     """
 
     __slots__ = ("_blob", "_bounds", "_decode", "_kind")
-    __hash__ = None  # type: ignore[assignment]  # it equals lists, which have no hash
 
     _kind: Kind
     _blob: NDArray[np.uint8]

@@ -3,15 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import operator
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
-
-__all__ = ["RaggedArray"]
 
 
 class RaggedArray(Sequence["NDArray[np.int64]"]):
@@ -100,7 +99,7 @@ class RaggedArray(Sequence["NDArray[np.int64]"]):
         if not isinstance(index, (slice, list, np.ndarray)):
             if not -len(self) <= index < len(self):
                 raise IndexError(f"index {index} is out of range for {len(self)} samples.")
-            place = int(index) % len(self)
+            place = operator.index(index) % len(self)
             return self.values[self.offsets[place] : self.offsets[place + 1]]
         positions = np.arange(len(self))[index]
         first = self.offsets[positions]
@@ -110,10 +109,6 @@ class RaggedArray(Sequence["NDArray[np.int64]"]):
         places += np.arange(len(places))
         return RaggedArray.from_counts([self.values[places]], counts)
 
-    def __iter__(self) -> Iterator[NDArray[np.int64]]:
-        """Yield a view for each sample."""
-        return map(self.__getitem__, range(len(self)))
-
     def __eq__(self, other: object) -> bool:
         """Return whether `other` holds the same values for the same samples."""
         if not isinstance(other, RaggedArray):
@@ -121,8 +116,6 @@ class RaggedArray(Sequence["NDArray[np.int64]"]):
         return np.array_equal(self.values, other.values) and np.array_equal(
             self.offsets, other.offsets
         )
-
-    __hash__ = None  # type: ignore[assignment]  # it is mutable through its arrays
 
     def __repr__(self) -> str:
         """Return sizes, not the values."""

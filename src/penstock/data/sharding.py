@@ -13,8 +13,6 @@ from penstock.worker_info import current_shard
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["shard"]
-
 T = TypeVar("T")
 
 

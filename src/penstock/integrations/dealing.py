@@ -137,10 +137,7 @@ class _Share(BatchOrder):
         self._share = share
         self.epoch = order.epoch
         self.rank, self.num_replicas = share.process_index, share.num_processes
-
-    @property
-    def source_length(self) -> int | None:
-        return self.sampler.source_length
+        self.source_length = order.source_length
 
     @property
     def total_size(self) -> int:

@@ -28,8 +28,6 @@ from penstock.randomness.samples import fallback_state, restore_fallback, seed_f
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["seed_everything", "seeded"]
-
 _log = logging.getLogger("penstock")
 
 _SEEDS: Final = 1 << 64  # torch.manual_seed takes no more
@@ -144,6 +142,8 @@ def seeded(seed: int, deterministic: bool = False) -> Iterator[int]:
                 os.environ[name] = value
         if torch is None:
             _waiting = waiting
+            if (imported := sys.modules.get("torch")) is not None:
+                _set_flags(imported, (False, False, False, False))  # as its import leaves them
             if waiting is not None:
                 _call_with_torch(waiting)
         elif cuda is not None:
@@ -159,11 +159,6 @@ def _call_with_torch(function: Callable[[], None]) -> None:
         function()
         return
     _waiting = function
-    _watch_torch()
-
-
-@functools.cache  # once per process
-def _watch_torch() -> None:
     when_imported("torch", _torch_is_imported)
 
 

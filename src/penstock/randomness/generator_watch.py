@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from types import CodeType, FrameType
 
-__all__ = ["UNSEEDED", "GeneratorWatch", "note_watched", "warn_of_drawings", "was_watched"]
-
 UNSEEDED: Final = (
     "With global_rng=False the loader does not seed them, so seed= does not decide what is drawn. "
     "Draw from penstock.sample_rng(), or leave global_rng True."
@@ -117,16 +115,15 @@ class GeneratorWatch:
                 self._note(frame, "torch")
             return  # no function of numpy's is such a call: meanwhile another thread drew
         ran = (frame.f_back or frame) if event == "call" else frame  # since the last event
-        is_known = (ran.f_code, "numpy.random") in self._known
-        if numpy_before != numpy_now and not is_known and _refers_to_numpy(ran):
+        if numpy_before != numpy_now and _refers_to_numpy(ran):
             self._note(ran, "numpy.random")
         if event == "c_call":
             if getattr(arg, "__self__", None) is _GLOBAL_RANDOM and arg.__name__ != "getstate":
                 self._note(frame, "random")
-            elif _TORCH_NAMES.fullmatch(arg.__name__) and not (
-                (frame.f_code, "torch") in self._known
-                or any(isinstance(c, tuple) and "generator" in c for c in frame.f_code.co_consts)
-            ):  # nor where calls are given their own: another thread may change the state
+            elif _TORCH_NAMES.fullmatch(arg.__name__) and not any(
+                isinstance(const, tuple) and "generator" in const
+                for const in frame.f_code.co_consts
+            ):  # where calls are given their own, another thread may change the state
                 self._before = numpy_now, _state_of_torch()
 
     def _note(self, frame: FrameType, generator: str) -> None:

@@ -18,8 +18,6 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["GlobalGenerators", "GlobalStates", "seed_worker"]
-
 _TWISTER_WORDS: Final = 624  # of 32 bits
 # 64-bit words that seeding takes: `random`, then numpy, then torch (its state, and its seed).
 _RANDOM: Final = 2

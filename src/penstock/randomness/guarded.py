@@ -18,8 +18,6 @@ from penstock.randomness.generators import GlobalGenerators, GlobalStates
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["GuardedIterator", "guarded_draws"]
-
 
 @contextlib.contextmanager
 def guarded_draws(sampler: object, sequence: np.random.SeedSequence) -> Iterator[None]:

@@ -21,8 +21,6 @@ from penstock.warn import users_level
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["KeptGenerator", "kept_generators", "warn_of_kept_generators"]
-
 _DEEPEST: Final = 3  # a dataset, its transform, a part of that
 _MOST_OBJECTS: Final = 200  # that are looked at
 _MOST_PARTS: Final = 32  # of one list
@@ -102,8 +100,8 @@ def _parts_of(owner: object, path: str) -> Iterator[tuple[object, str]]:
         if type(value) in (list, tuple):
             yield from ((part, f"{where}[{k}]") for k, part in enumerate(value[:_MOST_PARTS]))
         elif type(value) is dict:
-            parts = itertools.islice(value.items(), _MOST_PARTS)
-            yield from ((part, f"{where}[{key!r:.40}]") for key, part in parts)
+            for key, part in itertools.islice(value.items(), _MOST_PARTS):
+                yield part, f"{where}[{key!r}]" if type(key) in (str, int) else f"{where}[...]"
         else:
             yield value, where
 
@@ -126,18 +124,15 @@ def _may_keep(value: object) -> bool:
 
 def _kind_of(value: object) -> str | None:
     """Return the name of a generator's class; None for what is none, or the process's own."""
-    cls = type(value)
-    if issubclass(cls, np.random.Generator):
-        return "numpy.random.Generator"
-    if issubclass(cls, np.random.RandomState):
-        own = getattr(np.random.mtrand, "_rand", None)
-        return None if value is own else "numpy.random.RandomState"
-    if issubclass(cls, random.Random):
-        is_seeded = value is not getattr(random, "_inst", None)
-        return "random.Random" if is_seeded and cls is not random.SystemRandom else None
     torch = sys.modules.get("torch")
-    kind = getattr(torch, "Generator", None)
-    if isinstance(kind, type) and issubclass(cls, kind):
-        own = getattr(torch, "default_generator", None)
-        return None if value is own else "torch.Generator"
-    return None
+    kinds = {
+        "numpy.random.Generator": np.random.Generator,
+        "numpy.random.RandomState": np.random.RandomState,
+        "random.Random": random.Random,
+        "torch.Generator": getattr(torch, "Generator", ()),
+    }
+    own = (random, "_inst"), (np.random.mtrand, "_rand"), (torch, "default_generator")
+    if any(value is getattr(module, name, None) for module, name in own):
+        return None
+    kind = next((name for name, kind in kinds.items() if issubclass(type(value), kind)), None)
+    return None if type(value) is random.SystemRandom else kind

@@ -14,8 +14,6 @@ import numpy as np
 
 from penstock.errors import ConfigError
 
-__all__ = ["Purpose", "checked_count", "checked_epoch", "checked_flag", "seed_sequence"]
-
 _MOST_EPOCHS: Final = 1 << 32  # one word of a spawn key; the C code of samplers takes no more
 
 

@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import contextlib
-import functools
+import copy
 import sys
 import threading
 import time
@@ -28,19 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from numpy.typing import NDArray
-
-__all__ = [
-    "SampleStreams",
-    "end_prologue",
-    "fallback_state",
-    "forget_streams",
-    "one_sample",
-    "renumbered_samples",
-    "restore_fallback",
-    "sample_rng",
-    "seed_fallback",
-    "seed_thread",
-]
 
 # Numbers of streams; a number, once given, never changes its meaning.
 _RNG: Final = 0  # sample_rng() in a sample
@@ -178,8 +165,8 @@ class SampleStreams:
         self._counter = self._state["state"]["counter"]
         self._globals = GlobalGenerators() if seeds_globals else None
         self._seeding_ns = 0
-        if seeds_globals:
-            _watch_torch()
+        if seeds_globals and "torch" not in sys.modules:
+            when_imported("torch", _seed_torch)
         self._generators: list[np.random.Generator] = []
         self._stream = _RNG
         self._global_stream = _GLOBALS
@@ -324,11 +311,6 @@ class SampleStreams:
             )
         return k if self._which is None else int(self._which[k])
 
-    @property
-    def is_batch(self) -> bool:
-        """Whether samples are being read at once."""
-        return self._count > 0
-
     def single_out(self, k: int) -> dict[str, Any]:
         """Begin sample k of a batch by itself; returns what `restore_batch` takes."""
         outer = {name: getattr(self, name) for name in _OF_BATCH}
@@ -374,7 +356,7 @@ def one_sample(k: int) -> Iterator[None]:
     a dataset reads others to make its own of, nothing happens: they all draw from the one stream.
     """
     streams = _here.streams
-    if streams is None or not streams.is_batch:
+    if streams is None or not streams._count:
         yield
         return
     outer = streams.single_out(k)
@@ -382,12 +364,6 @@ def one_sample(k: int) -> Iterator[None]:
         yield
     finally:
         streams.restore_batch(outer)
-
-
-@functools.cache  # once per process
-def _watch_torch() -> None:
-    if "torch" not in sys.modules:
-        when_imported("torch", _seed_torch)
 
 
 def _seed_torch() -> None:
@@ -436,14 +412,11 @@ def seed_fallback(sequence: np.random.SeedSequence) -> None:
 
 
 def fallback_state() -> Any:  # noqa: ANN401 - opaque
-    """Return the state that `restore_fallback` takes."""
-    return None if _fallback is None else _fallback.bit_generator.state
+    """Return what `restore_fallback` takes."""
+    return copy.deepcopy(_fallback)
 
 
 def restore_fallback(state: Any) -> None:  # noqa: ANN401 - what fallback_state returned
-    """Put the fallback back into the state that `fallback_state` returned."""
+    """Let the fallback go on as it would have when `fallback_state` was called."""
     global _fallback
-    if state is None:
-        _fallback = None
-    else:
-        _fallback_rng().bit_generator.state = state
+    _fallback = state

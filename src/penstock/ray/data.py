@@ -145,7 +145,7 @@ def for_loader(
     collate_fn: Callable[[list[Any]], Any] | None,
     orders: Mapping[str, object],
 ) -> tuple[Any, Any]:
-    """Return what `penstock.data.foreign.adapted` returns for a dataset of Ray Data's.
+    """Return what `penstock.data.dataset.adapted` returns for a dataset of Ray Data's.
 
     Raises:
         ConfigError: an order is chosen for what has one of its own.

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-__all__ = ["BalanceReport", "ClassCounts", "balance_report"]
-
 _BLOCK: Final = 1 << 20  # indices counted at a time: no array of a whole order is made for it
 _INNER: Final = ("sampler", "batch_sampler")
 _LISTS: Final = (list, tuple, range, array.array)
@@ -262,7 +260,8 @@ def _names(
 ) -> tuple[str, ...]:
     """Return a name for each class: the class itself where it has none."""
     if not isinstance(names, Mapping):
-        names = dict(enumerate(names or ())) if classes.dtype.kind in "biu" else {}
+        is_numbered = classes.dtype.kind in "biu"
+        names = dict(enumerate(names)) if names is not None and is_numbered else {}
     return tuple(str(names.get(value, _plain(value))) for value in classes.tolist())
 
 
@@ -370,4 +369,4 @@ def _as_indices(items: Any) -> NDArray[Any]:  # noqa: ANN401
             "balance_report counts integers, indices of samples, but the sampler gave a "
             f"{type(items).__name__} of {found.dtype}, shape {found.shape}."
         )
-    return found
+    return found.astype(np.int64, copy=False)  # what is empty has any type

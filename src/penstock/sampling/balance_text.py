@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from penstock.sampling.balance import BalanceReport, ClassCounts
 
-__all__ = ["aligned", "table_of", "verdict_of"]
-
 _FIRST_ROWS, _LAST_ROWS = 15, 10  # of more classes than these, the middle is left out
 _WIDTH: Final = 88  # columns, of what is wrapped
 _EVEN: Final = 1.25  # largest to smallest: no imbalance to speak of
@@ -136,6 +134,8 @@ def _sentences(report: BalanceReport) -> Iterator[str]:
 def _change(counts: ClassCounts, what: str) -> str:
     """Say how far balance over one level has changed."""
     words = next(words for most, words in _WORDS if counts.progress < most)
+    if max(counts.ratio_before, counts.ratio_after) <= _EVEN:
+        words = "was even and stays so"
     return (
         f"Balance over {what} {words} (largest to smallest {_ratio_text(counts.ratio_before)} -> "
         f"{_ratio_text(counts.ratio_after)}, effective classes {counts.effective_before:,.2f} -> "

@@ -17,8 +17,6 @@ from penstock.sampling.samplers import check_positive
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["BalancedBatchSampler"]
-
 
 class BalancedBatchSampler(BatchSampler):
     """Batches of `p_classes` different classes with `k_samples` samples of each.
@@ -29,9 +27,9 @@ class BalancedBatchSampler(BatchSampler):
 
     Classes take turns: all come once, in random order, before any comes again. Where P does not
     divide their number, each turn leaves out some, at random. Within a class the samples take turns
-    likewise. None is twice in a batch for its class, unless
-    the class has fewer than K: then all of them are, some more often. A sample with several labels
-    belongs to each of its classes; one without any is never drawn.
+    likewise. None is twice in a batch for its class, unless the class has fewer than K: then all of
+    them are, some more often. A sample with several labels belongs to each of its classes; one
+    without any is never drawn.
 
     An epoch is `num_batches` of all ranks together. With ranks, each has whole batches of P x K,
     and takes turns with the others. Where their number does not divide evenly, the first ones come
@@ -51,7 +49,6 @@ class BalancedBatchSampler(BatchSampler):
         [4, 4]
         >>> [len({labels[index] for index in batch}) for batch in batches]
         [2, 2]
-
     """
 
     _shows = ("p_classes", "k_samples", "num_batches")
@@ -128,7 +125,7 @@ class _BalancedOrder(BatchOrder):
     ) -> None:
         super().__init__(seed)
         self._items = items
-        self._source_length = items.num_samples
+        self.source_length = items.num_samples
         self._p_classes = p_classes
         self._k_samples = k_samples
         self._num_batches = num_batches

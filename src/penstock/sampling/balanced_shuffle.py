@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import inspect
 import sys
 from collections import Counter, OrderedDict
@@ -37,8 +36,6 @@ if TYPE_CHECKING:
     from penstock.sampling.class_balanced import Alpha
 
     Entry = tuple[Hashable, int, Any]  # class, place in the stream, sample
-
-__all__ = ["BalancedShuffle"]
 
 T = TypeVar("T")
 
@@ -149,7 +146,7 @@ class BalancedShuffle(IterableDataset[Any]):
         self.seed = checked_count("seed", seed)
         self.epoch = 0
         self.counts = ShuffleCounts()
-        _watch_torch()
+        when_imported("torch", _register_with_torch)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch whose order comes next, also for the stream."""
@@ -353,11 +350,6 @@ def _own_share() -> tuple[int, int]:
         info = None if torch_data is None else torch_data.get_worker_info()
         return share.rank, 0 if info is None else info.id
     return share.rank, share.worker_id
-
-
-@functools.cache  # once per process
-def _watch_torch() -> None:
-    when_imported("torch", _register_with_torch)
 
 
 def _register_with_torch() -> None:

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from penstock.sampling.sampler_state import SamplerPosition
     from penstock.sampling.samplers import Indices
 
-__all__ = ["BatchLayout", "BatchOrder", "BatchSampler", "batches_of", "pieces_of"]
-
 # Indices computed at a time where an order is not stored: 128 KiB, and numpy's cost per call is
 # gone.
 _BLOCK: Final = 1 << 14
@@ -51,18 +49,7 @@ class BatchLayout(NamedTuple):
 
 
 class BatchOrder(IndexSampler):
-    """The order of a batch sampler that deals out its batches itself: those of one rank in a row.
-
-    Attributes:
-        num_replicas: Ranks that share an epoch; `rank` is this one.
-    """
-
-    num_replicas: int = 1
-
-    @property
-    def world_size(self) -> int:
-        """`num_replicas`."""
-        return self.num_replicas
+    """The order of a batch sampler that deals batches out itself: those of one rank in a row."""
 
     @property
     def total_size(self) -> int:

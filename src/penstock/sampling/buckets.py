@@ -17,8 +17,6 @@ from penstock.sampling.samplers import IndexSampler, check_bool, check_positive,
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["BucketBatchSampler"]
-
 _GROWTH: Final = 1.1  # from one boundary to the next, where none are given
 _WINDOW: Final = 32  # batches of similar shapes that are sorted together
 _RATIO_STEPS: Final = 8  # to a doubling of the aspect ratio: a batch differs by some 9 %
@@ -53,7 +51,6 @@ class BucketBatchSampler(BatchSampler):
         >>> batches = BucketBatchSampler(sizes_px, 4, key="aspect_ratio")
         >>> sorted(sorted(batch) for batch in batches)
         [[0, 2, 4, 6], [1, 3, 5, 7]]
-
     """
 
     _shows = ("length", "batch_size", "drop_last", "epoch")
@@ -170,7 +167,7 @@ class _WindowOrder(IndexSampler):
     ) -> None:
         super().__init__(seed)
         self._keys = keys
-        self._source_length = len(keys)
+        self.source_length = len(keys)
         self._batch_size = batch_size
         self._window = window
         self._is_shuffled = is_shuffled
@@ -224,7 +221,7 @@ class _BucketOrder(BatchOrder):
     ) -> None:
         super().__init__(seed)
         self._keys = keys
-        self._source_length = len(keys)
+        self.source_length = len(keys)
         self._buckets = buckets
         self._counts = np.bincount(buckets, minlength=len(sizes))
         self.sizes = sizes
@@ -360,6 +357,7 @@ def _sizes(
     np.maximum.at(longest, buckets, keys)
     has_length = longest > 0
     fitting = np.floor(max_tokens / longest[has_length])
+    fitting -= fitting * longest[has_length] > max_tokens  # it may have been rounded up
     sizes[has_length] = np.minimum(fitting, most).astype(np.int64)
     return np.maximum(sizes, 1)
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["Alpha", "ClassBalancedSampler", "check_alpha", "check_beta", "class_shares"]
-
 Alpha = float | Literal["effective"]
 """How far classes are balanced: 0 not at all, 1 wholly; or by their effective number."""
 
@@ -146,7 +144,7 @@ class ClassBalancedSampler(IndexSampler):
         self.class_names = class_names_of(labels, column)
         self._items = ClassItems(self.labels)
         self._items.check_any()
-        self._source_length = self._items.num_samples
+        self.source_length = self._items.num_samples
         self._alpha: Any = alpha if isinstance(alpha, (str, tuple)) else float(alpha)
         self._num_epochs = num_epochs
         self._beta = float(beta)

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["ClassItems", "class_codes", "grouped", "shuffled_rows"]
-
 _BLOCK: Final = 1 << 20  # numbers shuffled at a time
 _LOW_BITS: Final = 16  # numpy sorts integers of so many bits by counting them, in O(n)
 # Integers that span no more than so many, or than there are labels, are looked up in a table.

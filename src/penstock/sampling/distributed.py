@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from penstock.sampling.samplers import Indices
 
-__all__ = ["DistributedSampler", "check_pad", "chosen_rank"]
-
 
 def chosen_rank(rank: int | None, num_replicas: int | None) -> Rank:
     """Return the rank that was given; what is None as `current_rank` says."""
@@ -137,16 +135,8 @@ class DistributedSampler(IndexSampler):
                 f"{type(source).__name__} is a sampler and has an order of its own, but got "
                 f"shuffle={shuffle}. Leave shuffle out, or give the dataset."
             )
-
-    @property
-    def world_size(self) -> int:
-        """`num_replicas`."""
-        return self.num_replicas
-
-    @property
-    def source_length(self) -> int | None:
-        """Samples of the dataset that the sampler inside was made for, if it knows."""
-        return self.sampler.source_length if isinstance(self.sampler, IndexSampler) else None
+        if isinstance(self.sampler, IndexSampler):
+            self.source_length = self.sampler.source_length
 
     @property
     def num_samples(self) -> int:
@@ -183,8 +173,7 @@ class DistributedSampler(IndexSampler):
         Warns:
             UserWarning: no other ranks were known when the sampler was made, and now there are.
         """
-        ranks = current_rank()
-        if self._found_alone and ranks.world_size > 1:
+        if self._found_alone and (ranks := current_rank()).world_size > 1:
             warnings.warn(
                 f"this is rank {ranks.rank} of {ranks.world_size}, which was not known when this "
                 "DistributedSampler was made, so it gives all samples to this rank too. Make it "

@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from penstock.sampling.class_balanced import Alpha
     from penstock.sampling.samplers import Indices
 
-__all__ = ["MixtureSampler"]
-
 _MOST_STATED: Final = 64  # sources whose numbers a state lists; of more it has a digest
 _PRECISION: Final = 10**12  # as exact as ratios of decimal fractions in float64 are
 
@@ -141,7 +139,7 @@ class MixtureSampler(IndexSampler):
                     f"{-(-total // min(filter(None, parts)))} is enough for every source; weight 0 "
                     "leaves one out."
                 )
-        self._source_length = sum(lengths)
+        self.source_length = sum(lengths)
         self.lengths = np.array(lengths, np.int64)
         self.shares = np.array([part / total for part in parts])
         self.quotas = np.array(quotas, np.int64)

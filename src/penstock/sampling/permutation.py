@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import DTypeLike, NDArray
 
-__all__ = ["LARGEST", "TABLE_LIMIT", "Permutation"]
-
 #: Most items of an order: the two halves of a position, and their sums, then fit into 32 bits.
 LARGEST: Final = 1 << 62
 #: Up to this many items are shuffled in a table: 32 KiB, made in some 60 us.

@@ -16,8 +16,6 @@ from penstock.sampling.samplers import IndexSampler, check_bool, check_positive,
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["RepeatFactorSampler"]
-
 
 class RepeatFactorSampler(IndexSampler):
     """Every image once, and those with rare classes more often.
@@ -42,6 +40,7 @@ class RepeatFactorSampler(IndexSampler):
         class_frequencies: f(c), float64 of shape (classes,).
         class_repeat_factors: r(c), likewise.
         repeat_factors: r of each image, float64 of shape (samples,).
+        num_samples: Indices in an epoch.
 
     Example:
         >>> boxes = [[0, 0], [0], [0, 1], [0], [], [0], [0], [0], [0]]  # classes of their boxes
@@ -96,17 +95,16 @@ class RepeatFactorSampler(IndexSampler):
         check_bool("root", root)
         if num_samples is not None:
             check_positive("num_samples", num_samples)
-            num_samples = int(num_samples)
         self.threshold = float(threshold)
         self.root = root
         self.labels = labels_given_or_known(labels, type(self).__name__, column)
         self.class_names = class_names_of(labels, column)
         if not len(self.labels):
             raise ConfigError("RepeatFactorSampler got labels of 0 samples: there is no epoch.")
-        self._source_length = len(self.labels)
+        self.source_length = len(self.labels)
         self._set_factors()
         self._epoch_size = round(float(self.repeat_factors.sum()))
-        self._num_samples = num_samples
+        self.num_samples = self._epoch_size if num_samples is None else int(num_samples)
 
     def _set_factors(self) -> None:
         items = ClassItems(self.labels)
@@ -120,11 +118,6 @@ class RepeatFactorSampler(IndexSampler):
         for position in np.flatnonzero(self.class_repeat_factors > 1).tolist():
             images, factor = items.items_of(position), self.class_repeat_factors[position]
             self.repeat_factors[images] = np.maximum(self.repeat_factors[images], factor)
-
-    @property
-    def num_samples(self) -> int:
-        """Indices in an epoch: as given, or round(sum of `repeat_factors`)."""
-        return self._epoch_size if self._num_samples is None else self._num_samples
 
     def __len__(self) -> int:
         """Return `num_samples`."""

@@ -11,13 +11,12 @@ import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from penstock.data.dataset import length_of
 from penstock.errors import StateError
 from penstock.randomness.keys import checked_count, checked_epoch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-__all__ = ["Resumable", "SamplerPosition", "differences"]
 
 _FORMAT: Final = 1
 
@@ -151,15 +150,10 @@ class Resumable:
             # Some loaders make an iterator and drop it for another before the first item: the place
             # is handed on until one is used. But of an epoch that is over, a first iterator without
             # items is all there is to come: the next one is of a new epoch.
-            place.is_begun = self._is_over(place.given)
+            length = length_of(self)
+            place.is_begun = length is not None and 0 < place.given >= length
         self._place = place
         return place
-
-    def _is_over(self, given: int) -> bool:
-        try:
-            return 0 < given >= len(self)  # type: ignore[arg-type]
-        except TypeError:  # a sampler without a length
-            return False
 
 
 def differences(saved: Any, here: Any, name: str = "") -> list[str]:  # noqa: ANN401

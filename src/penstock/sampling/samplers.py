@@ -23,22 +23,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-__all__ = [
-    "ComputedOrder",
-    "EveryNth",
-    "IndexSampler",
-    "Indices",
-    "RandomSampler",
-    "Sampler",
-    "SequentialSampler",
-    "SubsetRandomSampler",
-    "WeightedRandomSampler",
-    "as_weights",
-    "check_bool",
-    "check_positive",
-    "digest",
-]
-
 T_co = TypeVar("T_co", covariant=True)
 
 # Python integers made at a time: 4096 of them are 150 KB, and numpy's cost per call is gone.
@@ -79,7 +63,8 @@ class IndexSampler(Resumable, Sampler[int]):
         seed: As given; else that of the seeded loader that it is used in, and 0 without one.
         epoch: 0, until `set_epoch`.
         rank: Which share of a global order it yields.
-        world_size: Number of those shares: index p of this one is p * world_size + rank there.
+        num_replicas: Number of those shares, `world_size` as well: index p of this one is
+            p * num_replicas + rank there.
     """
 
     _shows = ("length", "seed", "epoch")
@@ -87,26 +72,23 @@ class IndexSampler(Resumable, Sampler[int]):
     seed: int
     epoch: int
     rank: int = 0
+    num_replicas: int = 1
     #: How often `set_epoch` was called: a loader sees by it that the user's loop has.
     times_notified: int = 0
-    _source_length: int | None = None
+    #: Samples of the dataset that it was made for, if it knows; loaders compare it.
+    source_length: int | None = None
     _own_seed: int | None = None
     _taken_seed: int = 0  # set by itself, so that a `seed` that a subclass or a user sets shows
 
     @property
     def world_size(self) -> int:
         """Number of shares of the global order that this is one of."""
-        return 1
+        return self.num_replicas
 
     @property
     def total_size(self) -> int:
         """Indices of all shares together, in an epoch."""
         return len(self)
-
-    @property
-    def source_length(self) -> int | None:
-        """Samples of the dataset that it was made for, if it knows; loaders compare it."""
-        return self._source_length
 
     def __len__(self) -> int:
         """Return the number of indices in an epoch."""
@@ -365,7 +347,6 @@ class WeightedRandomSampler(IndexSampler):
         >>> counts = np.bincount(sampler.indices(), minlength=3)
         >>> int(counts[0]), bool(700 < counts[2] < 800)
         (0, True)
-
     """
 
     def __init__(
@@ -395,7 +376,7 @@ class WeightedRandomSampler(IndexSampler):
         self.num_samples = int(num_samples)  # of numpy's integers there would be no JSON
         self.replacement = replacement
         _check_weights(self.weights, num_samples, replacement=replacement)
-        self._source_length = len(self.weights)
+        self.source_length = len(self.weights)
 
     def __len__(self) -> int:
         """Return `num_samples`."""
@@ -442,10 +423,7 @@ class WeightedRandomSampler(IndexSampler):
 
 def as_weights(weights: ArrayLike) -> NDArray[np.float64]:
     """Return a copy of some numbers, of any shape."""
-    try:
-        given = np.asarray(weights)
-    except ValueError as error:
-        raise ConfigError(f"weights should be one number each, but {error}") from None
+    given = np.asarray(weights)
     if given.dtype.kind not in "biuf":  # of strings, numpy would read the numbers
         raise ConfigError(
             f"weights should be an array or a list of numbers, but got {weights!r:.80} (an array "

@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from penstock.data.dataset import Allocator
     from penstock.sampling.samplers import Indices
 
-__all__ = ["AbsentShard", "ShardSampler", "assign_shards", "lengths_in"]
-
 _MOST_STATED: Final = 16  # shards whose lengths a state lists: it stays below 1 KB
 
 
@@ -163,7 +161,7 @@ class ShardSampler(IndexSampler):
         super().__init__(seed)
         lengths = lengths_in(source, "ShardSampler", "shard")
         self.lengths = np.array(list(lengths.values()), np.int64)
-        self._source_length = sum(lengths.values())
+        self.source_length = sum(lengths.values())
         self.num_nodes, self.node, self.ranks_per_node, self.local_rank = _chosen_place(
             num_nodes, node, ranks_per_node, local_rank
         )
@@ -192,11 +190,6 @@ class ShardSampler(IndexSampler):
                 "are to give as many. Pack the data into more shards, some dozens per node, or "
                 'assign others; for validation there is pad="none".'
             )
-
-    @property
-    def world_size(self) -> int:
-        """Ranks of all nodes."""
-        return self.num_replicas
 
     @property
     def num_samples(self) -> int:
@@ -467,9 +460,10 @@ def _nodes_of(sizes: NDArray[np.int64], num_nodes: int) -> NDArray[np.int32]:
     for shard in order:
         own[node_of[shard]].append(shard)
     received: list[list[int]] = [[] for _ in range(num_nodes)]
+    most_apart = int(sizes.max())
     while True:
         low, high = int(loads.argmin()), int(loads.argmax())
-        if loads[high] - loads[low] <= sizes.max():
+        if loads[high] - loads[low] <= most_apart:
             return node_of
         # Its largest shard: all that it has are smaller than the difference, so that the sum of
         # the squares falls with each move, and the fewest moves are made.

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["stratified_parts"]
-
 
 def stratified_parts(
     labels: NDArray[Any] | RaggedArray, shares: Sequence[float], seed: int

@@ -11,8 +11,7 @@ import torch
 import torch.utils.data
 from torch.utils.data import default_collate, default_convert
 
-from penstock.data.dataset import follows_epochs
-from penstock.data.foreign import adapted
+from penstock.data.dataset import adapted, follows_epochs
 from penstock.deprecation import removed_arguments
 from penstock.distributed import Rank, current_rank
 from penstock.engine.fault_log import FaultLog
@@ -173,7 +172,7 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
     ) -> None:
         """Check the arguments; nothing is started before iteration."""
         orders = {"shuffle": shuffle, "sampler": sampler, "batch_sampler": batch_sampler}
-        dataset, collate_fn = adapted(dataset, collate_fn, batch_size, **orders)
+        dataset, collate_fn = adapted(dataset, collate_fn, **orders)
         chosen = None if device is None else open_accelerator(device).device
         if device is None and device_transform is not None:
             raise ConfigError("device_transform is called with batches on a device: give device=")

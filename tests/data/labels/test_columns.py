@@ -115,6 +115,8 @@ def test_the_classes_of_objects_are_rows(objects):
     assert rows_of(known_labels(joined)) == [[2, 2], [], [1], [], [1]]
     assert class_names_of(dataset) == ("cat", "dog", "eel")
     assert rows_of(known_labels(dataset, "objects.category")) == [[2, 2], [], [1]]
+    if isinstance(objects, dict):
+        assert rows_of(known_labels(dataset.flatten())) == [[2, 2], [], [1]]
 
 
 def test_of_several_class_columns_one_has_to_be_named():

@@ -206,6 +206,10 @@ def test_a_stack_has_the_labels_of_the_part_that_is_them(stack):
     assert rows_of(known_labels(stack(image=images, labels=[[1], [], [2]]))) == [[1], [], [2]]
     assert known_labels(stack(image=images, number=[1, 0, 1])) is None
     assert known_labels(stack(images, images)) is None
+    corners = [[8, 9], [3, 4], [5, 6]]
+    assert known_labels(stack(images, corners)) is None  # which may be anything, unless named
+    assert rows_of(known_labels(stack(images, corners), 1)) == corners
+    assert known_labels(stack(images, corners, [1, 0, 1])).tolist() == [1, 0, 1]
 
 
 def test_the_classes_of_tensors_and_arrays_are_the_last_if_nothing_else_may_be_them():
@@ -213,6 +217,7 @@ def test_the_classes_of_tensors_and_arrays_are_the_last_if_nothing_else_may_be_t
     assert known_labels(torch_data.TensorDataset(x, y)).tolist() == [4, 2, 4]
     images = torch.zeros(3, 3, 8, 8, dtype=torch.uint8)
     assert known_labels(torch_data.TensorDataset(images, y)).tolist() == [4, 2, 4]
+    assert known_labels(torch_data.TensorDataset(images, y, images)).tolist() == [4, 2, 4]
     tokens = torch.tensor([[1, 5], [7, 0], [2, 2]])
     assert known_labels(torch_data.TensorDataset(tokens, y)).tolist() == [4, 2, 4]
     assert known_labels(torch_data.TensorDataset(x.bfloat16(), y)).tolist() == [4, 2, 4]
@@ -300,6 +305,8 @@ def test_rows_are_taken_and_joined_as_lists_are():
     for wrong in ([50], [-51], np.array([1.0]), np.ones(49, bool)):
         with pytest.raises(IndexError):
             ragged[wrong]
+    with pytest.raises(TypeError):
+        ragged[1.5]
 
 
 @pytest.mark.parametrize(
@@ -444,6 +451,7 @@ def test_texts_of_rows_are_numbered_by_all_parts_of_a_concatenation():
     assert class_names_of(both) == ("bus", "cat", "dog")
     assert rows_of(known_labels(Subset(both, [3, 2]))) == [[1, 0], [0]]
     assert class_names_of(Subset(both, [3, 2])) == ("cat", "dog")
+    assert known_labels(Subset(both, [4])) is None
     flat = Images(2, labels=["eel", "cat"])
     nothing = Images(2, labels=[[], []])
     assert rows_of(known_labels(ConcatDataset([flat, nothing, a]))) == [

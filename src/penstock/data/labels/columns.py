@@ -21,8 +21,6 @@ from penstock.data.ragged import RaggedArray
 if TYPE_CHECKING:
     from penstock.data.labels.values import Labels
 
-__all__ = ["class_column", "has_columns", "labels_of_column"]
-
 _NAMES: Final = ("label", "labels", "target", "targets")
 
 
@@ -82,7 +80,8 @@ def labels_of_column(dataset: Any, wanted: str | None = None) -> Labels:  # noqa
             f"none of its columns ({', '.join(names)}) is a ClassLabel or called `label`: choose "
             f"one, as by `penstock.labels_of(dataset, column={next(iter(names), 'label')!r})`"
         )
-    name, *fields = column[0].split(".")
+    # A name may have a dot of its own, as after `flatten()`.
+    name, *fields = column[:1] if column[0] in dataset.features else column[0].split(".")
     try:
         labels = _read(dataset.data.column(name), fields)
     except NotLabelsError as error:

@@ -40,14 +40,6 @@ if TYPE_CHECKING:
 
     Column: TypeAlias = str | int | None
 
-__all__ = [
-    "class_names_of",
-    "is_iterable",
-    "known_labels",
-    "labels_given_or_known",
-    "labels_of",
-]
-
 _ATTRIBUTES: Final = ("labels", "targets", "_labels")
 _PAIRS: Final = ("samples", "_samples", "imgs")  # of (path, class), as torchvision has them
 _PARTS: Final = ("labels", "label", "targets", "target")  # of a stack, by name
@@ -285,10 +277,11 @@ def _labels_of_parts(dataset: object, length: int, column: Column, depth: int) -
         return _joined(parts, column, depth)
     if parts is not None and _is_a(dataset, "StackDataset"):
         if not isinstance(parts, dict):
-            return _only(parts, column, partial(_labels_of_part, depth=depth))
+            is_named = column is not None
+            return _only(parts, column, partial(_labels_of_part, depth=depth, is_named=is_named))
         names = _PARTS if column is None else (column,)
         name = next((name for name in names if name in parts), None)
-        return None if name is None else _labels_of_part(parts[name], depth)
+        return None if name is None else _labels_of_part(parts[name], depth, is_named=True)
     for kind, name in (("TensorDataset", "tensors"), ("ArrayDataset", "arrays")):
         if _is_a(dataset, kind):
             return _only(getattr(dataset, name), column, to_labels, needs_last=True)
@@ -355,7 +348,8 @@ def _only(
         try:
             labels = read(part)
         except NotLabelsError as error:
-            reason = f"the last of its parts is {error}" if needs_last and position == last else ""
+            is_table = needs_last and position == last and len(getattr(part, "shape", ())) <= 2
+            reason = f"the last of its parts is {error}" if is_table else ""
             continue
         # Rows of zeros and ones are classes only in the last place, after others.
         if not needs_last or isinstance(labels, np.ndarray) or position == last > 0:
@@ -368,13 +362,16 @@ def _only(
     return found[0]
 
 
-def _labels_of_part(part: Any, depth: int) -> Labels:  # noqa: ANN401
+def _labels_of_part(part: Any, depth: int, *, is_named: bool) -> Labels:  # noqa: ANN401
     """Return the labels of a stacked dataset, or that dataset if it is nothing but labels."""
     if isinstance(part, range):
         raise NotLabelsError("numbers of samples")
     if type(part) not in (list, tuple, np.ndarray) and not hasattr(part, "dtype"):
         return _found(part, None, depth)
-    return _checked(part)
+    labels = _checked(part)
+    if isinstance(labels, RaggedArray) and not is_named:
+        raise NotLabelsError("rows of integers, which may be anything")
+    return labels
 
 
 def is_iterable(dataset: object) -> bool:
@@ -383,13 +380,10 @@ def is_iterable(dataset: object) -> bool:
 
 
 def _kind_of(dataset: object) -> str:
-    """Return the name of its class, and what it is a subset of."""
-    names = [type(dataset).__qualname__]
-    while len(names) < _DEEPEST and _get(dataset, "indices") is not None:
-        if (dataset := _get(dataset, "dataset")) is None:
-            break
-        names.append(type(dataset).__qualname__)
-    return " of ".join(names)
+    """Return the name of its class, and what it is a part of."""
+    inner = _get(dataset, "dataset")
+    own = type(dataset).__qualname__
+    return own if inner is None else f"{own} of {type(inner).__qualname__}"
 
 
 def _length_of(dataset: Any) -> int | None:  # noqa: ANN401

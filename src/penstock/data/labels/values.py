@@ -16,20 +16,6 @@ if TYPE_CHECKING:
 
     Labels: TypeAlias = NDArray[Any] | RaggedArray
 
-__all__ = [
-    "NotLabelsError",
-    "Objects",
-    "TextRows",
-    "are_paths",
-    "check_no_columns",
-    "chosen_labels",
-    "joined_labels",
-    "labels_by_objects",
-    "numbered",
-    "to_labels",
-    "to_rows",
-]
-
 Objects = Literal["all", "first", "rarest"]
 
 _FILE_NAME: Final = re.compile(r".+\.[A-Za-z]\w{1,4}")
@@ -193,10 +179,10 @@ def chosen_labels(labels: Labels, indices: Any) -> Labels:  # noqa: ANN401
 
     Rows of texts are numbered anew, by the texts that are chosen.
     """
-    if isinstance(labels, TextRows):
-        rows = RaggedArray(labels.values, labels.offsets)[_positions(indices)]
-        return to_rows(labels.names[rows.values], np.diff(rows.offsets))
     try:
+        if isinstance(labels, TextRows):
+            rows = RaggedArray(labels.values, labels.offsets)[_positions(indices)]
+            return to_rows(labels.names[rows.values], np.diff(rows.offsets))
         if isinstance(indices, range) and 0 <= indices.start <= indices.stop <= len(labels):
             chosen: Labels = labels[indices.start : indices.stop : indices.step]
             return chosen

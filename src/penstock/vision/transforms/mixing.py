@@ -15,9 +15,8 @@ import cv2
 import numpy as np
 
 from penstock.data.dataset import Dataset, IterableDataset, announce_epoch, read_each
-from penstock.data.fingerprint import fingerprint_of
 from penstock.data.labels.known import known_labels
-from penstock.data.names import describe_sample
+from penstock.data.names import describe_sample, fingerprint_of
 from penstock.deprecation import removed_arguments
 from penstock.errors import ConfigError
 from penstock.faults import UnreadSample, annotate, note_unread

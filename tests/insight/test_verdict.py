@@ -259,6 +259,11 @@ CASES = {  # figures, verdict, what it says, and what not
     "waits for its device while threads idle": (
         {"compute": 8 * MS, "trainer": 20 * MS, "trainer_cpu": 1 * MS, "backend": "thread"},
         "trainer", "", None),
+    "threads where other programs have the cores": (
+        {"compute": 18 * MS, "starved": 10 * MS, "read": 6 * MS, "workers": 3, "backend": "thread",
+         "trainer": 0.02 * MS, "wait": 11 * MS, "cores": 2.0,
+         "timed": 6400, "timed_s": 9.6, "slow": 64, "slow_s": 6.4},
+        "cpu", "Another number of workers would bring little", None),
     "processes that take one core together": (
         {"workers": 4, "compute": 10 * MS, "read": 30 * MS, "trainer": 1 * MS},
         "storage", "", None),

@@ -83,7 +83,6 @@ class MindSporeBatches(AheadOfLoop):
             raise ConfigError(f"column_names are one or more, each once; got {self.column_names}.")
         if unknown := self.pad.keys() - set(self.column_names):
             raise ConfigError(f"pad names {sorted(unknown)}; the columns are {self.column_names}.")
-        self._resumed: int | None = None  # batches given before, in the epoch that comes next
 
     def dataset(self, **options: Any) -> Any:  # noqa: ANN401
         """Return a `mindspore.dataset.GeneratorDataset` whose rows are the loader's batches.
@@ -96,7 +95,9 @@ class MindSporeBatches(AheadOfLoop):
         Args:
             **options: For `GeneratorDataset`.
         """
-        length = self._length()
+        # An epoch that was left early is not gone on with; one whose state was loaded is.
+        num_given = self.loader.state_dict()["batches"] if self._given is None else 0
+        length = self._length(num_given)
         if length == 0:
             raise ConfigError(
                 "MindSpore takes no dataset without rows, and no batches are left of this epoch: "
@@ -113,13 +114,12 @@ class MindSporeBatches(AheadOfLoop):
             Exception: what the dataset or the loader raises, as it was raised in MindSpore's
                 thread.
         """
-        length = self._length()
         batches = iter(self.loader)  # workers start here, not in MindSpore's thread
-        self._resumed, self._given = None, self.loader.state_dict()
-        return self._counted(self._source(length, batches))
+        self._given = self.loader.state_dict()
+        return self._counted(self._source(self._length(self._given["batches"]), batches))
 
     def _counted(self, source: _BatchSource) -> Iterator[tuple[Any, ...]]:
-        if isinstance(source, _CountedRows) and not source.length:  # MindSpore refuses no rows
+        if source.length == 0:  # MindSpore refuses no rows
             list(source)  # the loader ends the epoch
             self._given = None
             return
@@ -148,26 +148,12 @@ class MindSporeBatches(AheadOfLoop):
         kind = _BatchSource if length is None else _CountedRows
         return kind(self, begun, length)
 
-    def _length(self) -> int | None:
-        """Return the batches of the epoch that comes next; None if not known."""
+    def _length(self, num_given: int) -> int | None:
+        """Return the batches of an epoch behind the first `num_given`; None if not known."""
         try:
-            return len(self.loader) - (self._resumed or 0)
+            return len(self.loader) - num_given
         except TypeError:  # a stream
             return None
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next epoch go on where `state` was saved; see `penstock.Loader`.
-
-        Raises:
-            StateError: as the loader's.
-        """
-        super().load_state_dict(state)
-        self._resumed = int(state["batches"])
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that comes next; see `penstock.Loader`."""
-        super().set_epoch(epoch)
-        self._resumed = None
 
     def columns(self, batch: Any) -> tuple[NDArray[Any], ...]:  # noqa: ANN401
         """Return a batch of the loader as one array per column.

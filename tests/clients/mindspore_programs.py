@@ -102,6 +102,7 @@ def test_the_state_counts_what_the_loop_was_given_and_nothing_that_was_fetched(
     rest = again.dataset()
     assert rest.get_dataset_size() == 6 - num_given
     assert ys(rest.create_tuple_iterator(num_epochs=1)) == expected[1][num_given:]
+    assert again.dataset().get_dataset_size() == 6
     del source, batches, taken
     gc.collect()
 

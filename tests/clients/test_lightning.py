@@ -467,13 +467,6 @@ def test_a_balanced_sampler_is_dealt_out_by_penstock_or_by_lightning(ranks):
     assert sorted(zero + one) == sorted(expected)  # Lightning shuffles what the sampler gives
 
 
-def test_balanced_batches_deal_themselves_out(ranks):
-    for number, rank in enumerate(ranks):
-        sampler = BalancedBatchSampler(Noisy(), 2, 2, seed=1, num_replicas=2, rank=number)
-        seen = [b[0].tolist() for e, _, b in rank["Trainer, balanced batches"]["seen"] if e == 0]
-        assert seen == [list(batch) for batch in sampler]
-
-
 def test_a_share_is_not_dealt_out_a_second_time(ranks):
     for rank in ranks:
         for name in ("DealtOut", "InBatches"):
@@ -494,13 +487,6 @@ def test_the_sampler_in_a_batch_sampler_is_dealt_out_each_epoch(ranks):
     for rank in ranks:
         sizes = [len(b[0]) for _, _, b in rank["Trainer, balanced in batches"]["seen"]]
         assert sizes == [4, 4, 2] * 2
-
-
-def test_a_subclass_that_passes_keywords_on_keeps_our_arguments(ranks):
-    for rank in ranks:
-        found = rank["Trainer, subclass"]["loader"]
-        assert (found["seed"], found["on_error"], found["num_workers"]) == (7, "skip", 1)
-        assert_same(rank["Trainer, shuffle"]["seen"], rank["Trainer, subclass"]["seen"])
 
 
 def test_ranks_resume_exactly_from_the_state_of_rank_0(ranks):

@@ -97,6 +97,14 @@ def test_moments_count_from_the_first_of_all_and_unknown_times_are_none():
     assert {len(column) for column in batches.values()} == {12}
 
 
+def test_a_batch_that_was_not_measured_leaves_the_others_their_moments():
+    history = a_history()
+    start = 10**15 + 120 * MS
+    history.add(*batch(epoch=2, num_samples=3, asked_ns=start, given_ns=start + MS))
+    batches = recorded(history).batches
+    assert (batches["asked_ns"][0], batches["begun_ns"][-1]) == (5 * MS, 0)
+
+
 def test_it_tells_of_every_epoch_and_of_the_machine():
     recording = recorded(a_history())
     assert [(e.epoch, e.span.batches) for e in recording.epochs] == [(0, 6), (1, 6)]

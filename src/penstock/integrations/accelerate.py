@@ -305,12 +305,6 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[T_co]):  # type: ignore[mi
         self._given = None
         self._num_dropped = 0
 
-    @property
-    def total_dataset_length(self) -> int:
-        """Samples of the data set, over all processes."""
-        dataset: Any = self.dataset
-        return int(getattr(dataset, "total_length", len(dataset)))
-
     def get_sampler(self) -> Any:  # noqa: ANN401
         """Return the sampler of indices, as Accelerate asks for it."""
         return get_sampler(self)

@@ -83,6 +83,7 @@ class MindSporeBatches(AheadOfLoop):
             raise ConfigError(f"column_names are one or more, each once; got {self.column_names}.")
         if unknown := self.pad.keys() - set(self.column_names):
             raise ConfigError(f"pad names {sorted(unknown)}; the columns are {self.column_names}.")
+        self._resumed: int | None = None  # batches given before, in the epoch that comes next
 
     def dataset(self, **options: Any) -> Any:  # noqa: ANN401
         """Return a `mindspore.dataset.GeneratorDataset` whose rows are the loader's batches.
@@ -95,9 +96,7 @@ class MindSporeBatches(AheadOfLoop):
         Args:
             **options: For `GeneratorDataset`.
         """
-        # An epoch that was left early is not gone on with; one whose state was loaded is.
-        num_given = self.loader.state_dict()["batches"] if self._given is None else 0
-        length = self._length(num_given)
+        length = self._length()
         if length == 0:
             raise ConfigError(
                 "MindSpore takes no dataset without rows, and no batches are left of this epoch: "
@@ -114,9 +113,10 @@ class MindSporeBatches(AheadOfLoop):
             Exception: what the dataset or the loader raises, as it was raised in MindSpore's
                 thread.
         """
+        length = self._length()
         batches = iter(self.loader)  # workers start here, not in MindSpore's thread
-        self._given = self.loader.state_dict()
-        return self._counted(self._source(self._length(self._given["batches"]), batches))
+        self._resumed, self._given = None, self.loader.state_dict()
+        return self._counted(self._source(length, batches))
 
     def _counted(self, source: _BatchSource) -> Iterator[tuple[Any, ...]]:
         if source.length == 0:  # MindSpore refuses no rows
@@ -148,12 +148,26 @@ class MindSporeBatches(AheadOfLoop):
         kind = _BatchSource if length is None else _CountedRows
         return kind(self, begun, length)
 
-    def _length(self, num_given: int) -> int | None:
-        """Return the batches of an epoch behind the first `num_given`; None if not known."""
+    def _length(self) -> int | None:
+        """Return the batches of the epoch that comes next; None if not known."""
         try:
-            return len(self.loader) - num_given
+            return len(self.loader) - (self._resumed or 0)
         except TypeError:  # a stream
             return None
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next epoch go on where `state` was saved; see `penstock.Loader`.
+
+        Raises:
+            StateError: as the loader's.
+        """
+        super().load_state_dict(state)
+        self._resumed = int(state["batches"])
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that comes next; see `penstock.Loader`."""
+        super().set_epoch(epoch)
+        self._resumed = None
 
     def columns(self, batch: Any) -> tuple[NDArray[Any], ...]:  # noqa: ANN401
         """Return a batch of the loader as one array per column.
@@ -226,6 +240,7 @@ class _BatchSource:
         loader = self._batches.loader
         begun, self._begun = self._begun, None
         batches = iter(loader) if begun is None else begun
+        self._batches._resumed = None  # the epoch that comes next is a whole one
         try:
             for batch in batches:
                 self.states.append(loader.state_dict())

@@ -10,16 +10,10 @@ import numpy as np
 import pytest
 
 from penstock import Loader
-from penstock.data import IterableDataset
 from penstock.errors import ConfigError
 from penstock.torch import DataLoader
 
 NUM_BATCHES = 40
-
-
-class Stream(IterableDataset):
-    def __iter__(self):
-        yield from range(4 * NUM_BATCHES - 2)
 
 
 class Slow:

@@ -234,6 +234,9 @@ SLOW = {"compute": 48 * MS, "timed": 6400, "timed_s": 9.6, "slow_s": 6.4}
 STARVES = {"trainer": 20 * MS, "trainer_starved_s": 200 * 6 * MS}
 ONE_EACH = Span(batches=20, starts=20, wait_s=2.0, first_wait_s=2.0, seconds=2.2)
 CASES = {  # figures, verdict, what it says, and what not
+    "workers that are not needed": (
+        {"workers": 8, "compute": 12 * MS, "trainer": 10 * MS},
+        "trainer", "There is nothing to do. 2 workers of the 8 would do.", None),
     "collate": ({"compute": 24.1 * MS, "collate": 15.9 * MS}, "workers", "", None),
     "more collate": ({"compute": 23.9 * MS, "collate": 16.1 * MS}, "collate", "", None),
     "reads": ({"compute": 20.1 * MS, "read": 19.9 * MS}, "workers", "", None),

@@ -99,22 +99,6 @@ def test_the_strict_parser_of_openmetrics_takes_it(registry):
     assert names == {"train", 'odd "name"\n'}
 
 
-def test_two_loaders_are_told_apart_by_their_label(registry):
-    train = Loader(list(range(64)), batch_size=4, num_workers=1)
-    val = Loader(list(range(30)), batch_size=4)
-    collector = StatsCollector(train, {"loader": "train"}, registry=registry)
-    collector.add(val, {"loader": "val"})
-    for _ in range(2):
-        assert sum(1 for _ in train) == 16
-    assert sum(1 for _ in val) == 8
-    got = samples(registry)
-    assert got["penstock_batches_total", ("loader", "train")] == 32
-    assert got["penstock_samples_total", ("loader", "val")] == 30
-    assert got["penstock_workers", ("loader", "train")] == 1
-    read = got["penstock_stage_seconds_total", ("loader", "train"), ("stage", "compute")]
-    assert read == train.stats().run.compute_s
-
-
 def test_a_loader_that_is_gone_is_told_of_no_more_and_leaves_its_labels(registry):
     loader = Fixed()
     collector = StatsCollector(loader, {"loader": "train"}, registry=registry)

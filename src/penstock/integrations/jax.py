@@ -119,7 +119,7 @@ class DeviceBatches(AheadOfLoop):
         if batch_size is None or self.loader.drop_last or self.transform is not None:
             return 0
         try:
-            return len(self.loader.sampler) % batch_size
+            return len(self.loader.sampler) % int(batch_size)
         except TypeError:  # a stream, or a sampler without a length
             return 0
 

@@ -3,13 +3,10 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from PIL import Image
 from tests.docs.site import site_folder
 
 pytestmark = pytest.mark.docs
@@ -95,41 +92,3 @@ def test_names_with_underscores_are_found_by_their_words(page, site, words, page
 @pytest.mark.parametrize("words", ["数据", "共享内存"])
 def test_chinese_words_are_found_on_chinese_pages_alone(page, site, words):
     assert set(found(page, site, words)) == {"zh/migrating-from-torch.html", "zh/quickstart.html"}
-
-
-@pytest.mark.parametrize("name", ["troubleshooting.html", "guide/command-line.html"])
-def test_what_programs_print_is_not_cut_at_the_right(page, site, name):
-    opened(page, site / name)
-    blocks = ".language-text pre > code, .language-console pre > code"
-    assert page.count(blocks) >= 3
-    assert (
-        page.js(
-            "return [...document.querySelectorAll(arguments[0])]"
-            ".filter(code => code.scrollWidth > code.clientWidth).length",
-            blocks,
-        )
-        == 0
-    )
-
-
-def brightness_of_picture(page):
-    """Return how bright the corner of the first picture is shown, 0 to 255."""
-    place = page.js(
-        "const image = document.querySelector('img[src$=\".svg\"]');"
-        "image.scrollIntoView({block: 'center', behavior: 'instant'});"
-        "const box = image.getBoundingClientRect();"
-        "return [box.left + 20, box.top + 10, image.complete, image.naturalWidth]"
-    )
-    assert place[2:] == [True, 960]
-    taken = base64.b64decode(page.command("Page.captureScreenshot", format="png")["data"])
-    with Image.open(io.BytesIO(taken)) as image:
-        return image.convert("L").getpixel((int(place[0]), int(place[1])))
-
-
-def test_pictures_follow_the_scheme_that_the_reader_chooses(page, site):
-    opened(page, site / "design" / "arena.html", scheme="light")
-    assert brightness_of_picture(page) > 240
-    for _ in range(2):  # light instead of the system's, then dark
-        page.js("document.querySelector('[data-md-component=palette] label:not([hidden])').click()")
-    page.wait_until(lambda: page.js("return document.body.dataset.mdColorScheme") == "slate")
-    page.wait_until(lambda: brightness_of_picture(page) < 60)

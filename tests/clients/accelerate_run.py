@@ -279,25 +279,6 @@ def stream(**settings):
     return epoch_of(loader, accelerator)
 
 
-def accumulated():
-    """After which batches the optimizer steps, with 3 batches to a step."""
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=3)
-    loader = DataLoader(Numbered(), batch_size=1, shuffle=True, seed=SEED)
-    model = torch.nn.Linear(1, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    loader = prepare(accelerator, loader)
-    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-    steps = []
-    for x, y in loader:
-        with accelerator.accumulate(model):
-            loss = (model(x.float().unsqueeze(1)) - y).square().mean()
-            accelerator.backward(loss)
-            optimizer.step()
-            optimizer.zero_grad()
-            steps.append(accelerator.sync_gradients)
-    return {"steps": steps, "weight": model.state_dict().popitem()[1].tolist()}
-
-
 def refused():
     """What is said of what cannot be had."""
 
@@ -321,7 +302,7 @@ SCENARIOS = (
     seeded, split, uneven, in_workers, with_drop_last, with_balance, with_balance_and_no_seed,
     with_batches_that_deal_themselves_and_no_seed, with_anybodys_sampler,
     with_anybodys_batches, with_batches_that_deal_themselves, without_seed, skipped, stream,
-    accumulated, refused,
+    refused,
 )  # fmt: skip
 
 

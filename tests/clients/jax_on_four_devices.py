@@ -186,6 +186,21 @@ def test_a_batch_that_cannot_be_split_is_refused(by_rows):
     assert batch["parts"][1].devices() == {jax.devices()[0]}
 
 
+def test_a_last_batch_that_cannot_be_split_is_refused_with_the_first(by_rows):
+    dataset = np.zeros((50, 3), np.float32)  # 48 + 2
+    message = r"last batch has an array as a whole of shape \(2, 3\).*drop_last=True"
+    with pytest.raises(ConfigError, match=message):
+        next(iter(to_devices(loader(batch_size=48, dataset=dataset), by_rows)))
+    dropped = to_devices(loader(batch_size=48, dataset=dataset, drop_last=True), by_rows)
+    assert [batch.shape for batch in dropped] == [(48, 3)]
+    padded = to_devices(
+        loader(batch_size=48, dataset=dataset),
+        by_rows,
+        transform=lambda batch: np.pad(batch, ((0, -len(batch) % 4), (0, 0))),
+    )
+    assert [batch.shape for batch in padded] == [(48, 3), (4, 3)]
+
+
 def test_each_part_of_a_batch_may_have_a_sharding_of_its_own(by_rows):
     whole = NamedSharding(by_rows.mesh, PartitionSpec())
     shardings = {"x": by_rows, "parts": whole, "name": whole}

@@ -17,7 +17,6 @@ from torch.utils.data import WeightedRandomSampler
 import penstock.torch
 from penstock.errors import ConfigError
 from penstock.sampling import (
-    BalancedBatchSampler,
     BatchSampler,
     ClassBalancedSampler,
     DistributedSampler,
@@ -27,7 +26,7 @@ declare_missing()
 
 import lightning  # noqa: E402
 from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
-from tests.clients.test_lightning import Model, Noisy, Passing  # noqa: E402
+from tests.clients.test_lightning import Model, Noisy  # noqa: E402
 
 from penstock.integrations.lightning import ExactResume  # noqa: E402
 
@@ -67,12 +66,6 @@ class DealtOut(Model):
     def train_dataloader(self):  # in a hook the ranks are known
         sampler = DistributedSampler(ClassBalancedSampler(Noisy(), seed=1))
         return penstock.torch.DataLoader(Noisy(), sampler=sampler, **OPTIONS)
-
-
-class BalancedBatches(Model):
-    def train_dataloader(self):
-        batches = BalancedBatchSampler(Noisy(), 2, 2, seed=1)
-        return penstock.torch.DataLoader(Noisy(), batch_sampler=batches, seed=7)
 
 
 class InBatches(Model):
@@ -124,14 +117,11 @@ def trainings(folder):
     yield "Trainer, balanced", fit(Model(), loader, max_epochs=1)
     apart = {"max_epochs": 1, "use_distributed_sampler": False}
     yield "Trainer, balanced and dealt out", fit(DealtOut(), **apart)
-    yield "Trainer, balanced batches", fit(BalancedBatches(), **apart)
     yield "Trainer, balanced in batches", fit(InBatches(is_dealt_out=False))
     yield (
         "Trainer, dealt out in batches",
         fit(InBatches(is_dealt_out=True), use_distributed_sampler=False),
     )
-    loader = Passing(Noisy(), shuffle=True, on_error="skip", **OPTIONS)
-    yield "Trainer, subclass", fit(Model(), loader)
     for model in (DealtOut(), InBatches(is_dealt_out=True)):
         try:
             fit(model)

@@ -200,13 +200,6 @@ def test_a_stream_is_read_by_each_process_and_dealt(noted):
     assert [rank["split_stream"]["batches"][0] for rank in ranks] == [[0], [1]]
 
 
-def test_gradients_are_accumulated_up_to_the_last_batch(noted):
-    alone, *ranks = (each["accumulated"] for each in noted)
-    assert alone["steps"] == [False, False, True] * 7
-    assert ranks[0]["steps"] == [False, False, True] * 3 + [False, True]
-    assert ranks[0] == ranks[1]
-
-
 def test_what_cannot_be_had_on_several_processes_is_refused(noted):
     alone, first, _ = (each["refused"] for each in noted)
     assert set(alone.values()) == {None}
@@ -302,6 +295,8 @@ def test_what_is_no_loader_of_ours_is_refused(accelerator):
         prepare(accelerator, theirs)
     with pytest.raises(ConfigError, match=r"accelerate.skip_first_batches takes other loaders"):
         skip_first_batches(theirs, 1)
+    with pytest.raises(ConfigError, match="num_batches"):
+        skip_first_batches(prepare(accelerator, made()), -1)
 
 
 def test_what_is_the_loaders_is_set_there_or_refused_as_torch_refuses_it(accelerator):

@@ -14,7 +14,7 @@ from tests.vision.rectangles import COLOURS, scene
 
 import penstock
 from penstock.torch import DataLoader
-from penstock.vision import Albumentations, VOCDetection, detection_collate
+from penstock.vision import Albumentations
 
 # What Penstock says of a chain that is not wrapped is tests/randomness/test_kept.py's.
 pytestmark = pytest.mark.filterwarnings("ignore:seed=. does not reach what the dataset keeps")
@@ -139,37 +139,3 @@ def test_called_by_names_it_follows_the_loaders_seed(backend):
     first = epoch(0)
     assert epoch(1) == epoch(2) == first
     assert epoch(1, number=1) != first
-
-
-CHAIN = A.Compose(
-    [
-        A.RandomSizedBBoxSafeCrop(128, 160),
-        A.Affine(rotate=(-20, 20), p=0.7),
-        A.HorizontalFlip(),
-        A.OneOf([A.CLAHE(), A.GaussNoise(), A.MotionBlur()], p=0.5),
-    ],
-    bbox_params=A.BboxParams("pascal_voc", clip=True, min_visibility=0.3, min_width=2),
-    keypoint_params=A.KeypointParams("xy"),
-)
-
-
-def test_real_cells_come_the_same_for_any_number_of_workers(data_dir):
-    dataset = penstock.data.Subset(
-        VOCDetection(data_dir / "bccd", "val", transform=Albumentations(CHAIN)), range(12)
-    )
-
-    def epoch(num_workers):
-        loader = DataLoader(
-            dataset,
-            4,
-            shuffle=True,
-            num_workers=num_workers,
-            collate_fn=detection_collate,
-            seed=1,
-        )
-        return [(noted(images), noted(list(targets))) for images, targets in loader]
-
-    first = epoch(0)
-    assert epoch(1) == epoch(2) == first
-    assert first[0][0][1] == (4, 3, 128, 160)
-    assert sum(len(target["boxes"][2]) > 0 for _, targets in first for target in targets) >= 10

@@ -111,20 +111,6 @@ def tables(draw):
     return whole
 
 
-def batches_of_indices(dataset):
-    count = len(dataset)
-    return np.random.default_rng(0).integers(-count, count, 9)
-
-
-@settings(max_examples=60, suppress_health_check=list(HealthCheck))
-@given(tables())
-def test_a_batch_equals_its_rows_collated(dataset):
-    rows = from_huggingface(dataset)
-    indices = batches_of_indices(dataset)
-    batch = rows.get_batch(indices, np.empty)
-    assert_equal(batch, default_collate([rows[index] for index in indices.tolist()]))
-
-
 @settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(tables())
 def test_rows_are_the_values_that_datasets_gives_in_the_types_of_the_columns(dataset):
@@ -364,19 +350,10 @@ def test_arrays_that_have_no_rows_in_them(form):
         assert shape is None or given_[0]["x"].shape == shape
 
 
-def test_ragged_lists_name_the_rows_that_differ():
+def test_ragged_lists_of_a_dataset_as_it_is_are_torchs_error():
     table = datasets.Dataset.from_dict({"tokens": [[1, 2], [3], [4, 5]]})
-    with pytest.raises(CollateError, match=r"sample 0 .* shape \(2,\) and sample 1 .* \(1,\)"):
-        next(iter(Loader(from_huggingface(table), batch_size=3)))
     with pytest.raises(RuntimeError, match="equal size"):
         next(iter(penstock.torch.DataLoader(table, batch_size=3)))
-
-    def padded(samples):
-        longest = max(len(sample["tokens"]) for sample in samples)
-        return np.stack([np.pad(s["tokens"], (0, longest - len(s["tokens"]))) for s in samples])
-
-    (batch,) = Loader(from_huggingface(table), batch_size=3, collate_fn=padded)
-    assert batch.tolist() == [[1, 2], [3, 0], [4, 5]]
 
 
 def encoded(array, form="PNG"):

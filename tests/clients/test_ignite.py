@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ignite's Engine over a Penstock loader, and metrics of Ignite and torchmetrics on its batches."""
+"""Ignite's Engine over a Penstock loader resumes from its checkpoints."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from tests.torch.comparing import assert_same
 from torch.utils.data import Dataset
 
 import penstock.torch
-from penstock.torch.loader import _LoaderIterator
 
 NUM_BATCHES = 5
 
@@ -44,20 +43,6 @@ def engine_of():
     return Engine(step), seen
 
 
-def test_the_engine_gets_the_batches_of_a_plain_loop():
-    engine, seen = engine_of()
-    loader, iterators = loader_of(), set()
-    engine.add_event_handler(
-        Events.ITERATION_COMPLETED, lambda: iterators.add(type(engine._dataloader_iter))
-    )
-    state = engine.run(loader, max_epochs=3)
-    plain = loader_of()
-    assert_same([batch for _ in range(3) for batch in plain], seen)
-    assert (state.epoch_length, state.iteration) == (NUM_BATCHES, 3 * NUM_BATCHES)
-    assert iterators == {_LoaderIterator}
-    assert loader.stats().run.batches == 3 * NUM_BATCHES
-
-
 @pytest.mark.parametrize("iteration", [5, 7], ids=["after an epoch", "within one"])
 def test_a_checkpoint_of_the_engine_and_the_loader_resumes_exactly(tmp_path, iteration):
     engine, seen = engine_of()
@@ -71,5 +56,5 @@ def test_a_checkpoint_of_the_engine_and_the_loader_resumes_exactly(tmp_path, ite
     loader = loader_of(num_workers=1)
     Checkpoint.load_objects({"engine": engine, "loader": loader}, saved)
     state = engine.run(loader)
-    assert state.iteration == 3 * NUM_BATCHES
+    assert (state.epoch_length, state.iteration) == (NUM_BATCHES, 3 * NUM_BATCHES)
     assert_same(seen[iteration:], rest)

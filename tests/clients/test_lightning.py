@@ -21,7 +21,6 @@ from tests.torch.comparing import assert_same
 from torch.utils.data import Dataset, SequentialSampler
 
 import penstock.torch
-from penstock.data import IterableDataset, shard
 from penstock.errors import ConfigError
 from penstock.integrations.lightning import ExactResume
 from penstock.sampling import (
@@ -58,26 +57,6 @@ class Noisy(Dataset):
 
     def __getitem__(self, index):
         return index, torch.rand(2)
-
-
-class Counting(IterableDataset):
-    """A stream without a length that knows its place."""
-
-    def __init__(self):
-        self.position = 0
-        self.start = 0
-
-    def __iter__(self):
-        begin, self.start = self.start, 0
-        # Through shard it is known where the first sample begins, whose draws are to be the same.
-        for self.position in shard(range(begin + 1, NUM_SAMPLES + 1)):
-            yield self.position - 1, torch.rand(2)
-
-    def state_dict(self):
-        return {"position": self.position}
-
-    def load_state_dict(self, state):
-        self.start = state["position"]
 
 
 class Model(lightning.LightningModule):
@@ -256,15 +235,6 @@ def test_the_record_of_a_subclasss_arguments_is_what_it_was_given(
     assert getattr(loader, "__pl_saved_default_kwargs") == defaults
 
 
-def test_a_subclass_that_passes_keywords_on_names_ours_where_it_takes_them():
-    loader = Passing([1, 2])
-    for asked in (Passing, loader.__init__):
-        parameters = inspect.signature(asked).parameters
-        assert parameters.keys() == {"args", "kwargs", *OURS}
-        assert parameters["on_error"].default == "raise"
-    assert list(inspect.signature(Passing.__init__).parameters) == ["self", "args", "kwargs"]
-
-
 OURS = inspect.signature(penstock.torch.DataLoader).parameters.keys() - (
     inspect.signature(torch.utils.data.DataLoader).parameters.keys()
 )
@@ -320,49 +290,6 @@ def test_without_a_seed_the_batches_are_torchs(tmp_path):
         trainer_of(tmp_path).fit(models[-1], loader)
     assert_same(models[0].seen, models[1].seen)
     assert len(models[0].seen) == 3 * NUM_BATCHES
-
-
-def test_loaders_come_from_hooks_and_data_modules_as_well(tmp_path):
-    class HookModel(Model):
-        def train_dataloader(self):
-            return loader_of()
-
-    class ValidatedModel(Model):
-        def __init__(self):
-            super().__init__()
-            self.validated = []
-
-        def validation_step(self, batch, batch_index):
-            self.validated.append(batch)
-
-    class Data(lightning.LightningDataModule):
-        def train_dataloader(self):
-            return loader_of()
-
-        def val_dataloader(self):
-            return [loader_of(shuffle=False, num_workers=0) for _ in range(1)]
-
-    by_hook, by_module = HookModel(), ValidatedModel()
-    trainer_of(tmp_path).fit(by_hook)
-    trainer_of(tmp_path, num_sanity_val_steps=0).fit(by_module, datamodule=Data())
-    assert_same(epochs_of(loader_of(), 3), by_hook.seen)
-    assert_same(by_hook.seen, by_module.seen)
-    validated = [index for batch in by_module.validated for index in batch[0].tolist()]
-    assert validated == list(range(NUM_SAMPLES)) * 3
-
-
-def test_persistent_workers_live_as_long_as_the_training(tmp_path):
-    loader, model, workers = loader_of(persistent_workers=True), Model(), []
-
-    class Looks(lightning.Callback):
-        def on_train_epoch_end(self, trainer, pl_module):
-            workers.append({w.pid for w in trainer.train_dataloader._iterator._workers})
-
-    trainer_of(tmp_path, [Looks()]).fit(model, loader)
-    assert_same(epochs_of(loader_of(), 3), model.seen)
-    assert len(workers[0]) == 2
-    assert workers == [workers[0]] * 3
-    assert loader._iterator is None  # the trainer has let them go
 
 
 # Resuming.
@@ -447,16 +374,6 @@ def test_in_the_middle_of_an_epoch_lightning_needs_no_help(uninterrupted):
     assert [(s["epoch"], s["batches"]) for s in state["combined_loader"]] == [(1, 2)]
 
 
-def test_without_a_seed_the_order_of_the_epoch_goes_on(tmp_path):
-    keep = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=3, save_top_k=-1)
-    whole, rest = Model(), Model()
-    trainer_of(tmp_path, [keep], max_epochs=1).fit(whole, loader_of(seed=None))
-    trainer = trainer_of(tmp_path, max_epochs=1)
-    path = tmp_path / "step=3.ckpt"
-    trainer.fit(rest, loader_of(seed=None), ckpt_path=path, weights_only=False)
-    assert [b[0].tolist() for b in _batches(rest)] == [b[0].tolist() for b in _batches(whole)][3:]
-
-
 def test_combined_loaders_resume_each_where_it_was(tmp_path):
     def loaders():
         combined = {"a": loader_of(), "b": loader_of(range(8), batch_size=2, seed=1, num_workers=0)}
@@ -474,21 +391,6 @@ def test_combined_loaders_resume_each_where_it_was(tmp_path):
         path = tmp_path / f"{name}.ckpt"
         trainer.fit(rest, loaders(), ckpt_path=path, weights_only=False)
         assert_same(_batches(whole)[int(name.partition("=")[2]) :], _batches(rest))
-
-
-def test_a_stream_resumes_exactly_if_its_epochs_have_a_length(tmp_path):
-    # Without one Lightning takes a batch ahead, to know which is the last.
-    def loader():
-        return loader_of(Counting(), shuffle=None, num_workers=1)
-
-    keep = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=2, save_top_k=-1)
-    options = {"max_epochs": 1, "limit_train_batches": NUM_BATCHES}
-    whole, rest = Model(), Model()
-    trainer_of(tmp_path, [keep], **options).fit(whole, loader())
-    path = tmp_path / "step=2.ckpt"
-    trainer_of(tmp_path, **options).fit(rest, loader(), ckpt_path=path, weights_only=False)
-    assert_same(whole.seen[2:], rest.seen)
-    assert len(whole.seen) == NUM_BATCHES
 
 
 def _batches(model):
@@ -565,13 +467,6 @@ def test_a_balanced_sampler_is_dealt_out_by_penstock_or_by_lightning(ranks):
     assert sorted(zero + one) == sorted(expected)  # Lightning shuffles what the sampler gives
 
 
-def test_balanced_batches_deal_themselves_out(ranks):
-    for number, rank in enumerate(ranks):
-        sampler = BalancedBatchSampler(Noisy(), 2, 2, seed=1, num_replicas=2, rank=number)
-        seen = [b[0].tolist() for e, _, b in rank["Trainer, balanced batches"]["seen"] if e == 0]
-        assert seen == [list(batch) for batch in sampler]
-
-
 def test_a_share_is_not_dealt_out_a_second_time(ranks):
     for rank in ranks:
         for name in ("DealtOut", "InBatches"):
@@ -594,13 +489,6 @@ def test_the_sampler_in_a_batch_sampler_is_dealt_out_each_epoch(ranks):
         assert sizes == [4, 4, 2] * 2
 
 
-def test_a_subclass_that_passes_keywords_on_keeps_our_arguments(ranks):
-    for rank in ranks:
-        found = rank["Trainer, subclass"]["loader"]
-        assert (found["seed"], found["on_error"], found["num_workers"]) == (7, "skip", 1)
-        assert_same(rank["Trainer, shuffle"]["seen"], rank["Trainer, subclass"]["seen"])
-
-
 def test_ranks_resume_exactly_from_the_state_of_rank_0(ranks):
     for rank in ranks:
         whole = rank["Trainer, shuffle"]["seen"]
@@ -615,11 +503,3 @@ def test_fabric_deals_out_and_tells_epochs(ranks):
     assert _indices(zero, 0) != _indices(zero, 1)
     for rank in ranks:
         assert_same(rank["Fabric"][4:], rank["Fabric, resumed"])
-
-
-def test_fabric_by_itself_gives_the_batches_of_a_plain_loop():
-    fabric = lightning.Fabric(accelerator="cpu", devices=1)
-    loader = loader_of()
-    wrapped = fabric.setup_dataloaders(loader)
-    assert_same(epochs_of(loader_of(), 2), epochs_of(wrapped, 2))
-    assert loader.stats().run.batches == 2 * NUM_BATCHES

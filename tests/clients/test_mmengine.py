@@ -25,6 +25,7 @@ import penstock.torch
 from penstock.collate import Collator
 from penstock.errors import ConfigError, StateError
 from penstock.sampling import DistributedSampler
+from penstock.torch import DevicePrefetcher
 
 declare_missing()  # mmengine's list of versions imports torchvision
 with warnings.catch_warnings():
@@ -228,7 +229,7 @@ def test_an_epoch_goes_on_where_it_was_saved(tmp_path, num_workers, saved_after)
 
 @DATA_SAMPLERS.register_module(force=True)
 def dealt(dataset, seed, shuffle):
-    """A sampler of Penstock's, which knows how often it was noted an epoch."""
+    """A sampler of Penstock's, whose epochs are set."""
     return DistributedSampler(dataset, seed=seed, shuffle=shuffle)
 
 
@@ -257,6 +258,15 @@ def test_without_a_seed_the_order_of_an_epoch_goes_on(tmp_path):
     whole = trained(settings)
     rest = resumed(settings, tmp_path / "iter_6.pth")
     assert [i for i, _ in rest.model.seen] == [i for i, _ in whole.model.seen[6:]]
+
+
+def test_without_a_seed_a_loop_over_iterations_reads_again_and_says_so(tmp_path):
+    settings = config(tmp_path, by_epoch=False, every=2, max_iters=3)
+    whole = trained(settings)
+    rest = resumed(settings, tmp_path / "iter_2.pth")
+    assert [i for i, _ in rest.model.seen] == [i for i, _ in whole.model.seen[2:]]
+    log = Path(rest.log_dir, f"{rest.timestamp}.log").read_text()
+    assert "mmengine reads 2 batches again" in log
 
 
 def test_checkpoints_at_the_ends_of_epochs_and_the_number_of_the_epoch_fit(tmp_path):
@@ -319,6 +329,8 @@ def test_what_mmengine_builds_is_built():
     assert loader.worker_init_fn.keywords["seed"] == 5
     lists = loader_of(collate_fn={"type": "pseudo_collate"})
     assert isinstance(next(iter(lists))["index"], list)
+    bare = loader_of(collate_fn={"type": "torch.utils.data.default_collate"})
+    assert bare.collate_fn is torch.utils.data.default_collate
 
 
 def test_an_object_that_collates_into_the_slot_is_made_of_its_config():
@@ -328,6 +340,11 @@ def test_an_object_that_collates_into_the_slot_is_made_of_its_config():
     for half, whole in zip(halves, wholes, strict=True):
         assert torch.equal(half["noise"], whole["noise"] / 2)
         assert torch.equal(half["index"], whole["index"])
+
+
+def test_a_prefetcher_around_a_loader_brings_its_batches_where_they_belong():
+    negated = DevicePrefetcher(loader_of(seed=5), "cpu", transform=lambda batch: -batch["index"])
+    assert [(-i).tolist() for i in negated] == [b["index"].tolist() for b in loader_of(seed=5)]
 
 
 def test_a_loader_of_ones_own_is_taken_as_it_is(tmp_path):

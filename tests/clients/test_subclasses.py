@@ -324,18 +324,6 @@ def test_the_iterator_is_not_of_torchs_private_classes():
         assert len(list(batches)) == 4
 
 
-def test_a_subclass_that_passes_its_arguments_on_takes_ours():
-    class Passing(penstock.torch.DataLoader):
-        def __init__(self, dataset, *args, extra=None, **kwargs):
-            super().__init__(dataset, *args, **kwargs)
-            self.extra = extra
-
-    loader = Passing(Noisy(), 3, extra=1, shuffle=True, seed=7, on_error="skip")
-    assert (loader.extra, loader.seed, loader.on_error) == (1, 7, "skip")
-    plain = penstock.torch.DataLoader(Noisy(), 3, shuffle=True, seed=7)
-    assert_same(list(plain), list(loader))
-
-
 def test_attributes_of_a_subclass_stay_its_own_and_change_nothing():
     loader = with_attributes(penstock.torch.DataLoader)(Noisy(), batch_size=3, seed=11)
     assert (loader.seed, loader.device, loader.backend) == (11, "cuda:9", "nccl")

@@ -58,26 +58,3 @@ def test_the_state_of_a_graph_goes_on_exactly(make, num_workers, num_read):
     again.load_state_dict(state)
     assert first_values(again) == rest
     assert first_values(again) == first_values(graph)
-
-
-def doubled(batch):
-    return [tensor * 2 for tensor in batch]
-
-
-def test_nodes_that_prefetch_count_only_what_was_given_out():
-    def graph():
-        node = tn.IterableWrapper(torch_loader())
-        node = tn.ParallelMapper(node, doubled, num_workers=2, method="thread")
-        return tn.Loader(tn.Prefetcher(node, prefetch_factor=3))
-
-    first = graph()
-    batches = iter(first)
-    taken = [next(batches)[0].tolist() for _ in range(2)]
-    state = first.state_dict()
-    rest = first_values(batches)
-    assert taken + rest == [
-        [2 * value for value in batch] for batch in first_values(torch_loader())
-    ]
-    again = graph()
-    again.load_state_dict(state)
-    assert first_values(again) == rest

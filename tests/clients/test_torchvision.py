@@ -17,11 +17,10 @@ import penstock
 from penstock.data import Subset
 from penstock.sampling import ClassBalancedSampler
 from penstock.torch import DataLoader
-from penstock.vision import Compose, HorizontalFlip, Torchvision, VOCDetection, detection_collate
+from penstock.vision import Compose, HorizontalFlip, Torchvision, detection_collate
 
 declare_missing()  # before the first import of torchvision
 
-import torchvision  # noqa: E402
 from torchvision import tv_tensors  # noqa: E402
 from torchvision.datasets import ImageFolder  # noqa: E402
 from torchvision.transforms import v2  # noqa: E402
@@ -217,39 +216,6 @@ def test_samplers_know_the_classes_of_an_image_folder(data_dir):
     counts = collections.Counter(drawn)
     assert len(counts) == len(photos.classes)
     assert max(counts.values()) < 2 * min(counts.values())  # 24 times as many, in the folder
-
-
-@pytest.fixture
-def bccd_of_torchvision(data_dir, tmp_path):
-    """The folder names that torchvision's VOCDetection wants, around real XML."""
-    (tmp_path / "VOCdevkit").mkdir()
-    (tmp_path / "VOCdevkit" / "VOC2012").symlink_to(data_dir / "bccd")
-    return torchvision.datasets.VOCDetection(tmp_path, "2012", "val")
-
-
-def test_a_wrapped_voc_data_set_hands_out_boxes_in_workers(bccd_of_torchvision, data_dir):
-    change = v2.Compose([v2.ToImage(), v2.RandomHorizontalFlip(1.0)])
-    bccd_of_torchvision.transforms = torchvision.datasets.vision.StandardTransform()
-    # "labels" would be those of VOC's twenty classes.
-    dataset = torchvision.datasets.wrap_dataset_for_transforms_v2(
-        bccd_of_torchvision, target_keys=("boxes", "annotation")
-    )
-    few = Subset(dataset, range(6))
-
-    def collate(samples):
-        return as_lists([change(*sample) for sample in samples])
-
-    found = [
-        batches(DataLoader(few, 3, num_workers=n, collate_fn=collate, seed=4)) for n in (0, 1, 2)
-    ]
-    assert found[0] == found[1] == found[2]
-    ours = VOCDetection(data_dir / "bccd", "val")
-    ((_, targets), *_) = DataLoader(few, 3, num_workers=1, collate_fn=as_lists)
-    for target, sample in zip(targets, ours, strict=False):
-        assert isinstance(target["boxes"], tv_tensors.BoundingBoxes)
-        assert target["boxes"].canvas_size == (480, 640)
-        # XML counts pixels from 1, both ends included; torchvision hands its numbers on.
-        assert np.array_equal(target["boxes"].numpy() - [1, 1, 0, 0], sample["boxes"])
 
 
 GEOMETRY = {

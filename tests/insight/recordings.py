@@ -63,7 +63,7 @@ def recording_of(run=None, *, dataset=None, failures=(), changes=(), keep=10_000
     for one in batches_of(run, len(dataset)):
         history.add(*one)
     for change in changes:
-        history.note_change(change)
+        history.changes.append(change)
     stats = history.stats(num_workers=run.workers, prefetch_factor=2, cores=4.0)
     noted = {"batch_size": run.batch_size, "num_workers": run.workers, "seed": 7}
     return history.recording(noted | (settings or {}), list(failures), stats)

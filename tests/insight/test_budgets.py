@@ -59,10 +59,6 @@ def test_a_memory_budget_that_is_no_number_above_0_is_refused(value):
         Auto(memory=value)
 
 
-def test_limits_may_be_left_out():
-    assert Auto() == Auto(cpu=None, memory=None)
-
-
 @pytest.mark.parametrize("value", [2e8, np.int64(200_000_000), np.float32(2e8), 200_000_000])
 def test_a_memory_budget_becomes_an_int(value):
     limits = Auto(memory=value)

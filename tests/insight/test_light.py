@@ -10,16 +10,10 @@ import numpy as np
 import pytest
 
 from penstock import Loader
-from penstock.data import IterableDataset
 from penstock.errors import ConfigError
 from penstock.torch import DataLoader
 
 NUM_BATCHES = 40
-
-
-class Stream(IterableDataset):
-    def __iter__(self):
-        yield from range(4 * NUM_BATCHES - 2)
 
 
 class Slow:
@@ -158,14 +152,6 @@ def test_long_batches_after_many_short_ones_are_measured():
     loader = Loader(Later(), 4)
     list(loader)
     assert loader.stats().window.read_s > 0.1
-
-
-def test_batches_of_tuples_note_nothing():
-    loader = Loader(range(4000), batch_sampler=[(k, k + 1) for k in range(0, 4000, 2)])
-    batches = iter(loader)
-    for _ in range(1900):
-        next(batches)
-    assert len(batches._stream._status._marks) == 0
 
 
 def test_memory_does_not_grow_with_the_batches():

@@ -173,20 +173,6 @@ def test_a_forked_process_draws_nothing_and_prints_as_it_is():
     assert got.lines[-1].startswith("epoch 0:   1%|")
 
 
-def test_an_epoch_that_begins_in_a_forked_process_draws_nothing():
-    got = run("""
-        bar = open_progress()
-        if not os.fork():
-            bar.begin(0, 100)
-            bar.advance(batch(0))
-            print("child")
-            bar.end()
-            sys.exit()
-        os.wait()
-    """)
-    assert got.written == "child\r\n"
-
-
 def test_streams_are_afterwards_as_they_were():
     got = run("""
         raw = sys.stdout.write
@@ -231,11 +217,6 @@ def test_stdout_may_be_anything(stdout):
 )
 def test_it_is_quiet_where_it_would_not_be_seen(environment):
     assert run(EPOCH, **environment).lines == ["no bar"]
-
-
-def test_rank_0_shows_it():
-    got = run(EPOCH, RANK="0", WORLD_SIZE="2", CI="false")
-    assert [without_bar(line) for line in got.lines] == [LAST_LINE]
 
 
 def test_nothing_is_written_where_stderr_is_piped():

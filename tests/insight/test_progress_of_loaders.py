@@ -47,35 +47,6 @@ def test_an_epoch_with_workers_ends_with_its_counts():
     assert got.returncode == 0
 
 
-def test_break_ends_the_line():
-    got = run(
-        LOADER
-        + """
-    loader = Loader(list(range(40)), batch_size=4, num_workers=2, progress=True)
-    for number, batch in enumerate(loader, 1):
-        if number == 6:
-            break
-    print("after")
-    """
-    )
-    assert shown(got) == ["epoch 0: 6/10", "after"]
-
-
-def test_kept_workers_print_and_draw_nothing_of_their_own():
-    got = run(
-        LOADER
-        + """
-    loader = Loader(list(range(40)), batch_size=4, num_workers=2, progress=True,
-                    persistent_workers=True, multiprocessing_context="fork")
-    for epoch in range(3):
-        assert sum(len(batch) for batch in loader) == 40
-    del loader
-    print("after")
-    """
-    )
-    assert shown(got) == ["epoch 0: 10/10", "epoch 1: 10/10", "epoch 2: 10/10", "after"]
-
-
 def test_ctrl_c_between_two_batches_leaves_the_terminal_as_it_was():
     got = run(
         LOADER

@@ -234,6 +234,9 @@ SLOW = {"compute": 48 * MS, "timed": 6400, "timed_s": 9.6, "slow_s": 6.4}
 STARVES = {"trainer": 20 * MS, "trainer_starved_s": 200 * 6 * MS}
 ONE_EACH = Span(batches=20, starts=20, wait_s=2.0, first_wait_s=2.0, seconds=2.2)
 CASES = {  # figures, verdict, what it says, and what not
+    "workers that are not needed": (
+        {"workers": 8, "compute": 12 * MS, "trainer": 10 * MS},
+        "trainer", "There is nothing to do. 2 workers of the 8 would do.", None),
     "collate": ({"compute": 24.1 * MS, "collate": 15.9 * MS}, "workers", "", None),
     "more collate": ({"compute": 23.9 * MS, "collate": 16.1 * MS}, "collate", "", None),
     "reads": ({"compute": 20.1 * MS, "read": 19.9 * MS}, "workers", "", None),
@@ -259,6 +262,11 @@ CASES = {  # figures, verdict, what it says, and what not
     "waits for its device while threads idle": (
         {"compute": 8 * MS, "trainer": 20 * MS, "trainer_cpu": 1 * MS, "backend": "thread"},
         "trainer", "", None),
+    "threads where other programs have the cores": (
+        {"compute": 18 * MS, "starved": 10 * MS, "read": 6 * MS, "workers": 3, "backend": "thread",
+         "trainer": 0.02 * MS, "wait": 11 * MS, "cores": 2.0,
+         "timed": 6400, "timed_s": 9.6, "slow": 64, "slow_s": 6.4},
+        "cpu", "Another number of workers would bring little", None),
     "processes that take one core together": (
         {"workers": 4, "compute": 10 * MS, "read": 30 * MS, "trainer": 1 * MS},
         "storage", "", None),

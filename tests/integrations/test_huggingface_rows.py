@@ -91,6 +91,17 @@ def test_a_row_that_lacks_a_value_is_named(count):
     assert np.isnan(inner.take(np.array([0, 1]), np.empty)).all(axis=1).tolist() == [False, True]
 
 
+def test_numbers_are_written_into_the_memory_of_the_batch():
+    columns = {"n": pa.array([1, 2]), "l": pa.array([[1.0], [2.0]])}
+    given = []
+    batch = rows_of(
+        {name: column_of(pa.chunked_array([column])) for name, column in columns.items()},
+        np.array([1, 0]),
+        lambda shape, dtype: given.append(np.empty(shape, dtype)) or given[-1],
+    )
+    assert [id(array) for array in batch.values()] == [id(array) for array in given]
+
+
 def test_lists_of_different_lengths_name_two_rows():
     column = column_of(pa.chunked_array([[[1, 2], [3]]]))
     with pytest.raises(CollateError, match=r"sample 0 .* shape \(2,\) and sample 1 .* \(1,\)"):

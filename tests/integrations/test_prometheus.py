@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import gc
-import urllib.request
 
 import pytest
 
@@ -100,41 +99,6 @@ def test_the_strict_parser_of_openmetrics_takes_it(registry):
     assert names == {"train", 'odd "name"\n'}
 
 
-def test_two_loaders_are_told_apart_by_their_label(registry):
-    train = Loader(list(range(64)), batch_size=4, num_workers=1)
-    val = Loader(list(range(30)), batch_size=4)
-    collector = StatsCollector(train, {"loader": "train"}, registry=registry)
-    collector.add(val, {"loader": "val"})
-    for _ in range(2):
-        assert sum(1 for _ in train) == 16
-    assert sum(1 for _ in val) == 8
-    got = samples(registry)
-    assert got["penstock_batches_total", ("loader", "train")] == 32
-    assert got["penstock_samples_total", ("loader", "val")] == 30
-    assert got["penstock_workers", ("loader", "train")] == 1
-    read = got["penstock_stage_seconds_total", ("loader", "train"), ("stage", "compute")]
-    assert read == train.stats().run.compute_s
-
-
-def test_it_is_scraped_over_http_while_the_loader_runs(registry):
-    loader = Loader(list(range(40)), batch_size=4)
-    collector = StatsCollector(loader, {"loader": "train"}, registry=registry)
-    server, thread = prometheus_client.start_http_server(0, addr="127.0.0.1", registry=registry)
-    try:
-        iterator = iter(loader)
-        for _ in range(3):
-            next(iterator)
-        address = f"http://127.0.0.1:{server.server_port}/metrics"
-        with urllib.request.urlopen(address, timeout=30) as response:
-            text = response.read().decode()
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-    assert 'penstock_batches_total{loader="train"} 3.0' in text.splitlines()
-    del collector
-
-
 def test_a_loader_that_is_gone_is_told_of_no_more_and_leaves_its_labels(registry):
     loader = Fixed()
     collector = StatsCollector(loader, {"loader": "train"}, registry=registry)
@@ -157,15 +121,17 @@ def test_a_second_collector_in_a_registry_is_refused(registry):
 def test_labels_of_other_names_are_refused():
     first, second = Fixed(), Fixed()
     collector = StatsCollector(first, {"loader": "train"})
-    with pytest.raises(ConfigError, match=r"got \['name'\], and the first has \['loader'\]"):
+    with pytest.raises(
+        ConfigError, match=r"labels \['name'\] cannot be: .* first loader, \['loader'\]"
+    ):
         collector.add(second, {"name": "val"})
 
 
 def test_labels_are_texts_and_names_that_cannot_be_are_refused():
     loader = Loader([1, 2], batch_size=1)
     for name in ("stage", "worker", "bottleneck", "my-loader", "1st", "__name__"):
-        with pytest.raises(ConfigError, match="cannot be labels"):
+        with pytest.raises(ConfigError, match="cannot be: "):
             StatsCollector(loader, {name: "train"})
-    (batches,) = [m for m in StatsCollector(loader, {"rank": 0}).collect()
+    (batches,) = [m for m in StatsCollector(loader, {"_rank": 0}).collect()
                   if m.name == "penstock_batches"]  # fmt: skip
-    assert batches.samples[0].labels == {"rank": "0"}
+    assert batches.samples[0].labels == {"_rank": "0"}

@@ -96,7 +96,7 @@ class History:
         self._is_over = False  # that epoch; another of its number is another one
         self._run = Sums()
         self._first_wait_ns: int | None = None
-        self._changes: list[Change] = []
+        self.changes: list[Change] = []  # of workers, in order
         self._num_replaced = 0
         self._pool_bytes: dict[int, int] = {}
         self._peak_pool_bytes = 0
@@ -129,15 +129,9 @@ class History:
                     sums.add_tail(end.consumer_ns, end.num_failed)
             self._is_over = True
 
-    def note_change(self, change: Change) -> None:
-        """Take note of other settings."""
-        with self._lock:
-            self._changes.append(change)
-
     def note_replacement(self) -> None:
         """Take note that a worker died, and another takes its place."""
-        with self._lock:
-            self._num_replaced += 1
+        self._num_replaced += 1
 
     def _fold(self) -> None:
         """Turn what is pending into rows and sums. Holds the lock."""
@@ -222,7 +216,7 @@ class History:
                 num_ready=num_ready,
                 slot_bytes=self._peak_pool_bytes,
                 worker_rss_bytes=dict(sorted(self._rss_bytes.items())),
-                changes=tuple(self._changes),
+                changes=tuple(self.changes),
                 slowest=slowest,
                 cores=cores,
                 replaced_workers=self._num_replaced,

@@ -230,7 +230,7 @@ class Monitor:
             from penstock.insight.stats import Change
 
             reason = self._tuner.reason
-            self._history.note_change(Change(row.epoch, row.step, *workers, reason))
+            self._history.changes.append(Change(row.epoch, row.step, *workers, reason))
             _log.info("%d workers, prefetch_factor %d: %s", *workers, reason)
         return workers
 

@@ -44,21 +44,10 @@ _LONG_AGO: Final = np.iinfo(np.int64).min // 2
 _PAUSE: Final = 8  # times the main process's median step
 _SHORTEST_PAUSE_NS: Final = 20_000_000
 _RARE: Final = 0.1  # share of steps that are pauses at most
-_NANOSECONDS: Final = {
-    "wait_s": "wait_ns",
-    "first_wait_s": "first_wait_ns",
-    "consumer_s": "consumer_ns",
-    "trainer_cpu_s": "trainer_cpu_ns",
-    "trainer_starved_s": "trainer_starved_ns",
-    "idle_s": "spare_ns",
-    "read_s": "read_ns",
-    "collate_s": "collate_ns",
-    "send_s": "send_ns",
-    "slot_s": "slot_ns",
-    "starved_s": "starved_ns",
-    "worker_cpu_s": "cpu_ns",
-    "seed_s": "seed_ns",
-}
+_SECONDS: Final = (
+    "wait", "first_wait", "consumer", "trainer_cpu", "trainer_starved", "read", "collate", "send",
+    "slot", "starved", "seed",
+)  # fmt: skip
 
 
 class Sums:
@@ -91,7 +80,7 @@ class Sums:
     def span(self) -> Span:
         """Return the sums in seconds."""
         total = dict(zip(_AT, self._totals.tolist(), strict=True))
-        seconds = {name: total[ns] / 1e9 for name, ns in _NANOSECONDS.items()}
+        seconds = {f"{name}_s": total[f"{name}_ns"] / 1e9 for name in _SECONDS}
         return Span(
             batches=self._batches,
             samples=int(total["num_samples"]),
@@ -100,6 +89,8 @@ class Sums:
             seconds=(total["wait_ns"] + total["consumer_ns"] + total["tail_ns"]) / 1e9,
             starts=int(total["is_first"]),
             measured=int(total["is_measured"]),
+            idle_s=total["spare_ns"] / 1e9,
+            worker_cpu_s=total["cpu_ns"] / 1e9,
             compute_s=max(total["fetch_ns"] - total["read_ns"], 0) / 1e9,
             timed=int(total["timed"]),
             timed_s=total["timed_us"] / 1e6,

@@ -10,7 +10,7 @@ import numpy as np
 from penstock.insight.stats import SlowSample
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -36,7 +36,7 @@ class SampleAccounts:
         """Know nothing yet."""
         self._typical_us = 0.0
         self._pids: dict[int, int] = {}  # of the workers there are
-        self._slowest: dict[Hashable, tuple[int, SlowSample]] = {}
+        self._slowest: dict[str, tuple[int, SlowSample]] = {}
 
     def fold(self, rows: Rows, indices: Sequence[object], sample_us: Sequence[bytes]) -> None:
         """Take note of the samples of some batches, in the fields of their rows as well.
@@ -79,7 +79,7 @@ class SampleAccounts:
                 place = flat - int(ends[number]) + size
                 index = _index_at(indices[number], place, size)
                 epoch, step, worker_id = batches[number].item()
-                key = (epoch, step, place) if index is None else _hashable(index)
+                key = f"{epoch} {step} {place}" if index is None else repr(index)
                 if us > self._slowest.get(key, (0,))[0]:
                     sample = SlowSample(index, None, us / 1e6, epoch, step, worker_id)
                     self._slowest[key] = us, sample
@@ -110,7 +110,3 @@ def _index_at(indices: object, place: int, size: int) -> object:
         return index.item() if isinstance(index, np.generic) else index
     except Exception:  # keys of any kind
         return indices if size == 1 else None
-
-
-def _hashable(index: object) -> Hashable:
-    return index if isinstance(index, (int, str, type(None))) else repr(index)

@@ -109,8 +109,7 @@ class Tuner:
         self._before: tuple[int, Means] | None = None  # workers before those on trial, and costs
         self._most = self.max_workers  # workers beyond it brought nothing
         self._least = 1  # fewer cost throughput
-        self._is_settled = False
-        self._usual: Means | None = None
+        self._usual: Means | None = None  # costs when it settled; None until then
         self._usual_variation = variation
         self._num_unusual = 0
 
@@ -145,7 +144,7 @@ class Tuner:
     def _window(self) -> int:
         # Where one batch in fifty takes long, a window is to hold some of them.
         uneven = min(int(_UNEVEN_WINDOW * self._variation**2), _LONGEST_WINDOW)
-        least = _SETTLED_WINDOW if self._is_settled else _WINDOW
+        least = _WINDOW if self._usual is None else _SETTLED_WINDOW
         return max(least, math.prod(self.workers), uneven)
 
     def _judge(self) -> None:
@@ -155,17 +154,17 @@ class Tuner:
         busy = rows["ended_ns"] - rows["begun_ns"] - np.maximum(rows["starved_ns"], 0)
         variation = float(busy.std() / max(busy.mean(), 1.0))
         self._variation = max(self._variation, variation)
-        if (most := self._by_memory()) < self.workers.num_workers:
+        if (most := self._limits.by_memory(self._per_worker())) < self.workers.num_workers:
             self._change(
                 most,
                 f"batches of {self._batch_bytes / 1e6:.3g} MB, and {self._own_bytes / 1e6:.3g} MB "
                 f"for a worker itself: memory is enough for {counted(most, 'worker')}",
             )
             self._forget()
-        elif self._is_settled and not self._has_drifted(now):
+        elif self._usual is not None and not self._has_drifted(self._usual, now):
             self._rows = []
         else:
-            if self._is_settled:
+            if self._usual is not None:
                 self._forget(variation)
             self._weigh(now)
 
@@ -188,14 +187,14 @@ class Tuner:
                     f"{counted(num, 'worker')} gave {amount(now.rate)} batches/s, {num_before} "
                     f"gave {amount(before.rate)}: back to the latter",
                 )
-                self._is_settled, self._usual = True, None
+                self._usual, self._usual_variation = before, self._variation
                 return
         attempt = self._more(now) or self._fewer(now)
         if attempt is not None:
             self._before = num, now
             self._change(*attempt)
             return
-        self._is_settled, self._usual, self._usual_variation = True, now, self._variation
+        self._usual, self._usual_variation = now, self._variation
         self._rows, self._looks = [], 1
 
     def _has_paid(self, before: Means, now: Means) -> bool:
@@ -250,16 +249,10 @@ class Tuner:
         # A slot for each batch under way, and one to fill while the main process holds the last.
         return self._own_bytes + (self.workers.prefetch_factor + 1) * self._batch_bytes
 
-    def _by_memory(self) -> int:
-        return self._limits.by_memory(self._per_worker())
-
-    def _has_drifted(self, now: Means) -> bool:
+    def _has_drifted(self, usual: Means, now: Means) -> bool:
         """Return whether costs have changed for good, or differ more than was known."""
-        if self._usual is None:
-            self._usual, self._usual_variation = now, self._variation
         if self._variation > self._usual_variation + 2 * _USUAL_VARIATION:
             return True
-        usual = self._usual
         drift = _DRIFT + 3 * self._error(usual.batches, now.batches)
         pairs = ((usual.trainer_s, now.trainer_s), (usual.worker_s, now.worker_s))
         ratios = [max(new_s, _QUICKEST_S) / max(old_s, _QUICKEST_S) for old_s, new_s in pairs]

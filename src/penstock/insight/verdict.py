@@ -237,7 +237,7 @@ def _too_few(inputs: Inputs) -> Advice:
 
 def _unmeasured(inputs: Inputs) -> Advice:
     share = inputs.span.wait_share
-    why = ' Why is measured with monitor="full", or from the first call of stats() on.'
+    why = ' monitor="full" measures why; monitor="auto" does from the first call of stats() on.'
     text = f"The main process waits {percent(share)} of the time."
     return Advice(text + why if share >= _WAITS else text)
 
@@ -468,6 +468,9 @@ RULES: Final = (
     Rule("trainer", lambda i: not i.is_measured and i.span.wait_share < _WAITS, _unmeasured),
     Rule("unknown", lambda i: not i.is_measured, _unmeasured),
     Rule("gil", _may_be_locked, _locked),
+    # Processes would bring little then, as other programs take the cores. What single samples took
+    # is no evidence, as they may have waited for the lock.
+    Rule("cpu", lambda i: _may_be_locked(i) and not _waits_little(i), _none_of_these),
     # Below 5 % of waiting a remedy would not be noticed.
     Rule("contention", lambda i: i.at.wait_share < _WAITS and i.lacks_cores, _contention),
     Rule("trainer", lambda i: i.at.wait_share < _WAITS, _nothing_to_do),

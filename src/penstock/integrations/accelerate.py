@@ -39,6 +39,7 @@ from penstock.integrations.dealing import (
     read_state,
     write_state,
 )
+from penstock.randomness.keys import checked_count
 from penstock.sampling import BatchSampler, DistributedSampler, IndexSampler
 from penstock.torch.device.prefetcher import DevicePrefetcher
 from penstock.torch.loader import DataLoader
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     import torch
     from accelerate import Accelerator
 
-__all__ = ["PreparedLoader", "prepare", "prepared_as", "skip_first_batches"]
+__all__ = ["PreparedLoader", "prepare", "skip_first_batches"]
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -117,9 +118,10 @@ def prepare(
             "before accelerator.prepare, which makes torch's own of any, and give others to that."
         )
     _check(accelerator, loader)
-    device = _device_of(accelerator, loader, device_placement)
+    is_placed = accelerator.device_placement if device_placement is None else device_placement
+    device = loader._target_device or (accelerator.device if is_placed else None)
     shard = _prepared_by_accelerate(accelerator, loader)
-    prepared = prepared_as(shard, loader, accelerator, device)
+    prepared = PreparedLoader(loader, shard, accelerator, device)
     accelerator.prepare_data_loader(prepared)
     _keep_states(accelerator)
     return prepared
@@ -140,14 +142,14 @@ def skip_first_batches(loader: PreparedLoader[T_co], num_batches: int = 0) -> Pr
         The same loader.
 
     Raises:
-        ConfigError: the loader is another's.
+        ConfigError: a negative number; or the loader is another's.
     """
     if not isinstance(loader, PreparedLoader):
         raise ConfigError(
             f"skip_first_batches takes what `prepare` returned, not {type(loader).__name__}; "
             "accelerate.skip_first_batches takes other loaders"
         )
-    loader._begin_at(num_batches)
+    loader._begin_at(checked_count("num_batches", num_batches))
     return loader
 
 
@@ -170,11 +172,15 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[T_co]):  # type: ignore[mi
     def __init__(
         self,
         loader: DataLoader[T_co],
-        shard: Any,  # noqa: ANN401 - what Accelerate made of it
+        shard: Any,  # noqa: ANN401 - a loader of Accelerate's
         accelerator: Any,  # noqa: ANN401
         device: torch.device | None,
     ) -> None:
-        """Keep a loader of this process's batches; see `prepare`."""
+        """Keep this process's share of a loader; see `prepare`.
+
+        `shard` says which batches these are, and is not kept.
+        """
+        loader = _dealt(loader, shard, accelerator)
         # Not torch's __init__: what a loader has is asked of `loader`.
         self.device = device
         self.total_batch_size, self._length = _sizes_of(loader, shard, accelerator)
@@ -299,12 +305,6 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[T_co]):  # type: ignore[mi
         self._given = None
         self._num_dropped = 0
 
-    @property
-    def total_dataset_length(self) -> int:
-        """Samples of the data set, over all processes."""
-        dataset: Any = self.dataset
-        return int(getattr(dataset, "total_length", len(dataset)))
-
     def get_sampler(self) -> Any:  # noqa: ANN401
         """Return the sampler of indices, as Accelerate asks for it."""
         return get_sampler(self)
@@ -318,19 +318,6 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[T_co]):  # type: ignore[mi
         of_the_loop = ("ahead", "failed", "samples", "shares", "turn")
         kept = {k: v for k, v in state.items() if k not in of_the_loop}
         self.load_state_dict({**kept, "batches": min(num_batches, len(self.loader))})
-
-
-def prepared_as(
-    shard: Any,  # noqa: ANN401 - a loader of Accelerate's
-    loader: DataLoader[T_co],
-    accelerator: Any,  # noqa: ANN401
-    device: torch.device | None,
-) -> PreparedLoader[T_co]:
-    """Return a loader of all processes with the share of one of Accelerate's loaders.
-
-    `shard` says which batches are this process's, and is not kept. Batches arrive on `device`.
-    """
-    return PreparedLoader(_dealt(loader, shard, accelerator), shard, accelerator, device)
 
 
 def _check(accelerator: Any, loader: DataLoader[Any]) -> None:  # noqa: ANN401
@@ -453,19 +440,6 @@ def _sizes_of(loader: Any, shard: Any, accelerator: Any) -> tuple[int | None, in
     total = size if is_split else size * getattr(batches, "num_processes", 1)
     sampler = getattr(getattr(batches, "batch_sampler", batches), "sampler", None)
     return total, None if getattr(batches, "drop_last", False) else length_of(sampler)
-
-
-def _device_of(
-    accelerator: Any,  # noqa: ANN401
-    loader: DataLoader[Any],
-    device_placement: bool | None,
-) -> torch.device | None:
-    if loader._target_device is not None:
-        return loader._target_device
-    if device_placement is None:
-        device_placement = accelerator.device_placement
-    device: torch.device = accelerator.device
-    return device if device_placement else None
 
 
 def _seedable(loader: DataLoader[Any]) -> Any:  # noqa: ANN401

@@ -128,7 +128,18 @@ def _write(numbers: pa.Array, out: NDArray[Any]) -> None:
         out[...] = numbers.to_numpy(zero_copy_only=False).reshape(out.shape)
 
 
-class Numbers(Column):
+class _Arrays(Column):
+    """Values that become NumPy's."""
+
+    def value(self, row: int) -> Any:  # noqa: ANN401
+        """Return a scalar or an array of its own; None for a missing one."""
+        try:
+            return self.take(np.array([row]), np.empty)[0]
+        except CollateError:
+            return None
+
+
+class Numbers(_Arrays):
     """Numbers or booleans.
 
     Attributes:
@@ -148,15 +159,8 @@ class Numbers(Column):
         _write(self._taken(rows), out)
         return out
 
-    def value(self, row: int) -> Any:  # noqa: ANN401
-        """Return a NumPy scalar, or None."""
-        try:
-            return self.take(np.array([row]), np.empty)[0]
-        except CollateError:
-            return None
 
-
-class Lists(Column):
+class Lists(_Arrays):
     """Lists of numbers, of any or of a fixed size, and arrays of several dimensions.
 
     Attributes:
@@ -231,12 +235,6 @@ class Lists(Column):
         if pa.types.is_fixed_size_list(array.type):
             return array, np.full(len(rows), array.type.list_size)
         return array, array.value_lengths().to_numpy().astype(np.int64)
-
-    def value(self, row: int) -> Any:  # noqa: ANN401
-        """Return an array of its own, or None."""
-        if self._taken(np.array([row])).null_count:
-            return None
-        return self.take(np.array([row]), np.empty)[0]
 
 
 class Texts(Column):

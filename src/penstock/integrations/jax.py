@@ -11,8 +11,7 @@ may be its own; both are copied first.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -61,20 +60,6 @@ def to_devices(loader: Any, sharding: Any = None, **options: Any) -> DeviceBatch
     return DeviceBatches(loader, sharding, **options)
 
 
-class _Put(NamedTuple):
-    """A batch on its way, and the loader's state with which the loop goes on behind it."""
-
-    batch: Any
-    state: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class _Goes:
-    """Where a leaf goes; a leaf itself, also where it is None, which JAX takes for no leaf."""
-
-    sharding: Any
-
-
 class DeviceBatches(AheadOfLoop):
     """A loader's batches as jax arrays; make one with `to_devices`.
 
@@ -101,7 +86,8 @@ class DeviceBatches(AheadOfLoop):
         """Begin the loader's next epoch.
 
         Raises:
-            ConfigError: an axis that is to be split does not divide by its devices.
+            ConfigError: an axis that is to be split does not divide by its devices: of a batch, or
+                already with the first one, of the epoch's last.
         """
         # Not a generator function: the epoch begins, and its state counts, with this call.
         batches = iter(self.loader)
@@ -109,23 +95,35 @@ class DeviceBatches(AheadOfLoop):
         return self._batches(batches)
 
     def _batches(self, batches: Iterator[Any]) -> Iterator[Any]:
-        ahead: deque[_Put] = deque()
+        ahead: deque[tuple[Any, Mapping[str, Any]]] = deque()  # and the state behind each
+        size_of_last = self._size_of_last()
         for batch in batches:
             if self.transform is not None:
                 batch = self.transform(batch)
-            ahead.append(_Put(self._put(batch), self.loader.state_dict()))
+            ahead.append((self._put(batch, size_of_last), self.loader.state_dict()))
+            size_of_last = 0
             del batch  # the jax arrays alone are to keep its memory
             if len(ahead) > self.prefetch:
-                yield self._handed(ahead.popleft())
+                yield self._handed(*ahead.popleft())
         while ahead:
-            yield self._handed(ahead.popleft())
+            yield self._handed(*ahead.popleft())
         self._given = None
 
-    def _handed(self, put: _Put) -> Any:  # noqa: ANN401
-        self._given = put.state
-        return put.batch
+    def _handed(self, batch: Any, state: Mapping[str, Any]) -> Any:  # noqa: ANN401
+        self._given = state
+        return batch
 
-    def _put(self, batch: Any) -> Any:  # noqa: ANN401
+    def _size_of_last(self) -> int:
+        """Return the samples of an epoch's last batch; 0 if it is whole, or not known."""
+        batch_size = getattr(self.loader, "batch_size", None)
+        if batch_size is None or self.loader.drop_last or self.transform is not None:
+            return 0
+        try:
+            return len(self.loader.sampler) % int(batch_size)
+        except TypeError:  # a stream, or a sampler without a length
+            return 0
+
+    def _put(self, batch: Any, size_of_last: int) -> Any:  # noqa: ANN401
         is_shared = self._is_shared
 
         def put(path: Any, leaf: Any, sharding: Any) -> Any:  # noqa: ANN401
@@ -134,28 +132,23 @@ class DeviceBatches(AheadOfLoop):
             if not _is_numbers(leaf):
                 return leaf
             if isinstance(sharding, jax.sharding.Sharding):
+                first, *rest = np.shape(leaf) or (0,)
                 _check_shape(sharding, np.shape(leaf), jax.tree_util.keystr(path))
+                if size_of_last and first == self.loader.batch_size:
+                    last = "the epoch's last batch"
+                    shape = (size_of_last, *rest)
+                    _check_shape(sharding, shape, jax.tree_util.keystr(path), last)
             if isinstance(sharding, jax.sharding.Sharding) and not sharding.is_fully_addressable:
                 return jax.make_array_from_process_local_data(sharding, leaf)
             return jax.device_put(leaf, sharding)
 
-        return self._each(put, batch)
-
-    def _each(self, function: Callable[[Any, Any, Any], Any], batch: Any) -> Any:  # noqa: ANN401
-        """Call a function with path, leaf and sharding of each leaf."""
-        shardings = self.sharding
-        if shardings is None or isinstance(shardings, jax.sharding.Sharding | jax.Device):
+        def put_part(path: Any, sharding: Any, part: Any) -> Any:  # noqa: ANN401
             return jax.tree_util.tree_map_with_path(
-                lambda path, leaf: function(path, leaf, shardings), batch
+                lambda inner, leaf: put((*path, *inner), leaf, sharding), part
             )
-        spread = jax.tree_util.tree_map(
-            lambda sharding, part: jax.tree_util.tree_map(lambda _: _Goes(sharding), part),
-            shardings,
-            batch,
-            is_leaf=lambda sharding: sharding is None,
-        )
+
         return jax.tree_util.tree_map_with_path(
-            lambda path, leaf, goes: function(path, leaf, goes.sharding), batch, spread
+            put_part, self.sharding, batch, is_leaf=lambda sharding: sharding is None
         )
 
 
@@ -163,14 +156,15 @@ def _is_numbers(leaf: Any) -> bool:  # noqa: ANN401
     return isinstance(leaf, np.ndarray | np.generic) and leaf.dtype.kind in "biufc"
 
 
-def _check_shape(sharding: Any, shape: tuple[int, ...], path: str) -> None:  # noqa: ANN401
+def _check_shape(sharding: Any, shape: tuple[int, ...], path: str, of: str = "a batch") -> None:  # noqa: ANN401
     if not sharding.is_fully_addressable:
         return  # a process gives its part alone, and JAX says what is wrong with it
     try:
         sharding.shard_shape(shape)
     except ValueError as error:
         raise ConfigError(
-            f"a batch has an array {path} of shape {shape}, which {sharding} cannot split evenly. "
-            "Give the loader drop_last=True or a batch_size that divides, let transform= pad the "
-            "batch, or give this array a sharding that keeps it whole (PartitionSpec())."
+            f"{of} has an array {path or 'as a whole'} of shape {shape}, which {sharding} "
+            "cannot split evenly. Give the loader drop_last=True or a batch_size that divides, let "
+            "transform= pad the batch, or give this array a sharding that keeps it whole "
+            "(PartitionSpec())."
         ) from error

@@ -119,7 +119,7 @@ class MindSporeBatches(AheadOfLoop):
         return self._counted(self._source(length, batches))
 
     def _counted(self, source: _BatchSource) -> Iterator[tuple[Any, ...]]:
-        if isinstance(source, _CountedRows) and not source.length:  # MindSpore refuses no rows
+        if source.length == 0:  # MindSpore refuses no rows
             list(source)  # the loader ends the epoch
             self._given = None
             return
@@ -240,6 +240,7 @@ class _BatchSource:
         loader = self._batches.loader
         begun, self._begun = self._begun, None
         batches = iter(loader) if begun is None else begun
+        self._batches._resumed = None  # the epoch that comes next is a whole one
         try:
             for batch in batches:
                 self.states.append(loader.state_dict())

@@ -39,7 +39,6 @@ __all__ = ["PenstockHook", "PenstockRunner"]
 T_co = TypeVar("T_co", covariant=True)
 
 _OURS: Final = frozenset(added_arguments(DataLoader))
-_TORCHS: Final = frozenset(inspect.signature(DataLoader).parameters) - _OURS
 # What mmengine makes objects of, or takes out, before it calls the loader.
 _BUILT: Final = (
     "dataset", "sampler", "batch_sampler", "collate_fn", "worker_init_fn", "num_batch_per_epoch",
@@ -295,7 +294,14 @@ class PenstockHook(Hook):  # type: ignore[misc]  # mmengine has no types
             state = None
         is_endless = hasattr(runner.train_loop, "dataloader_iterator")
         if is_endless and not isinstance(loader, _LazyLoader):
-            return  # it was at work before its state could be loaded; mmengine skips batches
+            if state is not None:
+                runner.logger.warning(
+                    "The train loader was at work before its state could be loaded: mmengine reads "
+                    "%d batches again and drops them. To go on at once, give the loader as a "
+                    'config, with seed="runner".',
+                    runner.iter,
+                )
+            return
         if state is not None:
             loader.load_state_dict(state)
         if is_endless:

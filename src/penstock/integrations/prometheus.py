@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["StatsCollector"]
 
 _OWN_LABELS: Final = tuple(measure.label for measure in MEASURES if measure.label)
+_LABEL: Final = re.compile(r"(?!__)[a-zA-Z_]\w*", re.ASCII)
 _UNITS: Final = {"s": "_seconds", "By": "_bytes"}
 
 
@@ -103,16 +104,12 @@ class StatsCollector(Collector):
         Raises:
             ConfigError: the names differ, or another loader has these labels.
         """
-        wrong = [n for n in labels if n in _OWN_LABELS or not re.fullmatch("[a-zA-Z]\\w*", n, re.A)]
-        if wrong:
+        wrong = [name for name in labels if name in _OWN_LABELS or not _LABEL.fullmatch(name)]
+        if wrong or sorted(labels) != sorted(self._label_names):
             raise ConfigError(
-                f"{wrong} cannot be labels: names are letters, digits and underscores, and "
-                f"{', '.join(_OWN_LABELS)} are taken."
-            )
-        if sorted(labels) != sorted(self._label_names):
-            raise ConfigError(
-                f"loaders of one collector have labels of the same names: got {sorted(labels)}, "
-                f"and the first has {sorted(self._label_names)}"
+                f"labels {sorted(labels)} cannot be: their names are letters, digits and "
+                f"underscores, {', '.join(_OWN_LABELS)} are taken, and those of the first loader, "
+                f"{sorted(self._label_names)}, are those of all."
             )
         self._loaders.add(loader, {name: str(value) for name, value in labels.items()})
 

@@ -22,7 +22,7 @@ from transformers.trainer_utils import seed_worker
 
 from penstock.data.dataset import follows_epochs
 from penstock.errors import ConfigError, StateError
-from penstock.integrations.accelerate import PreparedLoader, prepared_as, skip_first_batches
+from penstock.integrations.accelerate import PreparedLoader, skip_first_batches
 from penstock.integrations.dealing import init_for, read_state, write_state
 from penstock.torch.loader import DataLoader
 
@@ -130,7 +130,7 @@ class PenstockTrainerMixin:
         )
         if any(known is loader for known in accelerator._dataloaders):
             accelerator._dataloaders.remove(loader)  # for `save_state`, which Trainer does not call
-        return prepared_as(loader, ours, accelerator, getattr(loader, "device", None))
+        return PreparedLoader(ours, loader, accelerator, getattr(loader, "device", None))
 
     def _save_rng_state(self, output_dir: str) -> None:
         """Save the loader's place where the generators' states are saved."""

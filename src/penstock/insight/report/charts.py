@@ -87,7 +87,7 @@ def spread(
     """
     lasts = np.maximum(stops - starts, 1e-12)
     so_far: NDArray[np.float64] = np.clip((edges[:, None] - starts) / lasts, 0.0, 1.0) @ amounts
-    return np.diff(so_far)
+    return np.maximum(np.diff(so_far), 0.0)  # but for rounding
 
 
 def over_time(recording: Recording) -> list[Element]:

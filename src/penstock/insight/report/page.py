@@ -33,6 +33,7 @@ _POLICY: Final = (
     "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 )
 _MOST_ROWS: Final = 200
+_TITLES: Final = {"cpu": "CPU", "gil": "GIL"}
 _TONES: Final = {"trainer": "good", "nothing yet": "open", "unknown": "open"}
 
 
@@ -94,7 +95,7 @@ def _verdict(stats: Stats) -> Element:
     found, run, gain = stats.verdict, stats.run, stats.verdict.expected_gain
     return element(
         "section",
-        element("h2", found.bottleneck.capitalize()),
+        element("h2", _TITLES.get(found.bottleneck, found.bottleneck.capitalize())),
         element("p", found.text, class_="answer"),
         element("p", found.remedy, class_="remedy") if found.remedy else None,
         element("p", f"Expected gain: {gain:.2f} x.", class_="gain")
@@ -149,7 +150,7 @@ def _figures(recording: Recording) -> Element:
         ("num_workers", "Workers", stats.num_workers, f"{stats.num_workers:,}",
          workers if stats.num_workers else "in the main process's own thread"),
         ("slot_bytes", "Memory of batches", stats.slot_bytes, size(stats.slot_bytes),
-         f"largest process: {size(memory)}"),
+         f"largest process: {size(memory)}" if memory else ""),
     ]  # fmt: skip
     cards = [
         element(

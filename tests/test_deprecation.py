@@ -31,6 +31,25 @@ def test_a_name_that_is_gone_says_what_to_use(package, old, new):
     assert new in module.__all__
 
 
+UNPROMISED = [
+    ("penstock", "Failure"),
+    ("penstock", "WorkerInfo"),
+    ("penstock.data", "register_batch_reader"),
+    ("penstock.stores", "PackReport"),
+    ("penstock.vision.convert", "ConvertReport"),
+    ("penstock.vision.convert", "FORMATS"),
+]
+
+
+@pytest.mark.parametrize(("package", "name"), UNPROMISED)
+def test_a_name_that_is_no_longer_promised_says_where_it_is(package, name):
+    pytest.importorskip("cv2")
+    with pytest.raises(ImportError, match=f"^{package}.{name} is gone: use (penstock.*)") as caught:
+        getattr(importlib.import_module(package), name)
+    home = str(caught.value).rpartition(" ")[2].rpartition(".")[0]
+    assert hasattr(importlib.import_module(home), name)
+
+
 @pytest.mark.parametrize("package", ["penstock.data", "penstock.vision"])
 def test_what_there_is_not_is_an_attribute_error(package):
     with pytest.raises(AttributeError, match=f"module '{package}' has no attribute 'nothing'"):

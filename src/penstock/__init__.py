@@ -12,6 +12,7 @@ import importlib.util
 import sys
 from typing import TYPE_CHECKING, Any
 
+from penstock.deprecation import removed_names
 from penstock.lazy import lazy_names
 
 if sys.platform == "win32":  # here, before any module asks for what is not there
@@ -19,20 +20,18 @@ if sys.platform == "win32":  # here, before any module asks for what is not ther
 
 if TYPE_CHECKING:
     from penstock.data.labels.known import labels_of
-    from penstock.faults import Failure, FaultPolicy
+    from penstock.faults import FaultPolicy
     from penstock.loader import Loader
     from penstock.options import Auto, Ray
     from penstock.randomness.everything import seed_everything, seeded
     from penstock.randomness.samples import renumbered_samples, sample_rng
-    from penstock.worker_info import WorkerInfo, get_worker_info
+    from penstock.worker_info import get_worker_info
 
 __all__ = [
     "Auto",
-    "Failure",
     "FaultPolicy",
     "Loader",
     "Ray",
-    "WorkerInfo",
     "get_worker_info",
     "labels_of",
     "renumbered_samples",
@@ -46,21 +45,28 @@ __version__ = "0.1.0"
 _named, __dir__ = lazy_names(
     __name__,
     {
-        ".faults": ("Failure", "FaultPolicy"),
+        ".faults": ("FaultPolicy",),
         ".data.labels.known": ("labels_of",),
         ".loader": ("Loader",),
         ".options": ("Auto", "Ray"),
         ".randomness.everything": ("seed_everything", "seeded"),
         ".randomness.samples": ("renumbered_samples", "sample_rng"),
-        ".worker_info": ("WorkerInfo", "get_worker_info"),
+        ".worker_info": ("get_worker_info",),
     },
 )
 
 
-def __getattr__(name: str) -> Any:  # noqa: ANN401 - any of the names above, or a module
+def _named_or_module(name: str) -> Any:  # noqa: ANN401 - any of the names above, or a module
     if name in __all__:
         return _named(name)
     module = f"{__name__}.{name}"
     if name.startswith("_") or importlib.util.find_spec(module) is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return importlib.import_module(module)
+
+
+__getattr__ = removed_names(
+    __name__,
+    {"Failure": "penstock.faults.Failure", "WorkerInfo": "penstock.worker_info.WorkerInfo"},
+    _named_or_module,
+)

@@ -118,6 +118,6 @@ def test_who_stops_it_finds_nothing_half_written(photos, capsys, monkeypatch, nu
 
 def test_the_forms_are_those_of_the_library():
     from penstock.cli.convert import Form
-    from penstock.vision.convert import FORMATS
+    from penstock.vision.convert.reading import FORMATS
 
     assert tuple(form.value for form in Form) == FORMATS

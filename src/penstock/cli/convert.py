@@ -14,7 +14,7 @@ from penstock.errors import ConfigError
 from penstock.lines import say
 from penstock.plural import counted
 
-# Those of `penstock.vision.convert.FORMATS`.
+# Those of `penstock.vision.convert.reading.FORMATS`.
 Form = StrEnum(
     "Form",
     {"voc": "voc", "imglab": "imglab", "yolo": "yolo", "landmarks": "landmarks",
@@ -69,8 +69,9 @@ def convert(
     no source is one.
     """
     from penstock.vision.annotations.lists import LandmarkColumns
-    from penstock.vision.convert import FORMATS, Source
+    from penstock.vision.convert import Source
     from penstock.vision.convert import convert as convert_to
+    from penstock.vision.convert.reading import FORMATS
 
     sources = []
     for text in src:  # what stands before the first colon is its format, if there is such one

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
         Allocator,
         Dataset,
         IterableDataset,
-        register_batch_reader,
     )
     from penstock.data.packed_list import PackedList
     from penstock.data.ragged import RaggedArray
@@ -39,7 +38,6 @@ __all__ = [
     "Subset",
     "default_collate",
     "random_split",
-    "register_batch_reader",
     "shard",
 ]
 
@@ -59,7 +57,6 @@ _get, __dir__ = lazy_names(
             "Dataset",
             "Allocator",
             "IterableDataset",
-            "register_batch_reader",
         ),
         ".packed_list": ("PackedList",),
         ".ragged": ("RaggedArray",),
@@ -73,6 +70,7 @@ __getattr__ = removed_names(
         "BatchReader": "a Callable in annotations: (indices, alloc) -> batch",
         "Empty": "Allocator",
         "batch_reader": "penstock.data.dataset.batch_reader",
+        "register_batch_reader": "penstock.data.dataset.register_batch_reader",
     },
     _get,
 )

@@ -11,7 +11,7 @@ from penstock.summary import Summarized
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Change", "SlowSample", "Span", "Stats", "Verdict"]
+__all__ = ["Stats"]
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     import torch
     from accelerate import Accelerator
 
-__all__ = ["PreparedLoader", "prepare", "skip_first_batches"]
+__all__ = ["prepare", "skip_first_batches"]
 
 T_co = TypeVar("T_co", covariant=True)
 

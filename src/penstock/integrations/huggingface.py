@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from penstock.data.dataset import Allocator, BatchReader
 
-__all__ = ["HuggingFaceRows", "HuggingFaceStream", "from_huggingface"]
+__all__ = ["from_huggingface"]
 
 
 def from_huggingface(

@@ -23,7 +23,7 @@ from penstock.randomness.keys import checked_count
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-__all__ = ["DeviceBatches", "to_devices"]
+__all__ = ["to_devices"]
 
 
 def to_devices(loader: Any, sharding: Any = None, **options: Any) -> DeviceBatches:  # noqa: ANN401

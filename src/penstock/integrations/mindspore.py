@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["MindSporeBatches", "to_mindspore"]
+__all__ = ["to_mindspore"]
 
 
 def to_mindspore(

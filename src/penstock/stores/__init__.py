@@ -8,6 +8,7 @@ of store known.
 
 from __future__ import annotations
 
+from penstock.deprecation import removed_names
 from penstock.errors import MissingExtraError
 from penstock.optional import install_command
 
@@ -22,7 +23,7 @@ except ModuleNotFoundError as error:
 
 from penstock.stores.dataset import LMDBDataset, MongoDataset, StoreDataset
 from penstock.stores.index import Index
-from penstock.stores.packing import PackReport, pack
+from penstock.stores.packing import pack
 from penstock.stores.records import EncodedImage, Record
 from penstock.stores.registry import create_store, open_store, register_store
 from penstock.stores.store import Store, StoreWriter
@@ -32,7 +33,6 @@ __all__ = [
     "Index",
     "LMDBDataset",
     "MongoDataset",
-    "PackReport",
     "Record",
     "Store",
     "StoreDataset",
@@ -42,3 +42,5 @@ __all__ = [
     "pack",
     "register_store",
 ]
+
+__getattr__ = removed_names(__name__, {"PackReport": "penstock.stores.packing.PackReport"})

@@ -3,7 +3,16 @@
 
 from __future__ import annotations
 
-from penstock.vision.convert.conversion import ConvertReport, convert
-from penstock.vision.convert.reading import FORMATS, Source
+from penstock.deprecation import removed_names
+from penstock.vision.convert.conversion import convert
+from penstock.vision.convert.reading import Source
 
-__all__ = ["FORMATS", "ConvertReport", "Source", "convert"]
+__all__ = ["Source", "convert"]
+
+__getattr__ = removed_names(
+    __name__,
+    {
+        "FORMATS": "penstock.vision.convert.reading.FORMATS",
+        "ConvertReport": "penstock.vision.convert.conversion.ConvertReport",
+    },
+)

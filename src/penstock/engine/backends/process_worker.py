@@ -6,7 +6,7 @@ Guarantees
     closed channel ends it, whatever is still queued.
     It ends when the main process is gone, even in the middle of a task that hangs (see
     `end_with_parent`).
-    Ctrl-C is left to the main process: the worker ignores it, and waits for its channel to close.
+    Ctrl-C is left to the main process: the worker notes it, and waits for its channel to close.
     No `Exception` of the user's code ends the worker; `SystemExit` and the like do, as a death. The
     status page then holds what was raised, and where.
     The worker goes on, however a process that the dataset forks may end.
@@ -65,7 +65,7 @@ def run_worker(sock: socket.socket, identity: WorkerIdentity, spec: WorkerSpec |
     channel = Channel(sock)
     worker = _ProcessWorker(channel, identity, spec)
     # Not SIG_IGN, which programs started from here would inherit.
-    signal.signal(signal.SIGINT, lambda *_: None)
+    signal.signal(signal.SIGINT, lambda *_: worker.status.note_interrupt())
     try:
         worker.run()
     except BaseException as error:

@@ -89,7 +89,7 @@ class WorkerStream(BatchStream):
         self._overdue: list[Exception] = []  # raised with the next call
         self._ahead: _EpochAhead | None = None
         self._may_begin_ahead = (
-            plan.traits.begins_ahead
+            plan.backend == "process"  # threads see at once what is set in the dataset
             and plan.keep_workers
             and not plan.max_workers
             and not _holds_shared_state(plan.spec.dataset)

@@ -168,14 +168,15 @@ class WorkerTable(Generic[WorkerT]):
         The result holds the generation: that of the current epoch, or of the one begun ahead.
         Reports of another process become exceptions again, with a note of where they were raised.
         """
-        notices, worker_id = result.notices or {}, worker.worker_id
+        notices, worker_id = result.notices, worker.worker_id
         if worker.is_gone or self.workers.get(worker_id) is not worker:
             return None
-        if "states" in notices:
-            init_fn, seed = self._plan.spec.worker_init_fn, self._plan.base_seed
-            assert init_fn is not None
-            note_states(init_fn, seed, worker_id, notices["states"])
-        warn_of_drawings(notices.get("drawings", ()), self._drawings_advice)
+        if notices is not None:
+            if "states" in notices:
+                init_fn, seed = self._plan.spec.worker_init_fn, self._plan.base_seed
+                assert init_fn is not None
+                note_states(init_fn, seed, worker_id, notices["states"])
+            warn_of_drawings(notices.get("drawings", ()), self._drawings_advice)
         epoch = self._live.get(result.generation)
         if epoch is None:
             return None
@@ -184,7 +185,7 @@ class WorkerTable(Generic[WorkerT]):
             return WorkerReady(worker_id)
         worker.tasks.pop((result.generation, step), None)
         result.pid = worker.pid
-        if "first_digest" in notices:
+        if notices is not None and "first_digest" in notices:
             self._first_samples.compare(worker_id, notices["first_digest"])
         if result.bad or kind == Kind.FAILED:
             self._revive(worker, result, epoch)

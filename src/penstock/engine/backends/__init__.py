@@ -62,7 +62,7 @@ class Backend(Protocol):
     def begin_epoch(self, epoch: Epoch) -> None:
         """Begin an epoch, or go on in one; results of earlier ones are dropped from now on."""
 
-    # Only of a backend whose traits say `begins_ahead`.
+    # Only of process workers.
 
     def begin_ahead(self, epoch: Epoch) -> int:
         """Begin the next epoch, as all tasks of the current one are submitted.
@@ -137,20 +137,16 @@ class BackendTraits:
             memory and global generators.
         is_local: Whether workers are on this machine, and use its cores and its memory.
         has_start_method: Whether workers are processes that `multiprocessing` starts.
-        begins_ahead: Whether workers can begin an epoch beside the current one.
     """
 
     path: str = ""
     shares_interpreter: bool = False
     is_local: bool = True
     has_start_method: bool = False
-    begins_ahead: bool = False
 
 
 BACKENDS: Final = {
-    "process": BackendTraits(
-        f"{__name__}.process:ProcessBackend", has_start_method=True, begins_ahead=True
-    ),
+    "process": BackendTraits(f"{__name__}.process:ProcessBackend", has_start_method=True),
     "thread": BackendTraits(f"{__name__}.thread:ThreadBackend", shares_interpreter=True),
     "ray": BackendTraits(f"{__name__}.ray.backend:RayBackend", is_local=False),
 }

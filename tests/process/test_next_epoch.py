@@ -232,8 +232,8 @@ def test_threads_see_an_attribute_that_is_set_between_epochs():
     del loader
 
 
-class Told(Numbers):
-    """Writes down the epochs that its worker is told."""
+class Noting(Numbers):
+    """Writes down the epochs that are set in its worker."""
 
     def __init__(self, path):
         super().__init__()
@@ -246,12 +246,12 @@ class Told(Numbers):
 
 
 def test_who_chooses_another_epoch_once_is_not_foreseen_again(tmp_path):
-    loader = loader_of(Told(tmp_path / "told"), num_workers=1)
+    loader = loader_of(Noting(tmp_path / "epochs"), num_workers=1)
     for _ in range(4):
         loader.set_epoch(0)
         assert len(list(loader)) == LENGTH // BATCH
     del loader
-    assert (tmp_path / "told").read_text().split() == ["0", "1", "0", "0", "0"]
+    assert (tmp_path / "epochs").read_text().split() == ["0", "1", "0", "0", "0"]
 
 
 def test_no_tasks_are_remembered_of_epochs_that_are_over():

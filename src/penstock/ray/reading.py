@@ -33,7 +33,7 @@ def _columns_of(block: Any) -> dict[str, NDArray[Any]]:  # noqa: ANN401
     None, as a missing value of any other type that is no float.
     """
     table = BlockAccessor.for_block(block).to_arrow()
-    columns: dict[str, Any] = dict(BlockAccessor.for_block(table).to_numpy())  # type: ignore[arg-type]
+    columns: dict[str, Any] = dict(BlockAccessor.for_block(table).to_numpy())
     for name, column in zip(table.column_names, table.columns, strict=True):
         if column.null_count and pa.types.is_integer(column.type):
             kind = column.type.to_pandas_dtype()

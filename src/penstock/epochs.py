@@ -11,6 +11,7 @@ import copy
 import warnings
 import weakref
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, cast
 
 import numpy as np
@@ -19,6 +20,7 @@ from penstock.data.dataset import can_resume, follows_epochs, length_of
 from penstock.data.names import fingerprint_of
 from penstock.engine.plan import Epoch, Given, Progress, ShardPosition
 from penstock.errors import StateError
+from penstock.indices import SeededIndices
 from penstock.randomness.keys import Purpose, checked_count, checked_epoch, seed_sequence
 from penstock.sampling.sampler_state import differences
 from penstock.warn import users_level
@@ -42,6 +44,11 @@ def worker_base_seed(seed: int) -> int:
     """Return the seed that workers of a seeded loader begin with, worker w with this plus w."""
     words = seed_sequence(seed, Purpose.WORKERS).generate_state(1, np.uint64)
     return int(words[0] >> np.uint64(1))
+
+
+def _foreseen(source: SeededIndices, number: int) -> Epoch | None:
+    indices = source.foresee(number)
+    return None if indices is None else Epoch(number, indices, is_announced=True)
 
 
 def _check_stream(dataset: object, progress: Progress) -> None:
@@ -162,7 +169,11 @@ class Schedule:
         number = self._next_epoch
         indices = source.begin(number, progress)
         is_announced = self._seed is not None or self._is_chosen or is_followed
-        return Epoch(number, indices, progress, is_announced)
+        # Of other sources nothing can be foreseen; and those of torch's orders hold their loader.
+        following = None
+        if isinstance(source, SeededIndices):
+            following = partial(_foreseen, source, number + 1)
+        return Epoch(number, indices, progress, is_announced, following)
 
     def begin(self, epoch: Epoch, iterator: object, source: IndexSource | None = None) -> None:
         """Note that workers have begun an epoch, and by which iterator the user gets it."""

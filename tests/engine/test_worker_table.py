@@ -37,8 +37,8 @@ def table_of(num_workers=2, *, is_iterable=False, begun=True):
     return table
 
 
-def task_for(table, worker, step):
-    return table.task_of(worker, step, [3, 4], None, is_measured=False)
+def task_for(table, worker, step, **options):
+    return table.task_of(worker, step, [3, 4], None, is_measured=False, **options)
 
 
 def result_of(task, kind=Kind.DONE, **fields):
@@ -53,7 +53,7 @@ def test_a_result_of_the_epoch_is_an_event_and_its_task_is_answered():
     table = table_of()
     worker = table.workers[1]
     task = task_for(table, worker, 5)
-    assert list(worker.tasks) == [5]
+    assert list(worker.tasks) == [(1, 5)]
     result = result_of(task, payload="batch")
     assert table.accept(worker, result) == TaskDone(1, 5, result)
     assert (result.pid, worker.tasks) == (11, {})
@@ -160,3 +160,43 @@ def test_the_progress_of_a_batch_that_cannot_be_counted_is_told():
     words, still_s = table.progress(worker, seen, "")
     assert "while collating samples slice(0, 4, None) of step 0 (1 of 1 samples" in words
     assert still_s == 1.0
+
+
+def test_an_epoch_begun_ahead_is_heard_beside_the_one_under_way_until_another_begins():
+    table = table_of()
+    worker = table.workers[0]
+    now = task_for(table, worker, 0)
+    generation = table.begin_ahead(Epoch(1, iter(()), is_announced=True))
+    assert table.message_of(worker, generation) == (generation, 1, True, None)
+    ahead = task_for(table, worker, 0, generation=generation)
+    assert table.accept(worker, result_of(ahead)).outcome.generation == generation
+    assert table.accept(worker, result_of(now)).outcome.generation == 1
+    late = task_for(table, worker, 1, generation=generation)
+    table.begin_epoch(Epoch(1, iter(())))
+    assert worker.tasks == {}
+    assert table.accept(worker, result_of(late)) is None
+
+
+def test_an_epoch_begun_ahead_that_comes_is_the_one_under_way():
+    table = table_of()
+    worker = table.workers[0]
+    left = task_for(table, worker, 9)
+    generation = table.begin_ahead(Epoch(1, iter(())))
+    ahead = task_for(table, worker, 0, generation=generation)
+    table.adopt_ahead(generation, Epoch(1, iter(())))
+    assert list(worker.tasks) == [(generation, 0)]
+    assert table.accept(worker, result_of(left)) is None
+    assert isinstance(table.accept(worker, result_of(ahead)), TaskDone)
+    table.begin_epoch(Epoch(2, iter(())))
+    assert table.generation > generation
+
+
+def test_a_death_over_a_sample_of_the_next_epoch_counts_for_nothing_in_this_one():
+    table = table_of()
+    worker = table.workers[0]
+    generation = table.begin_ahead(Epoch(1, iter(())))
+    ahead = task_for(table, worker, 0, generation=generation)
+    activity = table.activity(worker, snapshot(ahead, number=0))
+    lost = table.death(worker, activity, "Worker 0 ended", "")
+    assert (lost.step, lost.sample, lost.counts) == (None, None, False)
+    assert "samples of the next epoch" in lost.reason

@@ -237,6 +237,45 @@ def test_control_c_raises_in_the_main_process_only_and_leaves_no_worker():
     assert alive == []
 
 
+def test_control_c_in_the_loops_own_code_does_not_wait_for_a_slow_sample():
+    process = run_script(
+        """
+        import multiprocessing
+
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        begun, begin = os.pipe()
+
+        class Slow:
+            def __len__(self):
+                return 2
+
+            def __getitem__(self, index):
+                if index == 1:
+                    os.write(begin, b"x")
+                    time.sleep(2.5)  # less than a worker that is not interrupted may take
+                return index
+
+        def loop():
+            for batch in Loader(Slow(), num_workers=1):
+                os.read(begun, 1)  # the worker is at it
+                processes.extend(multiprocessing.active_children())
+                os.killpg(0, signal.SIGINT)  # as a terminal does
+                signal.pause()
+
+        processes = []
+        try:
+            loop()
+        except KeyboardInterrupt:
+            pass
+        print([process.exitcode for process in processes], flush=True)
+        """,
+        start_new_session=True,
+    )
+    out, err = finish(process)
+    assert out == f"[{-signal.SIGTERM}]\n"
+    assert "Traceback" not in err
+
+
 @pytest.mark.parametrize("backend", ["process", "thread"])
 def test_a_control_c_that_does_not_end_the_wait_is_raised_all_the_same(backend):
     """The kernel gave it to another thread, or it came just before the system call."""

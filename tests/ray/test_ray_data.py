@@ -383,7 +383,6 @@ def test_values_are_those_of_rays_numpy_batches():
         {"text": f"ö{k}", "bytes": bytes([k]), "list": [k, k + 1], "struct": {"a": k}, "n": k}
         for k in range(6)
     ]
-    rows[1]["n"] = None
     for streaming in (False, True):
         dataset = ray.data.from_items(rows, override_num_blocks=1)
         batch = next(iter(Loader(from_ray_data(dataset, streaming=streaming), 4)))
@@ -391,7 +390,17 @@ def test_values_are_those_of_rays_numpy_batches():
         assert batch["bytes"] == [b"\x00", b"\x01", b"\x02", b"\x03"]
         assert batch["list"].tolist() == [[0, 1], [1, 2], [2, 3], [3, 4]]
         assert batch["struct"]["a"].tolist() == [0, 1, 2, 3]
-        assert np.isnan(batch["n"]).tolist() == [False, True, False, False]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_missing_integer_changes_no_other_and_a_missing_float_is_nan(streaming):
+    large = 2**53 + 1  # no float64
+    rows = [{"n": large, "x": 0.5}, {"n": None, "x": None}, {"n": large, "x": 1.5}]
+    dataset = ray.data.from_items(rows, override_num_blocks=1)
+    (found,) = Loader(from_ray_data(dataset, streaming=streaming), 3, collate_fn=list)
+    assert [row["n"] for row in found] == [large, None, large]
+    assert type(found[0]["n"]) is np.int64
+    assert [str(row["x"]) for row in found] == ["0.5", "nan", "1.5"]
 
 
 @pytest.mark.parametrize("streaming", [False, True])

@@ -84,7 +84,7 @@ class MainProcess:
         self.worker.open("serialized")
 
     def submit(self, step, indices, hints=None):
-        self.worker.tasks[step] = indices
+        self.worker.tasks[self.worker._generation, step] = indices
         self.worker.submit(Task(self.worker._generation, step, indices, hints))
 
     def answer(self, asked):
@@ -142,7 +142,7 @@ class Watch:
         at_hand = steps_at_hand(worker)
         sent = [step for step in self.held if step in at_hand]
         assert at_hand == sent == list(self.held)[: len(sent)]
-        assert list(worker.tasks) == list(self.held)
+        assert [step for _, step in worker.tasks] == list(self.held)
 
     def _check_new(self, asked):
         worker = self.main.worker
@@ -255,7 +255,7 @@ def test_a_dead_worker_is_sent_nothing_and_keeps_the_tasks_that_were_not_taken(
     assert len(main.actor.of("make")) == num_tasks, "sent to a dead worker"
     lost = list(range(in_turn, num_tasks))
     assert steps_at_hand(worker) == lost
-    assert list(worker.tasks) == [*lost, 100]
+    assert [step for _, step in worker.tasks] == [*lost, 100]
     assert list(worker.other_steps) == lost[1:]
 
 

@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tests.support.slots import deliver
 
 from penstock.errors import TransportError
+from penstock.transport import memory
 from penstock.transport.arena import Arena, BufferPool, SlotPool, SlotWriter, slot_size
 from penstock.transport.memory import Mapping, create_segment
 
@@ -250,3 +251,15 @@ def test_the_buffer_pool_makes_room_for_sizes_that_are_in_use():
         addresses.add(pool.empty((3 << 20,), np.uint8).ctypes.data)
     assert len(addresses) == 1
     assert pool._free_bytes <= 20 << 20
+
+
+def test_the_fallback_without_memfd_shares_memory_and_leaves_no_name(monkeypatch):
+    monkeypatch.setattr(memory, "_nameless_fd", memory._unlinked_shm_fd)
+    before = set(os.listdir("/dev/shm"))
+    fd = create_segment(100_000)
+    assert set(os.listdir("/dev/shm")) == before
+    assert not os.get_inheritable(fd)
+    one, two = Mapping(fd, 100_000), Mapping(fd, 100_000)
+    os.close(fd)
+    np.frombuffer(one.view(), np.uint8)[:] = 9
+    assert (np.frombuffer(two.view(), np.uint8) == 9).all()

@@ -335,12 +335,15 @@ class Epoch:
             `BatchIndices` if the spec has a seed. For an iterable dataset only their numbers count.
         progress: What was given before this iterator, then what this iterator gives.
         is_announced: Whether the dataset is notified of the number, if it has a method `set_epoch`.
+        following: Returns the epoch that comes next unless the user chooses another, without
+            setting it on the sampler; None if its order is not known yet.
     """
 
     number: int
     indices: Iterator[object]
     progress: Progress = field(default_factory=Progress)
     is_announced: bool = False
+    following: Callable[[], Epoch | None] | None = None
 
     def tasks(self) -> Iterator[tuple[int, object]]:
         """Return the steps that were not given yet, each with its indices.

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 _SIZE_BYTES: Final = 256 * 1024  # pages that are not written take no memory
 _WORDS_AT: Final = 4096
 _TEXT_AT: Final = 2 * 4096
-_NUM_CELLS: Final = 8
+_NUM_CELLS: Final = 9
 (
-    _GENERATION, _STEP, _PHASE, _NUMBER, _KEY_BYTES, _PEAK_RSS, _SINCE, _AT_IT_SINCE,
+    _GENERATION, _STEP, _PHASE, _NUMBER, _KEY_BYTES, _PEAK_RSS, _SINCE, _AT_IT_SINCE, _INTERRUPTED,
 ) = range(_NUM_CELLS)  # fmt: skip
 _KEY_AT: Final = 8 * _NUM_CELLS
 _USAGE_INTERVAL: Final = 8  # tasks from one look at the memory to the next
@@ -43,6 +43,7 @@ _RSS_UNIT: Final = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss
 # Asks a worker for its stacks. A real-time signal: no program uses this one by habit.
 _STACKS_SIGNAL: Final = signal.SIGRTMAX - 3 if hasattr(signal, "SIGRTMAX") else signal.SIGUSR2
 _LONGEST_DUMP_S: Final = 2.0
+_INTERRUPTED_LATELY_S: Final = 5.0  # an interrupted program may do some things before it ends
 _READS: Final = 100  # of a page that changes while it is read; one takes some microseconds
 # Timing a sample takes 0.1 us in a busy loop, and 2 us after a sleep, when the caches are cold:
 # half a per cent of this.
@@ -234,6 +235,10 @@ class StatusWriter:
                 self._key[: len(key)] = key
                 cells[_KEY_BYTES] = len(key)
 
+    def note_interrupt(self) -> None:
+        """Note a Ctrl-C, which a terminal sends to the main process and its workers alike."""
+        self._cells[_INTERRUPTED] = time.monotonic_ns()
+
     def say_last_words(self, text: str) -> None:
         """Leave a text for the main process, which needs neither a descriptor nor a thread."""
         words = text.encode("utf-8", "replace")[: _TEXT_AT - _WORDS_AT]
@@ -339,6 +344,12 @@ class StatusPage:
     def read(self) -> StatusSnapshot:
         """Return a snapshot of the status, which the worker may be changing meanwhile."""
         return _snapshot_of(self._bytes)
+
+    @property
+    def was_interrupted(self) -> bool:
+        """Whether a Ctrl-C has reached the worker in the last seconds."""
+        since_s = _seconds_since(self._bytes[:_KEY_AT].cast("q")[_INTERRUPTED])
+        return since_s is not None and since_s < _INTERRUPTED_LATELY_S
 
     def last_words(self) -> str:
         """Return what a worker that an exception ended has left; empty if there is nothing."""

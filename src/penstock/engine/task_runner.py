@@ -146,7 +146,7 @@ class TaskRunner:
             maker.num_asked,
             maker.take_bad() if maker.num_asked else (),
             self._status.take_times(num_bytes=num_bytes, pool_bytes=pool_bytes, slot_ns=slot_ns),
-            self._take_notices(),
+            self._take_notices() if self.notices else None,
         )
 
     def _take_notices(self) -> dict[str, Any] | None:

@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import os
 import traceback
 import warnings
 from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
 
 from penstock.engine import scheduler
 from penstock.engine.backends import Backend, open_backend
@@ -30,6 +34,46 @@ if TYPE_CHECKING:
     from penstock.engine.timing import Observer
 
 _ADDED_AT_ONCE: Final = 2  # per batch; a fork of a large process takes tens of milliseconds
+_DEEPEST: Final = 3  # a transform of a part of a dataset
+
+
+@dataclasses.dataclass
+class _EpochAhead:
+    """The next epoch, whose first tasks workers do while the last batches of this one are taken.
+
+    Attributes:
+        epoch: Epoch as it is foreseen; None once a worker has died, whose successor lacks its
+            tasks.
+        generation: Generation of its tasks and results.
+        tasks: First steps, one for each worker, that are not sent yet.
+        sent: Those that are.
+        events: Batches that have come.
+    """
+
+    epoch: Epoch | None
+    generation: int
+    tasks: Iterator[tuple[int, Any]]
+    sent: list[tuple[int, Any]] = dataclasses.field(default_factory=list)
+    events: list[scheduler.TaskDone] = dataclasses.field(default_factory=list)
+
+
+def _comparable(epoch: Epoch, tasks: list[tuple[int, Any]]) -> tuple[Any, ...]:
+    first = [(step, *of[1:], np.asarray(of.indices).tolist()) for step, of in tasks]
+    return epoch.number, epoch.is_announced, epoch.progress.given, first
+
+
+def _holds_shared_state(value: object, depth: int = 0) -> bool:
+    """Return whether a dataset, or a part of it, holds memory that workers share with this process.
+
+    For example a `multiprocessing.Value`, which is set to the epoch's number before each epoch.
+    """
+    if type(value).__module__.partition(".")[0] in ("multiprocessing", "multiprocess"):
+        return True
+    is_shared = getattr(value, "is_shared", None)  # of a tensor
+    if callable(is_shared) and is_shared() is True:
+        return True
+    members = getattr(value, "__dict__", {}) if depth < _DEEPEST else {}
+    return any(_holds_shared_state(member, depth + 1) for member in members.values())
 
 
 class WorkerStream(BatchStream):
@@ -43,6 +87,13 @@ class WorkerStream(BatchStream):
     def _prepare(self, plan: Plan) -> None:
         self._ahead_begun: tuple[int, object] | None = None  # a step, and what the hook began
         self._overdue: list[Exception] = []  # raised with the next call
+        self._ahead: _EpochAhead | None = None
+        self._may_begin_ahead = (
+            plan.backend == "process"  # threads see at once what is set in the dataset
+            and plan.keep_workers
+            and not plan.max_workers
+            and not _holds_shared_state(plan.spec.dataset)
+        )
         self._wanted = self._workers = WorkerSettings(plan.num_workers, plan.prefetch_factor)
         self._has_warned_of_slow_batch = False
         self._owner = Owner()  # of the workers
@@ -71,7 +122,9 @@ class WorkerStream(BatchStream):
         for worker_id in sorted(wanted - present):
             self.backend.add_worker(worker_id)
         self._workers = self._wanted
-        self.backend.begin_epoch(epoch)
+        ahead = self._adopted_ahead(epoch)
+        if ahead is None:
+            self.backend.begin_epoch(epoch)
         plan, given = self._plan, epoch.progress.given
         num_workers, prefetch_factor = self._wanted
         any_worker = plan.is_worker_free or bool(plan.max_workers)
@@ -87,9 +140,48 @@ class WorkerStream(BatchStream):
             max_respawns=plan.spec.faults.max_respawns,
             can_quarantine=plan.spec.faults.tolerates,
         )
-        self._carry_out(self._scheduler.refill())
+        decisions = self._scheduler.refill()
+        if ahead is not None:
+            for task in ahead.sent:
+                self._scheduler.drawn(*task)  # to the worker that has it
+            del decisions[: len(ahead.sent)]
+            for event in ahead.events:
+                self._scheduler.handle(event)
+        self._carry_out(decisions)
         if self._overdue:
             raise self._overdue.pop()
+
+    def _adopted_ahead(self, epoch: Epoch) -> _EpochAhead | None:
+        """Go on in `epoch` if it was begun ahead as foreseen; return None if it was not."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None or ahead.epoch is None:
+            return None
+        drawn = list(itertools.islice(self._tasks, len(ahead.sent)))
+        if _comparable(epoch, drawn) != _comparable(ahead.epoch, ahead.sent):
+            self._tasks = itertools.chain(drawn, self._tasks)
+            self._may_begin_ahead = False  # a loop that chose an epoch does so again
+            return None
+        self.backend.adopt_ahead(ahead.generation, epoch)
+        return ahead
+
+    def _begin_ahead_of_end(self) -> None:
+        """Begin the next epoch if that is possible, as all steps of this one are drawn."""
+        following = self.epoch.following
+        if following is None or not self._may_begin_ahead or self._ahead is not None:
+            return
+        epoch = None
+        with contextlib.suppress(Exception):  # it is raised when that epoch begins
+            epoch = following()
+        if epoch is not None:
+            first = itertools.islice(epoch.tasks(), self._wanted.num_workers)
+            self._ahead = _EpochAhead(epoch, self.backend.begin_ahead(epoch), first)
+
+    def _send_ahead(self, ahead: _EpochAhead) -> None:
+        """Give a worker a step of the next epoch, in the place of the batch that was taken."""
+        for step, indices in itertools.islice(ahead.tasks, 1):
+            ahead.sent.append((step, indices))
+            # The scheduler of that epoch begins with worker 0, and goes round once.
+            self._submit(scheduler.Submit(step, step, indices), generation=ahead.generation)
 
     def _next(self) -> Any:  # noqa: ANN401 - any batch tree, or NO_BATCH
         if self._overdue:
@@ -108,6 +200,8 @@ class WorkerStream(BatchStream):
             answer = self._carry_out(self._scheduler.request())
             while answer is None and not self._overdue:
                 answer = self._wait()
+            if self._ahead is not None and isinstance(answer, scheduler.Deliver):
+                self._send_ahead(self._ahead)
         except WorkerTimeout:
             raise
         except Exception:  # see `_closed_on_error`; this is the hot path
@@ -195,6 +289,13 @@ class WorkerStream(BatchStream):
         return answer
 
     def _handle(self, event: scheduler.BackendEvent) -> scheduler.Answer | None:
+        ahead = self._ahead
+        if ahead is not None and isinstance(event, scheduler.TaskDone):
+            if event.outcome.generation == ahead.generation:
+                ahead.events.append(event)
+                return None
+        elif ahead is not None and isinstance(event, scheduler.WorkerLost):
+            ahead.epoch, ahead.tasks = None, iter(())
         if isinstance(event, scheduler.WorkerExhausted):
             self._count_rest(event.result, event.worker_id)
         return self._carry_out(self._scheduler.handle(event))
@@ -280,7 +381,7 @@ class WorkerStream(BatchStream):
             stacklevel=users_level(),
         )
 
-    def _submit(self, task: scheduler.Submit) -> None:
+    def _submit(self, task: scheduler.Submit, **generation: int) -> None:
         quarantined = self._faults.quarantined
         hints = None
         if task.alone or quarantined:
@@ -290,7 +391,7 @@ class WorkerStream(BatchStream):
         # With a timeout, the times of its samples distinguish a slow worker from a stuck one.
         is_measured = self._plan.timeout_s > 0 or (observer is not None and observer.measures)
         self.backend.measures = is_measured
-        self.backend.submit(task.worker_id, task.step, task.indices, hints)
+        self.backend.submit(task.worker_id, task.step, task.indices, hints, **generation)
 
     def _draw(self) -> list[scheduler.Decision]:
         """Return what follows from the next step; an error of the sampler is kept for `_next`.
@@ -302,6 +403,7 @@ class WorkerStream(BatchStream):
         try:
             step, indices = next(self._tasks)
         except StopIteration:
+            self._begin_ahead_of_end()
             return self._scheduler.drained()
         except Exception as error:
             self._overdue.append(error)
@@ -317,7 +419,7 @@ class WorkerStream(BatchStream):
         return f"{failure.reason}, epoch {self.epoch.number}.{held}{before} {failure.advice}"
 
     def _release(self, *, in_a_hurry: bool) -> None:
-        self._ahead_begun = None
+        self._ahead_begun = self._ahead = None
         self._overdue.clear()
         self._scheduler = scheduler.Scheduler(1, 0)  # the old one holds batches that are not wanted
         self.backend.close(in_a_hurry=in_a_hurry)

@@ -47,7 +47,7 @@ class KnownWorker:
     Attributes:
         worker_id: Number of the worker.
         pid: ID of the process that it is, or is in.
-        tasks: Indices of its unanswered tasks of the current epoch, by step.
+        tasks: Indices of its unanswered tasks, by (generation, step).
         position: Position in its shard of an iterable dataset.
         is_gone: Whether its end is known.
     """
@@ -56,7 +56,7 @@ class KnownWorker:
         """Begin as a worker without tasks."""
         self.worker_id = worker_id
         self.pid = pid
-        self.tasks: dict[int, object] = {}
+        self.tasks: dict[tuple[int, int], object] = {}
         self.position: ShardPosition | None = None
         self.is_gone = False
 
@@ -87,6 +87,7 @@ class WorkerTable(Generic[WorkerT]):
         self.generation = 0
         self.epoch: Epoch | None = None
         self.num_starts: Counter[int] = Counter()
+        self._live: dict[int, Epoch] = {}  # by generation: the current one, and one begun ahead
         self._plan = plan
         self._drawings_advice = drawings_advice
         self._first_samples = FirstSamples(
@@ -119,18 +120,29 @@ class WorkerTable(Generic[WorkerT]):
 
     def begin_epoch(self, epoch: Epoch) -> None:
         """Begin an epoch."""
-        self.generation += 1
-        self.epoch = epoch
+        self.adopt_ahead(self.begin_ahead(epoch), epoch)
         self._first_samples.clear()
         for worker in self.workers.values():
-            worker.tasks.clear()
             worker.position = self._given_to(worker)
 
-    def message_of(self, worker: WorkerT) -> BeginEpoch:
-        """Return the message that begins the current epoch in `worker`."""
-        epoch = self.epoch
-        assert epoch is not None
-        return BeginEpoch(self.generation, epoch.number, epoch.is_announced, worker.position)
+    def begin_ahead(self, epoch: Epoch) -> int:
+        """Begin an epoch beside the current one; return its generation."""
+        generation = max(self._live, default=0) + 1
+        self._live[generation] = epoch
+        return generation
+
+    def adopt_ahead(self, generation: int, epoch: Epoch) -> None:
+        """Make a generation the current one; `epoch` is what it has turned out to be."""
+        self.generation, self.epoch = generation, epoch
+        self._live = {generation: epoch}
+        for worker in self.workers.values():
+            worker.tasks = {key: of for key, of in worker.tasks.items() if key[0] == generation}
+
+    def message_of(self, worker: WorkerT, generation: int | None = None) -> BeginEpoch:
+        """Return the message that begins the current epoch, or one begun ahead, in `worker`."""
+        generation = generation or self.generation
+        epoch = self._live[generation]
+        return BeginEpoch(generation, epoch.number, epoch.is_announced, worker.position)
 
     def task_of(
         self,
@@ -140,44 +152,51 @@ class WorkerTable(Generic[WorkerT]):
         hints: RetryHints | None,
         *,
         is_measured: bool,
+        generation: int | None = None,
     ) -> Task:
-        """Return a task of the current epoch, and record it as one of `worker`'s; see `Task`."""
-        worker.tasks[step] = indices
-        return Task(self.generation, step, indices, hints, is_measured)
+        """Return a task, and record it as one of `worker`'s; see `Task`.
+
+        `generation` is that of an epoch that was begun ahead; None is the current one.
+        """
+        generation = generation or self.generation
+        worker.tasks[generation, step] = indices
+        return Task(generation, step, indices, hints, is_measured)
 
     def accept(self, worker: WorkerT, result: TaskResult) -> BackendEvent | None:
         """Return the event that follows from a result; None for a worker or an epoch that is gone.
 
+        The result holds the generation: that of the current epoch, or of the one begun ahead.
         Reports of another process become exceptions again, with a note of where they were raised.
         """
-        notices, worker_id = result.notices or {}, worker.worker_id
+        notices, worker_id = result.notices, worker.worker_id
         if worker.is_gone or self.workers.get(worker_id) is not worker:
             return None
-        if "states" in notices:
-            init_fn, seed = self._plan.spec.worker_init_fn, self._plan.base_seed
-            assert init_fn is not None
-            note_states(init_fn, seed, worker_id, notices["states"])
-        warn_of_drawings(notices.get("drawings", ()), self._drawings_advice)
-        if result.generation != self.generation:
+        if notices is not None:
+            if "states" in notices:
+                init_fn, seed = self._plan.spec.worker_init_fn, self._plan.base_seed
+                assert init_fn is not None
+                note_states(init_fn, seed, worker_id, notices["states"])
+            warn_of_drawings(notices.get("drawings", ()), self._drawings_advice)
+        epoch = self._live.get(result.generation)
+        if epoch is None:
             return None
         kind, step = result.kind, result.step
         if kind == Kind.READY:
             return WorkerReady(worker_id)
-        worker.tasks.pop(step, None)
+        worker.tasks.pop((result.generation, step), None)
         result.pid = worker.pid
-        if "first_digest" in notices:
+        if notices is not None and "first_digest" in notices:
             self._first_samples.compare(worker_id, notices["first_digest"])
         if result.bad or kind == Kind.FAILED:
-            self._revive(worker, result)
+            self._revive(worker, result, epoch)
         if kind == Kind.EXHAUSTED:
             return WorkerExhausted(worker_id, step, result)
         if result.position is not None:
             worker.position = result.position = result.position.after(worker.position)
         return TaskDone(worker_id, step, result)
 
-    def _revive(self, worker: WorkerT, result: TaskResult) -> None:
-        assert self.epoch is not None
-        where = f"in {worker}, epoch {self.epoch.number}, step {result.step}"
+    def _revive(self, worker: WorkerT, result: TaskResult, epoch: Epoch) -> None:
+        where = f"in {worker}, epoch {epoch.number}, step {result.step}"
         if result.kind == Kind.FAILED:
             result.payload = _revived(result.payload, where)
         result.bad = [bad._replace(error=_revived(bad.error, where)) for bad in result.bad]
@@ -187,11 +206,14 @@ class WorkerTable(Generic[WorkerT]):
         doing, spec, step = PHRASES[snapshot.phase], self._plan.spec, snapshot.step
         if snapshot.phase not in _OF_A_TASK:
             return Activity(None, None, doing)
-        if snapshot.generation != self.generation or step not in worker.tasks:
-            return Activity(None, None, f"{doing} samples of an earlier epoch")
+        key = snapshot.generation, step
+        if snapshot.generation != self.generation or key not in worker.tasks:
+            is_ahead = snapshot.generation > self.generation
+            which = "the next" if is_ahead else "an earlier"
+            return Activity(None, None, f"{doing} samples of {which} epoch", is_ahead)
         if spec.is_iterable:
             return Activity(step, None, f"{doing} a batch of its shard of the dataset")
-        keys = dataset_keys(worker.tasks[step])
+        keys = dataset_keys(worker.tasks[key])
         keys = keys if spec.is_batched else [keys]
         # Another thread's status may be read while it changes: the number is then of another step.
         if snapshot.number is None or snapshot.number >= len(keys):
@@ -212,7 +234,7 @@ class WorkerTable(Generic[WorkerT]):
             # Where no sample of it was begun, all are read in one call.
             still_s = task_s if snapshot.number is None else None
         else:
-            keys = dataset_keys(worker.tasks[activity.step])
+            keys = dataset_keys(worker.tasks[self.generation, activity.step])
             count = (length_of(keys) if spec.is_batched else None) or 1  # a slice has no length
             done = count if snapshot.number is None else snapshot.number
             took = f" ({done} of {count} samples in {task_s:.1f} s, the last {still_s:.1f} s ago)"
@@ -224,8 +246,12 @@ class WorkerTable(Generic[WorkerT]):
     ) -> WorkerLost:
         """Return the event that `worker` is gone."""
         worker.is_gone = True
-        step, sample, words = activity
-        return WorkerLost(worker.worker_id, f"{end} {words}", advice, step, sample, limit)
+        step, sample, words, is_ahead = activity
+        # A death at a sample of the next epoch does not count against `max_respawns` of this one.
+        # If the next epoch reads that sample, it counts there.
+        return WorkerLost(
+            worker.worker_id, f"{end} {words}", advice, step, sample, limit, counts=not is_ahead
+        )
 
 
 def _revived(error: Any, where: str) -> BaseException:  # noqa: ANN401 - the exception, or a report
@@ -247,11 +273,13 @@ class Activity(NamedTuple):
         step: Step that it worked on; None if it was none of the current epoch.
         sample: Key of the sample that it was at; None if not at a single one.
         words: Description of both.
+        is_ahead: Whether it worked on an epoch that was begun ahead.
     """
 
     step: int | None
     sample: Hashable | None
     words: str
+    is_ahead: bool = False
 
 
 class WorkerProgress(NamedTuple):

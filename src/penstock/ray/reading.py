@@ -9,6 +9,7 @@ import operator
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]  # it has no annotations
 import ray
 from ray.data.block import BlockAccessor
 
@@ -23,6 +24,22 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _SHUFFLED_ROWS: Final = 256  # rows that Ray Data shuffles out at once for a loader without batches
+
+
+def _columns_of(block: Any) -> dict[str, NDArray[Any]]:  # noqa: ANN401
+    """Return the columns as Ray Data's NumPy batches have them, but for integers.
+
+    There a missing one makes floats of the others, which rounds what is beyond 2^53; here it is
+    None, as a missing value of any other type that is no float.
+    """
+    table = BlockAccessor.for_block(block).to_arrow()
+    columns: dict[str, Any] = dict(BlockAccessor.for_block(table).to_numpy())
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        if column.null_count and pa.types.is_integer(column.type):
+            kind = column.type.to_pandas_dtype()
+            values = [None if value is None else kind(value) for value in column.to_pylist()]
+            columns[name] = np.array(values, object)
+    return columns
 
 
 def _row_of(columns: Mapping[str, NDArray[Any]], number: int) -> dict[str, Any]:
@@ -89,7 +106,7 @@ class RayTable(Dataset[dict[str, Any]]):
             places = np.flatnonzero(blocks == block)
             wanted = (numbers[places] - self._ends[block] + start).tolist()
             taken: Any = BlockAccessor.for_block(ray.get(ref)).take(wanted)
-            columns: Any = BlockAccessor.for_block(taken).to_numpy()
+            columns = _columns_of(taken)
             for number, place in enumerate(places.tolist()):
                 rows[place] = _row_of(columns, number)
         return rows
@@ -158,13 +175,13 @@ class RayStream(IterableDataset[dict[str, Any]]):
             seed = int(np.random.SeedSequence((self._seed, self._epoch)).generate_state(1)[0])
         batches = self._source.iter_batches(
             batch_size=batch_size or (_SHUFFLED_ROWS if is_shuffled else None),
-            batch_format="numpy",
+            batch_format="pyarrow",
             local_shuffle_seed=seed,
             **self._options,
         )
         # Closed at once when the loop ends early: Ray Data goes on reading until then.
         with contextlib.closing(iter(batches)) as batches:
-            for columns in batches:
+            for columns in map(_columns_of, batches):
                 num_rows = len(next(iter(columns.values()), ()))
                 first = min(max(skip - self._num_given, 0), num_rows)
                 self._num_given += first

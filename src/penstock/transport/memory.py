@@ -2,8 +2,9 @@
 """Nameless shared memory: make it, send its descriptor, map it, and never leave it behind.
 
 Guarantees
-    A segment has no name that could outlive a crash (`memfd_create`). The kernel frees it with its
-    last mapping. A mapping lives until nothing refers to it; views of it keep it alive.
+    A segment has no name that could outlive a crash: `memfd_create` where the system has it,
+    otherwise `shm_open` followed at once by `shm_unlink`. The kernel frees it with its last
+    mapping. A mapping lives until nothing refers to it; views of it keep it alive.
     No descriptor stays open once both sides have mapped the segment, so a thousand held batches
     cost a thousand mappings and not one descriptor.
 
@@ -18,6 +19,8 @@ import errno
 import functools
 import mmap
 import os
+import secrets
+import sys
 import weakref
 from functools import cache
 from typing import TYPE_CHECKING, Final
@@ -145,8 +148,7 @@ def create_segment(size_bytes: int) -> int:
         TransportError: the system gives no more descriptors or memory.
     """
     try:
-        # Not in /dev/shm: a container's 64 MB (or 1 MB) limit on that folder does not count here.
-        fd = os.memfd_create("penstock", os.MFD_CLOEXEC)
+        fd = _nameless_fd()
         try:
             os.ftruncate(fd, size_bytes)
         except OSError:
@@ -161,4 +163,24 @@ def create_segment(size_bytes: int) -> int:
         raise TransportError(
             f"cannot create {size_bytes:,} bytes of shared memory: {error}. {what}"
         ) from error
+    return fd
+
+
+def _nameless_fd() -> int:
+    if hasattr(os, "memfd_create"):
+        # Not in /dev/shm: a container's 64 MB (or 1 MB) limit on that folder does not count here.
+        return os.memfd_create("penstock", os.MFD_CLOEXEC)
+    return _unlinked_shm_fd()
+
+
+def _unlinked_shm_fd() -> int:
+    """The same where there is no memfd (macOS, BSD): the name exists for a few microseconds."""
+    libc = ctypes.CDLL("librt.so.1" if sys.platform == "linux" else None, use_errno=True)
+    name = f"/penstock-{secrets.token_hex(8)}".encode()
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
+    libc.shm_open.argtypes = (ctypes.c_char_p, ctypes.c_int)  # the mode is variadic on macOS
+    fd: int = libc.shm_open(name, flags, ctypes.c_uint(0o600))
+    if fd < 0:
+        raise OSError(ctypes.get_errno(), f"shm_open: {os.strerror(ctypes.get_errno())}")
+    libc.shm_unlink(name)
     return fd

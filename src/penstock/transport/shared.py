@@ -35,8 +35,7 @@ def share(value: object, base: type[pickle.Pickler] = pickle.Pickler) -> int:
     `base` is what pickles it (`penstock.transport.packing.dumps`).
 
     Layout: size of the pickle, number of buffers, size of each buffer (uint64 each), the pickle,
-        then the
-    buffers, each on a page of its own.
+    then the buffers, each on a page of its own.
 
     Raises:
         NeedsInheritance: it holds something that only `multiprocessing` can hand to a child.

@@ -5,6 +5,8 @@ BACKENDS                    the backends by name, with the traits of their worke
 open_backend(plan)          returns the plan's backend
 Backend.start()             workers begin to start; does not wait for them
 Backend.begin_epoch(epoch)  before any task, and for each epoch: datasets are iterated anew
+Backend.begin_ahead(epoch)  begins the next epoch beside the current one
+Backend.adopt_ahead(g, e)   makes it the current one
 Backend.await_start()       the workers still starting; `events` reports each as WorkerReady
 Backend.submit(w, s, i)     gives a worker a task; never blocks
 Backend.respawn(w)          another worker in the place of one that died
@@ -24,7 +26,7 @@ import atexit
 import pkgutil
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -60,6 +62,19 @@ class Backend(Protocol):
     def begin_epoch(self, epoch: Epoch) -> None:
         """Begin an epoch, or go on in one; results of earlier ones are dropped from now on."""
 
+    # Only of process workers.
+
+    def begin_ahead(self, epoch: Epoch) -> int:
+        """Begin the next epoch, as all tasks of the current one are submitted.
+
+        Returns:
+            The generation of its tasks and results. `events` returns these beside those of the
+            current epoch, until `adopt_ahead` or `begin_epoch`.
+        """
+
+    def adopt_ahead(self, generation: int, epoch: Epoch) -> None:
+        """Make the epoch that was begun ahead the current one: it has turned out as `epoch`."""
+
     def await_start(self) -> Collection[int]:
         """Return the workers still starting; `events` reports each as `WorkerReady`.
 
@@ -67,9 +82,18 @@ class Backend(Protocol):
         """
 
     def submit(
-        self, worker_id: int, step: int, indices: object, hints: RetryHints | None = None
+        self,
+        worker_id: int,
+        step: int,
+        indices: object,
+        hints: RetryHints | None = None,
+        *,
+        generation: int | None = None,
     ) -> None:
-        """Give a worker the task of making `step` of the current epoch. Does not block."""
+        """Give a worker the task of making `step` of the current epoch. Does not block.
+
+        `generation` is given for an epoch that was begun ahead.
+        """
 
     def events(self, timeout_s: float | None) -> Sequence[BackendEvent]:
         """Return what happened since the last call, waiting for the first thing to happen."""
@@ -139,10 +163,10 @@ def open_backend(plan: Plan) -> Backend:
     return backend
 
 
-_to_close: weakref.WeakSet[Backend] = weakref.WeakSet()
+_to_close: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def close_at_exit(backend: Backend) -> None:
+def close_at_exit(backend: Any) -> None:  # noqa: ANN401 - not all can begin an epoch ahead
     """Close `backend` at interpreter exit, before multiprocessing's own handler runs."""
     _to_close.add(backend)
     atexit.unregister(_close_all)

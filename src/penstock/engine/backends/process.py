@@ -461,17 +461,36 @@ class ProcessBackend:
         for worker in self._table.workers.values():
             self._post(worker, encode_message(self._table.message_of(worker)))
 
+    def begin_ahead(self, epoch: Epoch) -> int:
+        """Notify every worker, which handles its messages in order."""
+        generation = self._table.begin_ahead(epoch)
+        for worker in self._table.workers.values():
+            self._post(worker, encode_message(self._table.message_of(worker, generation)))
+        return generation
+
+    def adopt_ahead(self, generation: int, epoch: Epoch) -> None:
+        """Make the epoch that was begun ahead the current one."""
+        self._table.adopt_ahead(generation, epoch)
+
     def await_start(self) -> tuple[int, ...]:
         """Return no worker: those of this machine start at once."""
         return ()
 
     def submit(
-        self, worker_id: int, step: int, indices: object, hints: RetryHints | None = None
+        self,
+        worker_id: int,
+        step: int,
+        indices: object,
+        hints: RetryHints | None = None,
+        *,
+        generation: int | None = None,
     ) -> None:
         """Send the task, with the numbers of the slots that have come back."""
         worker = self._table.workers[worker_id]
         freed, retired = worker.arena.take_freed()
-        task = self._table.task_of(worker, step, indices, hints, is_measured=self.measures)
+        task = self._table.task_of(
+            worker, step, indices, hints, is_measured=self.measures, generation=generation
+        )
         task = task._replace(freed=freed, retired=retired)
         self._post(worker, encode_message(task))
 
@@ -582,7 +601,10 @@ class ProcessBackend:
             return  # a forked copy of the main process: the workers are not its children
         for worker in workers:
             worker.channel.close()
-        left = wait_for_ends(workers, _SHORT_GRACE_S if in_a_hurry else _GRACE_S)
+        left = wait_for_ends(workers, _SHORT_GRACE_S)
+        # A Ctrl-C in the loop's own code is not seen here, but by workers that it has reached.
+        if left and not in_a_hurry and not any(w.status_page.was_interrupted for w in workers):
+            left = wait_for_ends(left, _GRACE_S - _SHORT_GRACE_S)
         for number in (signal.SIGTERM, signal.SIGKILL):
             for worker in left:
                 worker.signal(number)

@@ -6,7 +6,7 @@ Guarantees
     closed channel ends it, whatever is still queued.
     It ends when the main process is gone, even in the middle of a task that hangs (see
     `end_with_parent`).
-    Ctrl-C is left to the main process: the worker ignores it, and waits for its channel to close.
+    Ctrl-C is left to the main process: the worker notes it, and waits for its channel to close.
     No `Exception` of the user's code ends the worker; `SystemExit` and the like do, as a death. The
     status page then holds what was raised, and where.
     The worker goes on, however a process that the dataset forks may end.
@@ -47,7 +47,7 @@ from penstock.worker_info import WorkerInfo, set_worker_info
 if TYPE_CHECKING:
     import socket
 
-    from penstock.engine.plan import Framework, WorkerSpec
+    from penstock.engine.plan import WorkerSpec
     from penstock.engine.task import Task, TaskResult, WorkerIdentity
     from penstock.transport.channel import Frame
 
@@ -65,7 +65,7 @@ def run_worker(sock: socket.socket, identity: WorkerIdentity, spec: WorkerSpec |
     channel = Channel(sock)
     worker = _ProcessWorker(channel, identity, spec)
     # Not SIG_IGN, which programs started from here would inherit.
-    signal.signal(signal.SIGINT, lambda *_: None)
+    signal.signal(signal.SIGINT, lambda *_: worker.status.note_interrupt())
     try:
         worker.run()
     except BaseException as error:
@@ -120,7 +120,8 @@ def set_up_worker(spec: WorkerSpec, identity: WorkerIdentity) -> dict[str, bytes
     info = WorkerInfo(identity.worker_id, identity.num_workers, seed, spec.dataset)
     set_worker_info(info)
     if spec.framework is not None:
-        prepare = functools.partial(_prepare_framework, spec.framework, info)
+        adapter = spec.framework.adapter
+        prepare = lambda: importlib.import_module(adapter).prepare_worker(info)  # noqa: E731
         when_imported(spec.framework.root, prepare)
     # One thread for each worker, as in torch's loader. OpenCV gets 0: with 1, a forked worker waits
     # for threads that do not exist there.
@@ -135,11 +136,6 @@ def set_up_worker(spec: WorkerSpec, identity: WorkerIdentity) -> dict[str, bytes
     # 5 % of the time, and a forked worker goes on sharing their pages with the main process.
     gc.freeze()
     return states
-
-
-def _prepare_framework(framework: Framework, info: WorkerInfo) -> None:
-    """Tell a tensor library who the worker is."""
-    importlib.import_module(framework.adapter).prepare_worker(info)
 
 
 def _set_num_threads(module: str, function: str, number: int) -> None:

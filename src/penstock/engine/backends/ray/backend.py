@@ -196,7 +196,10 @@ class RayBackend:
             if time.monotonic() >= self._check_at:
                 self._check_at = time.monotonic() + _CHECK_S
                 events += self._check_workers()
-            is_starting = self._is_starting
+            # Whether nothing is under way but in workers that Ray has not started.
+            at_work = [w for w in self._table.workers.values() if w.is_open]
+            at_work = [w for w in at_work if w.tasks or not w.is_ready]
+            is_starting = all(w.handshake is None for w in at_work)
             left_s = 0.0 if events else deadline - time.monotonic()
             with contextlib.suppress(queue.Empty):
                 come = self._inbox.get(timeout=max(min(left_s, LONGEST_WAIT_S), 0.0))
@@ -207,12 +210,6 @@ class RayBackend:
             elif time.monotonic() >= deadline:
                 break
         return events
-
-    @property
-    def _is_starting(self) -> bool:
-        """Whether nothing is under way but in workers that Ray has not started."""
-        workers = [worker for worker in self._table.workers.values() if worker.is_open]
-        return all(w.handshake is None for w in workers if w.tasks or not w.is_ready)
 
     @property
     def _is_connected(self) -> bool:
@@ -584,7 +581,7 @@ class RemoteWorker(KnownWorker):
             del self.sent[self._num_taken]
             self._num_taken += 1
             if come.call.trial is None:
-                del self.tasks[come.call.task.step]
+                del self.tasks[self._generation, come.call.task.step]
                 if come.future.result().kind != "dropped":  # as its shard is exhausted
                     yield _result_of(come)
 

@@ -13,6 +13,7 @@ Assumptions:
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import signal
@@ -149,22 +150,16 @@ def _check_same_cluster(ray: ModuleType, address: str | None) -> None:
 
 def _resolved(address: str, here: str) -> tuple[str, int]:
     """Return an address in one form, to compare it; `here` is this machine's."""
-    host, port = _host_and_port(address)
-    try:
-        ip = socket.gethostbyname(host)
-    except OSError:
-        ip = host
-    return (here if ip.startswith("127.") else ip), port
-
-
-def _host_and_port(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
         raise ConfigError(
             f"{without_password(address)!r} is no address of a Ray cluster; give "
             '"host:port", as "10.0.0.1:6379", "auto" or "local"'
         )
-    return host.strip("[]"), int(port)
+    ip = host = host.strip("[]")
+    with contextlib.suppress(OSError):
+        ip = socket.gethostbyname(host)
+    return (here if ip.startswith("127.") else ip), int(port)
 
 
 def _init(ray: ModuleType, address: str | None) -> None:

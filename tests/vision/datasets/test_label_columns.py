@@ -222,9 +222,8 @@ def test_a_store_of_other_samples_is_read_only_where_these_are_dicts_with_the_fi
     root = write_voc(tmp_path / "voc", [("cat", "left")], [("dog", "left")])
     packed = pack(f"folder:{root}", f"lmdb:{tmp_path}/texts.lmdb")
     texts = StoreDataset(packed.address, decode=EncodedImage)
-    with pytest.raises(ConfigError, match="--objects --attributes pose") as told:
+    with pytest.raises(ConfigError, match="--objects --attributes pose"):
         labels_of(texts, column="pose")
-    assert "Of samples that are dicts with 'pose'" in str(told.value)
     texts.close()
 
 
@@ -232,7 +231,7 @@ def test_a_field_of_the_image_is_no_column(tmp_path):
     root = write_voc(tmp_path / "voc", [("cat", "left")])
     with pytest.warns(UserWarning, match="no object has the attribute 'scene'"):
         dataset = VOCDetection(root, attributes=["scene"])
-    with pytest.raises(ConfigError, match="no object has 'scene'") as told:
+    with pytest.raises(ConfigError, match="No object has 'scene'") as told:
         ClassBalancedSampler(dataset, column="scene")
     assert "attributes=" not in str(told.value)  # it was just done
 

@@ -19,17 +19,6 @@ if TYPE_CHECKING:
     from io import FileIO
     from pathlib import Path
 
-__all__ = [
-    "MAX_ANNOTATION_BYTES",
-    "MAX_FILE_BYTES",
-    "MAX_TREE_BYTES",
-    "checked_max_file_size",
-    "open_descriptor",
-    "open_file",
-    "read_annotation",
-    "read_file",
-]
-
 MAX_FILE_BYTES: Final = 1 << 30
 """The default of `max_file_size`: an image, or what a sample has in a tar file."""
 MAX_ANNOTATION_BYTES: Final = 1 << 30
@@ -39,7 +28,7 @@ MAX_TREE_BYTES: Final = 256 << 20
 has some 60 MB."""
 
 _FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
-_KINDS: Final = {
+KINDS: Final = {
     stat.S_IFIFO: "a FIFO",
     stat.S_IFSOCK: "a socket",
     stat.S_IFCHR: "a character device",
@@ -116,7 +105,7 @@ def read_annotation(path: str | Path, max_bytes: int = MAX_ANNOTATION_BYTES) -> 
 
 
 def _irregular(path: str | Path, mode: int) -> OSError:
-    kind = _KINDS.get(stat.S_IFMT(mode), "of another kind")
+    kind = KINDS.get(stat.S_IFMT(mode), "of another kind")
     return OSError(errno.EINVAL, f"not a regular file, but {kind}", os.fspath(path))
 
 

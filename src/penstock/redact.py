@@ -6,8 +6,6 @@ from __future__ import annotations
 import re
 from typing import Final
 
-__all__ = ["is_secret_name", "without_password", "without_queries"]
-
 # To the last @ of the line, or of the word: one of the password's own may not have
 # been escaped, or a space typed. Slashes may be folded, as paths fold them, or missing.
 _PASSWORDS: Final = (

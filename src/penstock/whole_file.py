@@ -12,21 +12,12 @@ import threading
 from pathlib import Path
 from typing import Final
 
-__all__ = ["is_stream", "refuse_special", "write_whole"]
+from penstock.opening import KINDS
 
 # What a shell opens for a program, or throws away: it is written to, whatever it is.
 _STREAM: Final = re.compile(
     r"/dev/(?:null|tty|pts/\d+|stdout|stderr|fd/\d+)|/proc/(?:self|\d+)/fd/\d+"
 )
-
-
-_KINDS: Final = {
-    stat.S_IFIFO: "a FIFO",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-    stat.S_IFLNK: "a link",
-}
 
 
 def refuse_special(path: str | os.PathLike[str], *, follow_links: bool = True) -> None:
@@ -35,8 +26,8 @@ def refuse_special(path: str | os.PathLike[str], *, follow_links: bool = True) -
         mode = os.stat(path, follow_symlinks=follow_links).st_mode
     except (FileNotFoundError, NotADirectoryError):
         return
-    kind = _KINDS.get(stat.S_IFMT(mode))
-    if kind is not None:
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        kind = KINDS.get(stat.S_IFMT(mode), "a link")
         text = f"{os.fspath(path)} is {kind}, and nothing is put in its place: name another"
         raise OSError(errno.EINVAL, text, os.fspath(path))
 

@@ -28,7 +28,7 @@ from penstock.stores import EncodedImage, StoreDataset, open_store
 pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
 
-from penstock.stores.arrow import Tables  # noqa: E402 - it needs pyarrow
+from penstock.stores.arrow import Tables, _tables  # noqa: E402 - it needs pyarrow
 from penstock.stores.records import decode_record  # noqa: E402
 from penstock.testing.stores import StoreReaderContract  # noqa: E402
 
@@ -397,6 +397,21 @@ def test_parquet_that_would_fill_the_memory_is_not_decoded(tmp_path):
     assert len(open_store(path, max_row_group_size=1_000_000).get_many([1])) == 1  # no bomb
 
 
+@pytest.mark.parametrize("form", ["plain", "struct", "list"])
+def test_parquet_whose_texts_repeat_is_not_expanded(tmp_path, form):
+    path = tmp_path / "a.parquet"
+    text = pa.array([b"x" * 1_000_000])  # which the file has once, and each row in memory
+    column = pa.DictionaryArray.from_arrays(np.zeros(30, np.int32), text)
+    if form == "struct":
+        column = pa.StructArray.from_arrays([column], ["bytes"])
+    elif form == "list":
+        column = pa.ListArray.from_arrays([0, 30], column)
+    # Without the schema of Arrow, by which it would stay a dictionary.
+    pq.write_table(pa.table({"x": column}), path, compression="zstd", store_schema=False)
+    with pytest.raises(StoreError, match="row group 0 would take 30,000,000 bytes"):
+        open_store(path, max_row_group_size=20_000_000).get_many([0])
+
+
 def test_the_limit_holds_for_a_column_whose_name_has_a_dot(tmp_path):
     path = tmp_path / "a.parquet"
     table = pa.table({"x.label": pa.array([b"x" * 1_000_000] * 3)})
@@ -413,6 +428,15 @@ def test_a_column_whose_name_is_no_utf8_is_damage_of_its_file(tmp_path):
     path.write_bytes(path.read_bytes().replace(b"name", b"n\xffme"))
     with pytest.raises(StoreError, match=r"cannot read .*a\.arrow: 'utf-8' codec"):
         len(open_store(path))
+
+
+def test_a_store_that_is_dropped_closes_its_files(tmp_path):
+    num_open = len(_tables._entries)
+    store = open_store(write(tmp_path / "a.parquet", pair_table()))
+    len(store)
+    assert len(_tables._entries) == num_open + 1
+    del store
+    assert len(_tables._entries) == num_open
 
 
 def test_only_some_row_groups_of_parquet_are_kept(tmp_path):

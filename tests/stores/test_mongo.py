@@ -146,8 +146,7 @@ def test_an_address_is_shown_without_user_password_and_options(uri, mongod, tmp_
     plain = f"mongodb://{mongod.host}/tests.{tmp_path.name}"
     assert dataset.store.address == plain
     assert_no_secret(repr(dataset))  # whose line is short
-    shown = dataset._repr_html_(), repr(dataset.store), repr(MongoAddress.parse(uri))
-    for text in shown:
+    for text in (repr(dataset.store), repr(MongoAddress.parse(uri))):
         assert plain in text
         assert_no_secret(text)
     dataset.close()
@@ -735,7 +734,7 @@ def test_a_lock_of_another_machine_stays_and_the_remedy_is_named(uri, collection
     assert locks.find_one({"_id": collection.name}) is None
 
 
-def test_a_collection_is_replaced_only_on_request(uri):
+def test_a_collection_is_replaced_only_on_request(uri, collection):
     pack([1, 2, 3], uri)
     for resume in (False, True):
         with pytest.raises(StoreError, match="is there already") as caught:
@@ -744,9 +743,23 @@ def test_a_collection_is_replaced_only_on_request(uri):
     assert pack([1, 2, 3], uri, resume=True).num_resumed == 3
     with open_store(uri) as store:
         assert len(store) == 3
+    bucket = f"{collection.name}.penstock"  # where an earlier release put large records
+    gridfs.GridFSBucket(collection.database, bucket).upload_from_stream("1.jpg", b"large")
     pack([4], uri, overwrite=True)
     with open_store(uri) as store:
         assert len(store) == 1
+    names = collection.database.list_collection_names()
+    assert not [name for name in names if name.startswith(bucket)]
+
+
+def test_a_collection_that_lost_records_is_not_put_in_its_place(uri, collection):
+    writer = MongoWriter(uri, message_bytes=1)
+    writer.put_many(records(3))
+    collection.database[f"{collection.name}.partial"].delete_one({"_id": 1})
+    with pytest.raises(StoreError, match="has 2 records instead of 3"):
+        writer.finish()
+    writer.close()
+    assert collection.find_one() is None
 
 
 # Collections of other making

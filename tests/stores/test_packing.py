@@ -381,8 +381,10 @@ def test_resuming_with_other_arguments_is_refused(tmp_path):
     address = f"lmdb:{tmp_path}/a.lmdb"
     kill_at(packing(address, waits_at=19 * 16), 20, 0)
     assert (tmp_path / "a.lmdb.partial").exists()
-    with pytest.raises(StoreError, match="from another source or with other options"):
-        pack([(1, 2)], address, resume=True)
+    (tmp_path / "b.lmdb.partial").mkdir()  # of shards
+    for place, num_shards in ((address, 1), (address, 2), (f"lmdb:{tmp_path}/b.lmdb", 1)):
+        with pytest.raises(StoreError, match="from another source or with other options"):
+            pack([(1, 2)], place, num_shards=num_shards, resume=True)
     assert (tmp_path / "a.lmdb.partial").exists()
     pack([(1, 2)], address)
     assert samples_of(address) == [(1, 2)]

@@ -7,7 +7,6 @@ import contextlib
 import gc
 import os
 import pickle
-import random
 import struct
 import sys
 import tracemalloc
@@ -145,17 +144,6 @@ def test_what_a_record_cannot_hold_is_named_by_its_place(sample, message):
     with pytest.raises(StoreError, match=message) as raised:
         encode_record("the key", sample)
     assert "'the key'" in str(raised.value)
-
-
-def test_containers_within_containers_have_a_limit():
-    deep = []
-    for _ in range(60):
-        deep = [deep]
-    assert decode_record(encode_record("k", deep).data).sample == deep
-    for _ in range(1000):
-        deep = (deep,)
-    with pytest.raises(StoreError, match="more than 64 containers"):
-        encode_record("k", deep)
 
 
 def test_tensors_and_numpy_scalars_become_arrays_and_scalars():
@@ -310,13 +298,14 @@ def test_a_label_that_could_not_be_read_is_not_written(label):
 
 
 @pytest.mark.parametrize("depth", [63, 64])
-def test_as_deep_as_can_be_written_can_be_read(depth):
+@pytest.mark.parametrize("put_into", [lambda deep: (deep,), lambda deep: [deep]])
+def test_as_deep_as_can_be_written_can_be_read(depth, put_into):
     deep = 1
     for _ in range(depth):
-        deep = (deep,)
+        deep = put_into(deep)
     assert decode_record(encode_record("k", deep).data).sample == deep
     with pytest.raises(StoreError, match="more than 64 containers"):
-        encode_record("k", ((deep,),))
+        encode_record("k", put_into(put_into(deep)))
 
 
 def test_a_pickle_is_not_run(tmp_path):
@@ -328,39 +317,6 @@ def test_a_pickle_is_not_run(tmp_path):
     record = sealed(head("k", None, program))
     assert decode_record(record).sample == program  # bytes, and no more than that
     assert not made.exists()
-
-
-def mutated(generator):
-    """A good record, changed here and there; half of them with a checksum that is right."""
-    data = bytearray(GOOD)
-    for _ in range(generator.randrange(1, 6)):
-        place = generator.randrange(len(data))
-        match generator.randrange(4):
-            case 0:
-                data[place] ^= 1 << generator.randrange(8)
-            case 1:
-                data[place] = generator.choice((0, 0x7F, 0x80, 0xC9, 0xDD, 0xFF))
-            case 2:
-                del data[place : place + generator.randrange(1, 9)]
-            case _:
-                data[place:place] = generator.randbytes(generator.randrange(1, 9))
-        if not data:
-            data = bytearray(b"\0")
-    if generator.random() < 0.7 and len(data) > HEADER_BYTES:
-        struct.pack_into("<QQ", data, 16, len(data), xxhash.xxh3_64_intdigest(data[HEADER_BYTES:]))
-    return bytes(data)
-
-
-def test_100_000_mutated_records_raise_store_errors_or_decode_and_nothing_else():
-    generator = random.Random(5)
-    num_refused = 0
-    for _ in range(100_000):
-        data = mutated(generator)
-        try:
-            decode_record(data)
-        except StoreError:
-            num_refused += 1
-    assert 10_000 < num_refused < 100_000  # some changes hit what means nothing
 
 
 damage = st.lists(

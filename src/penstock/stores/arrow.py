@@ -10,21 +10,22 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import json
 import os
 import threading
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]  # it has no annotations
+import pyarrow.compute as pc  # type: ignore[import-untyped]  # like that
 import pyarrow.parquet as pq  # type: ignore[import-untyped]  # like that
 
 from penstock.data.packed_list import PackedList
 from penstock.errors import ConfigError, StoreError
 from penstock.opening import MAX_TREE_BYTES, open_file, read_annotation
-from penstock.stores.filesystems import FileState
+from penstock.stores.filesystems import FileState, fingerprint_of
 from penstock.stores.index import Index, labels_from
 from penstock.stores.records import EncodedImage, Record
 from penstock.stores.sharing import Lease, Pool
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
-
-__all__ = ["ArrowStore"]
 
 _SUFFIXES: Final = (".parquet", ".arrow", ".feather")
 _PARQUET_MAGIC: Final = b"PAR1"
@@ -69,8 +68,7 @@ def _table_paths(place: Path) -> list[Path]:
             names = [os.path.basename(file["filename"]) for file in files]
         except (TypeError, KeyError) as error:
             raise StoreError(
-                f"{place}/state.json is damaged: its _data_files should be a list of objects with "
-                f"a filename each, and are {files!r:.100}. Save the dataset again."
+                f"{place}/state.json is damaged: _data_files={files!r:.100}."
             ) from error
     if not names:
         raise StoreError(f"{place} is a folder without a file ending in {', '.join(_SUFFIXES)}.")
@@ -108,12 +106,13 @@ class Tables:
     ) -> None:
         """Open the files."""
         self.files: list[FileState] = []
-        self.schema: pa.Schema | None = None
+        self.schema: Any = None  # until the first is open
         self._sources: list[Any] = []
         self._max_row_group_size = max_row_group_size
         self._loaders: list[Callable[[list[str] | None], pa.Table]] = []  # of the pieces
         self._path_of: list[Path] = []  # that each piece is in
         self._loaded: dict[int, pa.Table] = {}  # pieces: those that were verified, or decoded
+        self._sound: set[tuple[Path, int]] = set()  # row groups whose texts fit
         self._lock = threading.Lock()
         lengths: list[int] = []
         kinds = set()
@@ -153,7 +152,8 @@ class Tables:
             metadata = parquet.metadata
             self._check_packing(path, metadata.num_rows * _ROW_BYTES, "its rows")
             groups = range(parquet.num_row_groups)
-            self._loaders += [functools.partial(self._decoded, path, parquet, k) for k in groups]
+            decoded = functools.partial(self._decoded, path, source, parquet)
+            self._loaders += [functools.partial(decoded, group) for group in groups]
             return True, [metadata.row_group(group).num_rows for group in groups]
         is_stream = magic != _IPC_MAGIC
         reader = pa.ipc.open_stream(source) if is_stream else pa.ipc.open_file(source)
@@ -174,27 +174,42 @@ class Tables:
         elif not schema.equals(self.schema):
             raise StoreError(f"{path} has other columns than the files before it.")
 
-    def _decoded(self, path: Path, source: Any, number: int, columns: list[str] | None) -> pa.Table:  # noqa: ANN401
+    def _decoded(
+        self,
+        path: Path,
+        mapped: Any,  # noqa: ANN401
+        source: Any,  # noqa: ANN401
+        number: int,
+        columns: list[str] | None,
+    ) -> pa.Table:
         group = source.metadata.row_group(number)
-        size_bytes = 0
-        for place in range(group.num_columns):
-            leaf = group.column(place)
-            dotted = f"{leaf.path_in_schema}."
-            if columns is None or any(dotted.startswith(f"{name}.") for name in columns):
-                of_values = leaf.num_values * _VALUE_BYTES.get(leaf.physical_type, 1)
-                size_bytes += max(leaf.total_uncompressed_size, of_values)
-        self._check_packing(path, size_bytes, f"row group {number}")
+        leaves = [group.column(place) for place in range(group.num_columns)]
+        if columns is not None:
+            leaves = [leaf for leaf in leaves if any(_is_part(leaf, name) for name in columns)]
+        what = f"row group {number}"
+        self._check_packing(path, sum(map(_decoded_bytes, leaves)), what)
+        # Each value of a dictionary may come in every row. Most files end here.
+        most_bytes = sum(leaf.num_values * leaf.total_uncompressed_size for leaf in leaves)
+        if (path, number) not in self._sound and self._is_too_packed(path, most_bytes):
+            texts = {leaf.path_in_schema for leaf in leaves if _is_expanded(leaf, self.schema)}
+            size_bytes = sum(_expanded_bytes(mapped, source.metadata, number, x) for x in texts)
+            self._check_packing(path, size_bytes, what)
+            if columns is None:
+                self._sound.add((path, number))
         return source.read_row_group(number, columns, use_threads=False).combine_chunks()
 
     def _check_packing(self, path: Path, size_bytes: int, what: str) -> None:
         """Raise if a small file says of itself that so much comes out of it."""
-        in_file = path.stat().st_blocks * 512  # without holes
-        if size_bytes > self._max_row_group_size and size_bytes > _MOST_PACKED * in_file:
+        if self._is_too_packed(path, size_bytes):
             raise StoreError(
                 f"cannot read {path}: {what} would take {size_bytes:,} bytes or more, out of the "
-                f"{in_file:,} of the file, and {self._max_row_group_size:,} is the most that is "
-                "decoded: raise max_row_group_size of its store."
+                f"{_stored_bytes(path):,} of the file, and {self._max_row_group_size:,} is the "
+                "most that is decoded: raise max_row_group_size of its store."
             )
+
+    def _is_too_packed(self, path: Path, size_bytes: int) -> bool:
+        is_large = size_bytes > self._max_row_group_size
+        return is_large and size_bytes > _MOST_PACKED * _stored_bytes(path)
 
     def places(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the piece that each row is in, and its number in that."""
@@ -207,8 +222,8 @@ class Tables:
         table = self._loaded.get(number)
         if table is None:
             table = self._load(number, None)
-            self._loaded[number] = table
             with self._lock:
+                self._loaded[number] = table
                 while not self._are_mapped and len(self._loaded) > _MAX_GROUPS:
                     del self._loaded[next(iter(self._loaded))]
         return table
@@ -224,11 +239,10 @@ class Tables:
 
     def column(self, name: str) -> pa.ChunkedArray:
         """Return one whole column; of Parquet files nothing else is read."""
-        schema: Any = self.schema
         chunks: list[pa.Array] = []
         for number in range(len(self._loaders)):
             chunks += self._load(number, [name])[name].chunks
-        return pa.chunked_array(chunks, schema.field(name).type)
+        return pa.chunked_array(chunks, self.schema.field(name).type)
 
     def close(self) -> None:
         """Close the files. What was lent of their memory stays valid."""
@@ -237,6 +251,42 @@ class Tables:
         sources, self._sources = self._sources, []
         for source in sources:
             source.close()
+
+
+def _stored_bytes(path: Path) -> int:
+    return path.stat().st_blocks * 512  # without holes
+
+
+def _is_part(leaf: Any, name: str) -> bool:  # noqa: ANN401
+    """Return whether a column of Parquet is a column of the table, or lies in that."""
+    return f"{leaf.path_in_schema}.".startswith(f"{name}.")
+
+
+def _decoded_bytes(leaf: Any) -> int:  # noqa: ANN401
+    """Return how many bytes a column of a row group takes at least; more where texts repeat."""
+    of_values = leaf.num_values * _VALUE_BYTES.get(leaf.physical_type, 1)
+    return int(max(leaf.total_uncompressed_size, of_values))
+
+
+def _is_expanded(leaf: Any, schema: pa.Schema) -> bool:  # noqa: ANN401
+    """Return whether texts are stored in a dictionary, and each row gets a copy of its own."""
+    if leaf.physical_type != "BYTE_ARRAY" or not leaf.has_dictionary_page:
+        return False
+    return not any(pa.types.is_dictionary(x.type) for x in schema if _is_part(leaf, x.name))
+
+
+def _expanded_bytes(mapped: Any, metadata: Any, number: int, name: str) -> int:  # noqa: ANN401
+    """Return how many bytes the texts of a column take, without making them."""
+    source = pq.ParquetFile(mapped, metadata=metadata, read_dictionary=[name])
+    columns = source.read_row_group(number, [name], use_threads=False).columns
+    size_bytes = 0
+    for array in [array for column in columns for array in column.chunks]:
+        while pa.types.is_nested(array.type):
+            array = array.field(0) if pa.types.is_struct(array.type) else array.values
+        if pa.types.is_dictionary(array.type):  # decimals are none
+            lengths = pc.take(pc.binary_length(array.dictionary), array.indices)
+            size_bytes += pc.sum(lengths).as_py() or 0
+    return size_bytes
 
 
 def _verified(batch: pa.RecordBatch, columns: list[str] | None) -> pa.Table:
@@ -373,14 +423,16 @@ class ArrowStore(Store):
         lease = self._open
         if lease is None or not lease.is_usable:
             # Not what a thread had in use when this process was forked: its lock may be held.
-            lease = self._open = _tables.acquire((os.getpid(), id(self)), self._opened)
+            # By a proxy, as a store that its lease held would not be closed when it is dropped.
+            make = functools.partial(ArrowStore._opened, weakref.proxy(self))
+            lease = self._open = _tables.acquire((os.getpid(), id(self)), make)
         return lease.using()
 
     def _opened(self) -> Tables:
         """Open the files, if they are those that were there at first."""
         paths = [Path(file.path) for file in self._seen[0].files] if self._seen else None
         tables = Tables(paths or _table_paths(self._path), self._max_row_group_size)
-        schema = pa.schema([]) if tables.schema is None else tables.schema
+        schema = tables.schema
         try:
             if not self._seen:
                 columns = _choose(schema, self._path, *self._wanted)
@@ -408,7 +460,7 @@ class ArrowStore(Store):
                 self._keys(tables, columns),
                 labels,
                 names,
-                fingerprint=self._fingerprint_of(tables, columns),
+                fingerprint=fingerprint_of(tables.files, f"{tables.num_rows}\0{columns}"),
                 are_pairs=tables.num_rows > 0
                 and isinstance(labels, np.ndarray)
                 and columns.image is not None
@@ -427,13 +479,6 @@ class ArrowStore(Store):
         if values.null_count:
             raise StoreError(f"the column {columns.key!r} of {self._path} lacks some keys.")
         return PackedList(str(value.as_py()) for value in values)
-
-    def _fingerprint_of(self, tables: Tables, columns: _Columns) -> str:
-        digest = hashlib.blake2b(f"{tables.num_rows}\0{columns}".encode(), digest_size=16)
-        for file in tables.files:
-            name = os.path.basename(file.path)
-            digest.update(f"{name}\0{file.size_bytes}\0{file.time_ns}\0".encode())
-        return digest.hexdigest()
 
     @contextlib.contextmanager
     def _read(self, positions: NDArray[np.int64], *, copy: bool) -> Iterator[list[Record]]:

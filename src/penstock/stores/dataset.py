@@ -11,9 +11,10 @@ import fcntl
 import io
 import operator
 import os
+import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import numpy as np
 
@@ -36,10 +37,6 @@ if TYPE_CHECKING:
     from penstock.data.ragged import RaggedArray
     from penstock.stores.store import Store
     from penstock.vision.pipeline import ImagePipeline  # for its type alone: vision lies above
-
-__all__ = ["LMDBDataset", "MongoDataset", "RepairCount", "StoreDataset", "check_transform"]
-
-_REPAIRS: Final = "penstock-repairs"
 
 Decode = Literal["rgb", "pil"] | Callable[[bytes], Any] | None
 
@@ -394,7 +391,8 @@ class RepairCount:
 
     def __init__(self) -> None:
         """Begin with 0."""
-        self._fd = os.memfd_create(_REPAIRS)
+        self._name = f"penstock-repairs-{secrets.token_hex(8)}"
+        self._fd = os.memfd_create(self._name)
         fcntl.fcntl(self._fd, fcntl.F_SETFL, os.O_APPEND)
 
     def add(self) -> None:
@@ -405,16 +403,15 @@ class RepairCount:
         """Return the number."""
         return os.fstat(self._fd).st_size
 
-    def __getstate__(self) -> dict[str, int]:
-        """Say where the file can be found."""
-        return {"pid": os.getpid(), "fd": self._fd, "inode": os.fstat(self._fd).st_ino}
+    def __getstate__(self) -> tuple[str, str]:
+        """Return where the file is, and its name: another may be there later."""
+        return f"/proc/{os.getpid()}/fd/{self._fd}", self._name
 
-    def __setstate__(self, state: dict[str, int]) -> None:
-        """Find it, or begin with 0."""
+    def __setstate__(self, state: tuple[str, str]) -> None:
+        """Find the file, or begin with 0."""
+        path, self._name = state
         with contextlib.suppress(OSError):
-            path = f"/proc/{state['pid']}/fd/{state['fd']}"
-            # Its number may be that of another file by now.
-            if os.stat(path).st_ino == state["inode"] and _REPAIRS in os.readlink(path):
+            if self._name in os.readlink(path):
                 self._fd = os.open(path, os.O_RDWR | os.O_APPEND)
                 return
         self.__init__()  # type: ignore[misc]

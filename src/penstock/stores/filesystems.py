@@ -8,11 +8,12 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.errors import StoreError
 
-__all__ = ["FileState", "copy_to_local"]
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 class FileState(NamedTuple):
@@ -27,6 +28,15 @@ class FileState(NamedTuple):
         """Return the file at `path` as it is now."""
         status = os.stat(path)
         return cls(os.fspath(path), status.st_size, status.st_mtime_ns)
+
+
+def fingerprint_of(files: Iterable[FileState], what: str = "") -> str:
+    """Return a hash of names, sizes and times, and of `what`."""
+    digest = hashlib.blake2b(what.encode(), digest_size=16)
+    for file in files:
+        name = os.path.basename(file.path)
+        digest.update(f"{name}\0{file.size_bytes}\0{file.time_ns}\0".encode())
+    return digest.hexdigest()
 
 
 def copy_to_local(path: Path, folder: Path) -> Path:

@@ -14,16 +14,12 @@ import xxhash
 from penstock.data.packed_list import PackedList
 from penstock.data.ragged import RaggedArray
 from penstock.errors import StoreError
-from penstock.stores.records import header_of
+from penstock.stores.records import EncodedRecord, decode_record, header_of, is_pair
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
-
-    from penstock.stores.records import EncodedRecord
-
-__all__ = ["Index", "IndexBuilder", "joined", "labels_from"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -278,6 +274,12 @@ class IndexBuilder:
             self.labels.append(record.label)
             self._are_pairs = self._are_pairs and record.is_pair
             self.last_checksum = checksum
+
+    def take_over(self, data: bytes, name: str) -> None:
+        """Add a record that an interrupted writer left, verified; `name` is for errors."""
+        record = decode_record(data, name, copy=False)
+        pair = is_pair(record.sample, record.label)
+        self.add([EncodedRecord(record.key, record.label, data, pair)])
 
     def index(self) -> Index:
         """Return the index of all records added."""

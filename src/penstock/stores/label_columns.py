@@ -20,17 +20,6 @@ if TYPE_CHECKING:
 
     from penstock.stores.index import Index
 
-__all__ = [
-    "COLUMNS",
-    "are_names",
-    "attribute_names",
-    "column_of",
-    "from_metadata",
-    "packed_columns",
-    "packed_numbers",
-    "unpacked_numbers",
-]
-
 COLUMNS: Final = "object_columns"
 _NAME: Final = "name"  # as VOC's files call the class of an object
 _MOST_CLASSES: Final = 1000  # a field of more texts numbers its objects, and has no classes
@@ -116,18 +105,11 @@ def _no_column(index: Index, name: str, packed: Mapping[str, Any]) -> str:
     if index.labels is not None:
         there = f"there are {', '.join(map(repr, [_NAME, *sorted(packed)]))}"
     if name in attribute_names(index.metadata):
-        advice = f"The dataset was made with it, and no object has {name!r}."
-    else:
-        advice = (
-            f"Make the dataset with attributes=[{name!r}] or classes=[…], or pack it by `penstock "
-            f"pack SRC DST --objects --attributes {name}`."
-        )
-        if COLUMNS not in index.metadata:
-            advice += (
-                f" Of samples that are dicts with {name!r}, labels_of(dataset, get_label=lambda "
-                f"sample: sample[{name!r}]) reads it."
-            )
-    return f"there is no column {name!r}; {there}. {advice}"
+        return f"there is no column {name!r}; {there}. No object has {name!r}."
+    return (
+        f"there is no column {name!r}; {there}. Make the dataset with attributes=[{name!r}] or "
+        f"classes=[…], or pack it by `penstock pack SRC DST --objects --attributes {name}`."
+    )
 
 
 def packed_numbers(numbers: NDArray[np.int64]) -> str:

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
     from penstock.stores.records import Record
 
-__all__ = ["PackSource", "images_in", "pack_source"]
-
 _DEEPEST: Final = 8  # datasets that are parts of datasets
 
 

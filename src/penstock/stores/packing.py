@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from penstock.stores.records import EncodedRecord
     from penstock.stores.store import StoreWriter
 
-__all__ = ["PackProgress", "PackReport", "pack"]
-
 _TASK_RECORDS: Final = 16  # a worker's task: small enough for a progress bar, large beside its cost
 _FEW_RECORDS: Final = 64  # are packed sooner than workers are started
 

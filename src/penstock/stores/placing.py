@@ -17,8 +17,6 @@ from penstock.whole_file import refuse_special
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Lock", "already_there", "put_in_place", "remove"]
-
 _AT_FDCWD: Final = -100
 _RENAME_EXCHANGE: Final = 2
 

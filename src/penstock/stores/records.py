@@ -45,19 +45,6 @@ from penstock.errors import StoreError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = [
-    "HEADER_BYTES",
-    "EncodedImage",
-    "EncodedRecord",
-    "Record",
-    "check_record",
-    "decode_record",
-    "encode_record",
-    "header_of",
-    "image_start",
-    "is_pair",
-]
-
 HEADER_BYTES: Final = 32
 _HEADER: Final = struct.Struct("<4sB3xI4xQQ")
 _SPAN: Final = struct.Struct("<QQ")

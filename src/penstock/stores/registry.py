@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from penstock.stores.store import Store, StoreWriter
 
-__all__ = ["Address", "create_store", "open_kind", "open_store", "register_store"]
-
 
 # Reader and writer: callables, or where these are found.
 _kinds: dict[str, tuple[Callable[..., Store] | str, Callable[..., StoreWriter] | str | None]] = {}

@@ -15,12 +15,8 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from penstock.errors import StoreError
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator
-
-__all__ = ["Lease", "Pool"]
 
 T = TypeVar("T")
 
@@ -56,12 +52,15 @@ class Pool(Generic[T]):
     def acquire(self, key: Hashable, make: Callable[[], T]) -> Lease[T]:
         """Return a lease on the thing of this key; `make` makes it if it is not there."""
         with self._lock:
-            self._drain()
-            entry = self._entries.get(key)
-            if entry is None:
-                entry = self._entries[key] = _Entry(key, make())
-            entry.num_users += 1
-        return Lease(self, entry)
+            return Lease(self, self._taken(key, make), make)
+
+    def _taken(self, key: Hashable, make: Callable[[], T]) -> _Entry[T]:
+        self._drain()
+        entry = self._entries.get(key)
+        if entry is None:
+            entry = self._entries[key] = _Entry(key, make())
+        entry.num_users += 1
+        return entry
 
     def release(self, entry: _Entry[T], *, in_use: bool = False) -> None:
         """Count one user less."""
@@ -70,13 +69,15 @@ class Pool(Generic[T]):
             self._let_go.append(entry)
             self._drain()
 
-    def use(self, entry: _Entry[T]) -> None:
-        """Count one user more, for the time of a call."""
+    def use(self, entry: _Entry[T], make: Callable[[], T]) -> _Entry[T]:
+        """Count one user more, for the time of a call; what another thread closed is made anew."""
         with self._lock:
             if entry.num_users == 0:
-                raise StoreError("the store was closed by another thread while it was read.")
-            entry.num_users += 1
+                entry = self._taken(entry.key, make)
+            else:
+                entry.num_users += 1
             entry.num_in_use += 1
+        return entry
 
     def close_all(self) -> None:
         """Close everything, at the end of the process."""
@@ -117,11 +118,12 @@ class Pool(Generic[T]):
 class Lease(Generic[T]):
     """One user of a thing. It is given back when it is dropped, too."""
 
-    def __init__(self, pool: Pool[T], entry: _Entry[T]) -> None:
+    def __init__(self, pool: Pool[T], entry: _Entry[T], make: Callable[[], T]) -> None:
         """See `Pool.acquire`."""
         self._pid = os.getpid()
         self._pool = pool
         self._entry = entry
+        self._make = make
         self._dropped = weakref.finalize(self, pool.note, entry)
         self._dropped.atexit = False
 
@@ -138,11 +140,11 @@ class Lease(Generic[T]):
     @contextlib.contextmanager
     def using(self) -> Iterator[T]:
         """Return the thing, which is not closed before the block is left."""
-        self._pool.use(self._entry)
+        entry = self._pool.use(self._entry, self._make)
         try:
-            yield self._entry.thing
+            yield entry.thing
         finally:
-            self._pool.release(self._entry, in_use=True)
+            self._pool.release(entry, in_use=True)
 
     def close(self) -> None:
         """Give it back. May be called again, from any process."""

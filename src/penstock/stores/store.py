@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from penstock.stores.index import Index
     from penstock.stores.records import EncodedRecord, Record
 
-__all__ = ["Store", "StoreWriter", "missing_records", "other_source"]
-
 _SCAN_RECORDS: Final = 64  # read at a time: enough for one round trip to be nothing beside them
 
 

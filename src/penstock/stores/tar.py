@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import io
 import json
 import os
@@ -28,7 +27,7 @@ from penstock.data.packed_list import PackedList
 from penstock.data.ragged import RaggedArray
 from penstock.errors import ConfigError, StoreError
 from penstock.opening import MAX_FILE_BYTES, checked_max_file_size, open_descriptor, open_file
-from penstock.stores.filesystems import FileState
+from penstock.stores.filesystems import FileState, fingerprint_of
 from penstock.stores.index import Index
 from penstock.stores.records import EncodedImage, Record
 from penstock.stores.sharing import Lease, Pool
@@ -39,18 +38,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["TarStore"]
-
 _BRACES: Final = re.compile(r"\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}")
-_MAX_SHARDS: Final = 1_000_000
 # A name ends at its first dot after a character that is none: what follows says what it is.
 _NAME: Final = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)")
-_COMPRESSED: Final = (
-    (b"\x1f\x8b", "gunzip"),
-    (b"\x28\xb5\x2f\xfd", "unzstd"),
-    (b"BZh", "bunzip2"),
-    (b"\xfd7zXZ", "unxz"),
-)
+_COMPRESSED: Final = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ")
 _MAX_CLS_BYTES: Final = 32  # of a number
 _MAX_RECORD_BYTES: Final = 1 << 20  # what a program writes at once, and fills up with zeros
 _MAX_HEADER_BYTES: Final = 1 << 24  # long names take 4 KB, extended attributes up to some MB
@@ -72,6 +63,7 @@ class TarListing:
     starts: NDArray[np.int64]
     files: NDArray[np.int64]
     extension_names: tuple[str, ...]
+    are_pairs: bool
 
 
 def expand_braces(pattern: str) -> list[str]:
@@ -85,12 +77,10 @@ def expand_braces(pattern: str) -> list[str]:
         texts = found[3].split(",")
     else:
         first, last = int(found[1]), int(found[2])
-        if not first <= last < first + _MAX_SHARDS:
+        if not first <= last < first + 1_000_000:
             raise ConfigError(f"the range {found[0]} in {pattern!r} is empty or far too long.")
         texts = [f"{number:0{len(found[1])}}" for number in range(first, last + 1)]
     tails = expand_braces(pattern[found.end() :])
-    if len(texts) * len(tails) > _MAX_SHARDS:
-        raise ConfigError(f"{pattern!r} stands for more than {_MAX_SHARDS:,} files.")
     return [pattern[: found.start()] + text + tail for text in texts for tail in tails]
 
 
@@ -116,6 +106,7 @@ def list_shards(place: str) -> TarListing:
     classes, num_classes = array("q"), array("q")  # of all samples; of each, 0 or 1
     files, num_files = array("q"), array("q")  # of all samples; of each
     extensions: dict[str, int] = {}
+    are_pairs = True
     for path in paths:
         try:
             shards.append(FileState.of(path))
@@ -129,6 +120,8 @@ def list_shards(place: str) -> TarListing:
                             data = os.pread(file.fileno(), min(size, _MAX_CLS_BYTES + 1), offset)
                             classes.append(_class_in(data, path, name))
                     num_classes.append("cls" in parts)
+                    if len(parts) != 2 or "cls" not in parts or _IMAGES.isdisjoint(parts):
+                        are_pairs = False
                     num_files.append(len(parts))
             names.append(PackedList(samples))
         except OSError as error:
@@ -147,6 +140,7 @@ def list_shards(place: str) -> TarListing:
         _starts(num_files),
         np.array(files, np.int64).reshape(-1, 3),
         tuple(extensions),
+        are_pairs,
     )
 
 
@@ -202,12 +196,11 @@ def _members(path: str) -> Iterator[tuple[str, int, int]]:
     """Yield name, offset and size of each file of a tar file, which may be damaged in any way."""
     with open_file(path) as file:
         start = file.read(8)
-        for magic, program in _COMPRESSED:
-            if start.startswith(magic):
-                raise StoreError(
-                    f"{path} is compressed, so no sample can be read without all before it. Unpack "
-                    f"it once to a plain tar file: {program} --keep {path}"
-                )
+        if start.startswith(_COMPRESSED):
+            raise StoreError(
+                f"{path} is compressed, so no sample can be read without all before it. Unpack it "
+                "once to a plain tar file, by gunzip --keep, unzstd, bunzip2 or unxz."
+            )
         size_bytes = os.fstat(file.fileno()).st_size
         stop = 0
         while stop != size_bytes or not size_bytes:
@@ -363,15 +356,11 @@ class TarStore(Store):
 
     def _load_index(self) -> Index:
         listing = self._listing
-        digest = hashlib.blake2b(digest_size=16)
-        for shard in listing.shards:
-            name = os.path.basename(shard.path)
-            digest.update(f"{name}\0{shard.size_bytes}\0{shard.time_ns}\0".encode())
         index = Index(
             listing.keys,
             listing.labels,
-            fingerprint=digest.hexdigest(),
-            are_pairs=_are_pairs(listing),
+            fingerprint=fingerprint_of(listing.shards),
+            are_pairs=listing.are_pairs,
         )
         twice = index.first_repeated()
         if twice is not None:  # x/y.tar with a sample z, and x.tar with one y/z
@@ -443,16 +432,6 @@ def _pread(fd: int, size: int, offset: int, name: str) -> bytes:
         size -= len(part)
         offset += len(part)
     return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-def _are_pairs(listing: TarListing) -> bool:
-    """Return whether every sample has two files, an image and a class."""
-    if not bool(np.all(np.diff(listing.starts) == 2)):
-        return False
-    names = listing.extension_names
-    # An image counts 1, a class 4, others nothing.
-    values = np.array([(name in _IMAGES) + 4 * (name == "cls") for name in names])
-    return bool(np.all(values[listing.files[:, 2].reshape(-1, 2)].sum(axis=1) == 5))
 
 
 def _sample(values: dict[str, Any]) -> Any:  # noqa: ANN401

@@ -19,17 +19,6 @@ from penstock.stores.folder.listing import IMAGE_SUFFIXES, INDEX_NAME, is_system
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-__all__ = [
-    "YAML_SUFFIXES",
-    "AnnotatedFolder",
-    "annotated_folder",
-    "is_number",
-    "list_form",
-    "looks_like_voc",
-    "refuse_annotated",
-    "xml_root",
-]
-
 Form = Literal["voc", "yolo", "imglab", "landmarks", "image-list", "json"]
 
 YAML_SUFFIXES: Final = (".yaml", ".yml")
@@ -38,10 +27,6 @@ _SPLITS: Final = ("train", "val", "valid", "validation", "test")
 # Names of class folders that may be something else although they hold images.
 _SUSPECT: Final = frozenset((*_SPLITS, "labels"))
 _ROOT: Final = re.compile(rb"<(annotation|dataset)\b")
-_ONCE: Final = {
-    "voc": "these are in one subfolder",
-    "yolo": "the two subfolders are called labels and images",
-}
 _HEAD_BYTES: Final = 4096
 _MAX_YAML_BYTES: Final = 1_000_000
 _FEWEST_NUMBERS: Final = 2  # of a line with landmarks; one with fewer is `path label`
@@ -80,29 +65,16 @@ class AnnotatedFolder(NamedTuple):
                 "convert it to VOC or YOLO. If the other subfolders are classes, move this one "
                 "away."
             )
-        once = "" if self.is_read_as_folder else f", once {_ONCE.get(self.form, '')}"
-        if self.form in ("voc", "yolo"):
-            name = "VOCDetection" if self.form == "voc" else "YOLODetection"
-            return f"{name}({root!r}) reads the objects in the images{once}."
+        if self.form == "voc":
+            once = "" if self.is_read_as_folder else ", once these are in one subfolder"
+            return f"VOCDetection({root!r}) reads the objects in the images{once}."
+        if self.form == "yolo":
+            once = "" if self.is_read_as_folder else ", once they are called labels and images"
+            return f"YOLODetection({root!r}) reads the objects in the images{once}."
         if self.form == "imglab":
             return f"ImglabDetection({file!r}) reads the objects in the images."
-        if self.form == "landmarks":
-            arguments = self._arguments_of_list("columns=LandmarkColumns")
-            return (
-                f"LandmarkList({file!r}{arguments}) reads the objects in the images; has_box= and "
-                "classes= say which columns are no landmarks."
-            )
-        return f"ImageList({file!r}{self._arguments_of_list()}) reads the class of each image."
-
-    def _arguments_of_list(self, options: str = "") -> str:
-        """Return the arguments with which `LandmarkList` or `ImageList` finds the images."""
-        line = _first_line(self.annotations)
-        path = _listed_image(line)
-        places = [self.annotations.parent, self.root, *([self.images] if self.images else [])]
-        found = next((place for place in places if (place / path).exists()), places[0])
-        root = "" if found == places[0] else f", root={str(found)!r}"
-        separator = f"{options}(separator=',')" if options else "separator=','"
-        return root + (f", {separator}" if line[len(path) :].lstrip().startswith(",") else "")
+        name = "LandmarkList" if self.form == "landmarks" else "ImageList"
+        return f"{name}({file!r}) reads it; root= is the folder that its paths begin in."
 
 
 def looks_like_voc(root: Path) -> bool:

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-__all__ = ["refuse_outside"]
-
 
 def refuse_outside(roots: Sequence[str | Path], paths: Iterable[str]) -> None:
     """Raise if files lie outside of all of some folders."""

@@ -27,23 +27,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = [
-    "IMAGE",
-    "IMAGE_SUFFIXES",
-    "INDEX_NAME",
-    "PAIR",
-    "RECORD",
-    "VOC",
-    "Listing",
-    "cannot_list",
-    "is_image",
-    "is_system_folder",
-    "list_classes",
-    "list_flat",
-    "read_index",
-    "scan",
-]
-
 # Those of torchvision's ImageFolder: what trains through it is what has to be found.
 IMAGE_SUFFIXES: Final = (
     ".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp",

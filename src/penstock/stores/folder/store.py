@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["FolderStore", "ListedStore", "open_folder"]
-
 _GONE: Final = (errno.ENOENT, errno.ENOTDIR)
 
 
@@ -339,12 +337,10 @@ def _no_image(path: Path) -> StoreError:
         known = ", ".join(IMAGE_SUFFIXES)
         return StoreError(f"no image in {path}. Looked for files ending in {known}.")
     where = "no image in its subfolders" if subfolders else "no class folders"
-    opened = f'open_store("{path}", layout="flat")' if subfolders else f'"{path}"'
     return StoreError(
         f"{path} has {len(images):,} image(s) in itself, {images[0]!r} for one, but {where}. If it "
-        "is the folder of one class, name the one above it: "
-        f"{os.path.dirname(os.path.abspath(path))}. If its images have no classes, "
-        f"StoreDataset({opened}) reads them without."
+        "is the folder of one class, name the one above it. If its images have no classes, "
+        f'StoreDataset(open_store("{path}", layout="flat")) reads them without.'
     )
 
 

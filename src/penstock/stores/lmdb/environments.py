@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
     from pathlib import Path
 
-__all__ = ["Environment", "FileVersion"]
-
 FileVersion = tuple[str, int, int, int, int]
 """A file as it was at a moment: path, device, inode, bytes, time of the last change."""
 
@@ -50,16 +48,16 @@ class Environment:
         self.path = path
         file = path / "data.mdb" if path.is_dir() else path
         try:
-            status = os.stat(file)
-            identity = (os.path.realpath(file), status.st_dev, status.st_ino)
-            self.version: FileVersion = (*identity, status.st_size, status.st_mtime_ns)
+            self.version = _version_of(os.path.realpath(file))
             is_due = verify_tree and self.version not in verified
             (check_pages if is_due else check_size)(file)
         except OSError as error:
             raise StoreError(
                 f"cannot open {path}: {error.strerror}. `penstock pack SRC lmdb:{path}` makes it."
             ) from error
-        self._lease = _files.acquire(identity, functools.partial(_opened, path, readahead))
+        self._lease = _files.acquire(
+            self.version[:3], functools.partial(_opened, path, readahead, self.version)
+        )
         self.close = self._lease.close
 
     @contextlib.contextmanager
@@ -73,9 +71,9 @@ class Environment:
                 raise StoreError(f"cannot read {self.path}: {error}") from error
 
 
-def _opened(path: Path, readahead: bool) -> Any:  # noqa: ANN401
+def _opened(path: Path, readahead: bool, version: FileVersion) -> Any:  # noqa: ANN401
     try:
-        return lmdb.open(
+        env = lmdb.open(
             os.fspath(path),
             subdir=path.is_dir(),
             readonly=True,
@@ -88,3 +86,12 @@ def _opened(path: Path, readahead: bool) -> Any:  # noqa: ANN401
             f"cannot open {path} as an LMDB file: {error}. A file that other code has open, in "
             "this process or before its fork, has to be closed there first."
         ) from error
+    if _version_of(version[0]) != version:
+        env.close()
+        raise StoreError(f"{path} was replaced while it was opened. Open it again.")
+    return env
+
+
+def _version_of(file: str) -> FileVersion:
+    status = os.stat(file)
+    return file, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns

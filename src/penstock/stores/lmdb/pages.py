@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["LMDB_MAGIC", "append_checksums", "check_pages", "check_size", "check_unfinished"]
-
 LMDB_MAGIC: Final = (0xBEEFC0DE).to_bytes(4, sys.byteorder)
 """What an LMDB file has behind the 16 bytes of its first page's header."""
 
@@ -270,7 +268,7 @@ def _levels(meta: _Meta) -> list[NDArray[np.int64]]:
         below = []
         for part, pages in _parts(meta, level):
             nodes = _nodes(meta, part, pages, _BRANCH)
-            _refuse_outside(meta, part, nodes.row, nodes.size, nodes.size)
+            _refuse(meta, part, nodes.row, _is_outside(meta, nodes.size, nodes.size))
             below.append(nodes.size)
         level = np.sort(np.concatenate(below))
         (repeated,) = np.nonzero(np.diff(level) == 0)
@@ -288,18 +286,14 @@ def _check_long_values(
     text = pages.reshape(-1)[places[:, None] + np.arange(8)]
     first = text.view(np.int64)[:, 0]
     last = first + (_HEADER_BYTES + size - 1) // meta.page_bytes
-    _refuse_outside(meta, numbers, row, first, last)
+    _refuse(meta, numbers, row, _is_outside(meta, first, last))
 
 
-def _refuse_outside(
-    meta: _Meta,
-    numbers: NDArray[np.int64],
-    row: NDArray[np.int64],
-    first: NDArray[np.int64],
-    last: NDArray[np.int64],
-) -> None:
+def _is_outside(
+    meta: _Meta, first: NDArray[np.int64], last: NDArray[np.int64]
+) -> NDArray[np.bool_]:
     # A first page near 2**63 makes `last` negative.
-    _refuse(meta, numbers, row, (first < 2) | (last < first) | (last > meta.last_page))
+    return (first < 2) | (last < first) | (last > meta.last_page)
 
 
 def _nodes(meta: _Meta, numbers: NDArray[np.int64], pages: NDArray[np.uint8], flag: int) -> _Nodes:

@@ -44,18 +44,6 @@ if TYPE_CHECKING:
 
     from penstock.stores.lmdb.environments import FileVersion
 
-__all__ = [
-    "INDEX_KEY",
-    "PACK_KEY",
-    "SUMMARY_KEY",
-    "LMDBStore",
-    "PickledLMDBStore",
-    "is_shard",
-    "open_lmdb",
-    "position_keys",
-    "shard_name",
-]
-
 INDEX_KEY: Final = b"penstock.index"
 SUMMARY_KEY: Final = b"penstock.summary"
 PACK_KEY: Final = b"\0"  # sorts before all others
@@ -175,17 +163,16 @@ class LMDBStore(Store):
     def _files(self) -> _OpenFiles:
         files = self._open
         if files is None or files.pid != os.getpid():
-            files = _OpenFiles()
-            try:
-                self._open_into(files)
-            except BaseException:
-                files.close()
-                raise
+            with contextlib.ExitStack() as opened:
+                files = self._open = self._opened(opened)
             self._verified = tuple(part.environment.version for part in files.parts)
-            self._open = files
         return files
 
-    def _open_into(self, files: _OpenFiles) -> None:
+    def _opened(self, opened: contextlib.ExitStack) -> _OpenFiles:
+        parts: list[_Part] = []
+        prints: list[str] = []
+        summary: dict[str, Any] = {}
+        count = 0
         for path in _files_of(self._path):
             environment = Environment(
                 path,
@@ -193,21 +180,33 @@ class LMDBStore(Store):
                 verify_tree=self._verify != "never",
                 verified=() if self._verify == "always" else self._verified,
             )
-            summary = files.add(environment, self._summary)
-            if summary["count"] and summary["fingerprint"] in files.fingerprints[:-1]:
+            opened.callback(environment.close)
+            summary = self._summary(environment)
+            parts.append(_Part(environment, count, count + summary["count"]))
+            if summary["count"] and summary["fingerprint"] in prints:
                 raise StoreError(
                     f"{path} has the same records as another shard, which was copied over it. "
                     "Restore it from a copy, or pack the shards anew."
                 )
+            count += summary["count"]
+            prints.append(summary["fingerprint"])
+        fingerprint = "+".join(prints)
         # The index was read earlier, maybe in another process.
-        if self._index is not None and files.fingerprint != self._index.fingerprint:
+        if self._index is not None and fingerprint != self._index.fingerprint:
             raise StoreError(
                 f"{self.address} is not the file that it was: its fingerprint was "
-                f"{self._index.fingerprint}, now it is {files.fingerprint}. It was packed anew "
+                f"{self._index.fingerprint}, now it is {fingerprint}. It was packed anew "
                 "or written to while it was in use; make the dataset again."
             )
-        files.is_verified = np.zeros(files.count, np.bool_)
-        files.image_starts = np.zeros(files.count, np.uint32)
+        return _OpenFiles(
+            os.getpid(),
+            parts,
+            fingerprint,
+            summary["what"],
+            np.zeros(count, np.bool_),
+            np.zeros(count, np.uint32),
+            opened.pop_all().close,
+        )
 
     @contextlib.contextmanager
     def _values(self, files: _OpenFiles, positions: NDArray[np.int64]) -> Iterator[list[Any]]:
@@ -413,41 +412,16 @@ class _Part(NamedTuple):
     stop: int
 
 
-class _OpenFiles:
+class _OpenFiles(NamedTuple):
     """The files of one store, open in one process."""
 
+    pid: int
+    parts: list[_Part]
+    fingerprint: str
+    what: str
     is_verified: NDArray[np.bool_]
     image_starts: NDArray[np.uint32]
-    what = ""
-
-    def __init__(self) -> None:
-        self.pid = os.getpid()
-        self.parts: list[_Part] = []
-        self.fingerprints: list[str] = []
-
-    @property
-    def count(self) -> int:
-        return self.parts[-1].stop
-
-    @property
-    def fingerprint(self) -> str:
-        return "+".join(self.fingerprints)
-
-    def add(
-        self, environment: Environment, summary_of: Callable[[Environment], dict[str, Any]]
-    ) -> dict[str, Any]:
-        """Add a file, and return its summary."""
-        start = self.parts[-1].stop if self.parts else 0
-        self.parts.append(_Part(environment, start, start))
-        summary = summary_of(environment)
-        self.parts[-1] = _Part(environment, start, start + summary["count"])
-        self.fingerprints.append(summary["fingerprint"])
-        self.what = summary["what"]
-        return summary
-
-    def close(self) -> None:
-        for part in self.parts:
-            part.environment.close()
+    close: Callable[[], None]
 
 
 def _no_store(environment: Environment, transaction: Any) -> StoreError:  # noqa: ANN401

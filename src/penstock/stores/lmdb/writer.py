@@ -36,19 +36,14 @@ from penstock.stores.lmdb.store import (
     position_keys,
     shard_name,
 )
-from penstock.stores.placing import (
-    Lock,
-    already_there,
-    put_in_place,
-    remove,
-)
-from penstock.stores.records import EncodedRecord, decode_record, encode_record, is_pair
+from penstock.stores.placing import Lock, already_there, put_in_place, remove
+from penstock.stores.records import decode_record, encode_record
 from penstock.stores.store import other_source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-__all__ = ["LMDBWriter"]
+    from penstock.stores.records import EncodedRecord
 
 _TRANSACTION_S: Final = 10.0  # for records that take long to make
 _TRANSACTION_BYTES: Final = 64 << 20  # a few seconds of work to lose; an fsync for each is cheap
@@ -134,6 +129,8 @@ class LMDBWriter:
 
     def _go_on(self) -> None:
         """Take over what an interrupted writer left, if it left anything."""
+        if self._partial.exists() and self._partial.is_dir() != self._is_folder:
+            raise other_source(self._partial)
         if self._is_folder:
             self._partial.mkdir(exist_ok=True)
         there = [n for n, name in enumerate(self._names) if (self._partial / name).exists()]
@@ -301,9 +298,7 @@ class _GrowingFile:
             name = f"record {position} of {self.path}"
             if value is None:
                 raise StoreError(f"{name} is missing. Pack without --resume.")
-            record = decode_record(value, name, copy=False)
-            pair = is_pair(record.sample, record.label)
-            self.built.add([EncodedRecord(record.key, record.label, value, pair)])
+            self.built.take_over(value, name)
 
     def _mark(self) -> None:
         """Mark the file as unfinished; it was not if its writer was killed before the rename."""

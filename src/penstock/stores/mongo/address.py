@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,8 +17,6 @@ from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-__all__ = ["MongoAddress"]
 
 _FORM: Final = "mongodb://USER:PASSWORD@HOST:PORT/DATABASE.COLLECTION?OPTIONS"
 _URI: Final = re.compile(r"(mongodb(?:\+srv)?://)([^/]*)/([^?]*)(?:\?(.*))?", re.DOTALL)
@@ -94,19 +93,16 @@ def _options(query: str) -> dict[str, str]:
     options = {}
     for part in filter(None, re.split("[&;]", query)):
         name, equals, options[name] = part.partition("=")
-        try:
+        with contextlib.suppress(PyMongoError, ValueError, TypeError, OSError):
             split_options(part, validate=True, warn=False)
-        except (PyMongoError, ValueError, TypeError, OSError):
-            is_fit = False
-        else:
-            is_fit = True
-        if not is_fit:  # raised here, as the driver's error has the value
-            shown = repr(name) if equals and re.fullmatch("[A-Za-z_]{1,40}", name) else "one"
-            raise ConfigError(
-                f"the options of a MongoDB address: {shown} is unknown to pymongo, or has a value "
-                "that does not fit. They are the driver's, as name=value pairs joined by '&'; "
-                "those of Penstock are arguments, as in MongoDataset(address, image_field=...)."
-            )
+            continue
+        # Raised outside of the handler, as the driver's error has the value.
+        shown = repr(name) if equals and re.fullmatch("[A-Za-z_]{1,40}", name) else "one"
+        raise ConfigError(
+            f"the options of a MongoDB address: {shown} is unknown to pymongo, or has a value "
+            "that does not fit. They are the driver's, as name=value pairs joined by '&'; "
+            "those of Penstock are arguments, as in MongoDataset(address, image_field=...)."
+        )
     return options
 
 

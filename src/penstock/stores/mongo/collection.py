@@ -35,21 +35,6 @@ if TYPE_CHECKING:
     from penstock.stores.mongo.address import MongoAddress
     from penstock.stores.mongo.connection import MongoConnection
 
-__all__ = [
-    "LAYOUT_VERSION",
-    "LOCKS",
-    "PACK_ID",
-    "SUMMARY_ID",
-    "by_id",
-    "find_summary",
-    "hashable",
-    "index_id",
-    "load_index",
-    "packed_values",
-    "partial_of",
-    "read_files",
-]
-
 LAYOUT_VERSION: Final = 1
 SUMMARY_ID: Final = "penstock.summary"
 PACK_ID: Final = "penstock.pack"

@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
     from penstock.stores.mongo.address import MongoAddress
 
-__all__ = ["MongoConnection"]
-
 T = TypeVar("T")
 
 _log = logging.getLogger("penstock")
@@ -85,10 +83,10 @@ def _new_client(address: MongoAddress, options: Mapping[str, Any]) -> MongoClien
         return MongoClient(address.uri, **options)
     except (PyMongoError, TypeError, ValueError, OSError) as error:
         said = address.scrubbed(str(error), options).rstrip(".")
-        is_away = _is_name_failure(error)
-    if is_away:
-        raise StoreUnreachable(f"cannot look up {address}: {said}.")
-    raise ConfigError(f"the options for {address} do not fit: {said}.")
+        refusal: Exception = ConfigError(f"the options for {address} do not fit: {said}.")
+        if _is_name_failure(error):
+            refusal = StoreUnreachable(f"cannot look up {address}: {said}.")
+    raise refusal
 
 
 def _is_name_failure(error: BaseException) -> bool:
@@ -135,15 +133,14 @@ class MongoConnection:
         self, doing: str, action: Callable[[Database[Any]], T], retry_s: float | None = None
     ) -> T:
         """Return what `action` returns; it is called again for as long as the server is away."""
-        shared = self._lease.thing
         limit_s = self._retry_s if retry_s is None else min(retry_s, self._retry_s)
-        if not (self._is_known or shared.has_answered):
+        if not (self._is_known or self._lease.thing.has_answered):
             limit_s = min(limit_s, _FIRST_CONTACT_S)
         start_s, pause_s, is_said = time.monotonic(), _FIRST_PAUSE_S, False
         while True:
             # Errors are raised outside of the handlers: none carries the driver's as its context.
             try:
-                with self._lease.using():
+                with self._lease.using() as shared:
                     found = action(shared.client[self._address.database])
                 shared.has_answered = True
                 return found

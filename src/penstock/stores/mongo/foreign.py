@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from penstock.stores.mongo.address import MongoAddress
     from penstock.stores.mongo.connection import MongoConnection
 
-__all__ = ["ForeignCollection", "MongoFields"]
-
 _BUCKET: Final = "fs"  # where drivers put GridFS files by default
 _IMAGES: Final = {"$type": ["binData", "objectId"]}  # a file, or the id of one in GridFS
 _LABELS: Final = range(-(2**63), 2**63)

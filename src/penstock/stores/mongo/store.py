@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from penstock.stores.index import Index
 
-__all__ = ["MongoStore"]
-
 
 class MongoStore(Store):
     """A store in a MongoDB collection.

@@ -41,7 +41,7 @@ from penstock.stores.mongo.collection import (
 )
 from penstock.stores.mongo.connection import MongoConnection
 from penstock.stores.placing import already_there
-from penstock.stores.records import EncodedRecord, decode_record, encode_record, is_pair
+from penstock.stores.records import encode_record
 from penstock.stores.store import other_source
 
 if TYPE_CHECKING:
@@ -51,8 +51,7 @@ if TYPE_CHECKING:
     from pymongo.database import Database
 
     from penstock.stores.index import Index
-
-__all__ = ["MongoWriter"]
+    from penstock.stores.records import EncodedRecord
 
 _MESSAGE_BYTES: Final = 16_000_000  # MongoDB takes 48 MB at a time; what is lost is sent again
 _MESSAGE_S: Final = 10.0  # of work to lose in a kill
@@ -60,6 +59,7 @@ _CLOSE_S: Final = 10.0  # a Ctrl-C may come because the server is away
 _MOST_BYTES: Final = 16_000_000  # a document has at most 16 MiB
 _INDEX_PART_BYTES: Final = 8_000_000
 _NO_SUCH_COLLECTION: Final = 26
+_IS_THERE: Final = 11000  # MongoDB's DuplicateKey
 _SERVER_LEAVES: Final = {91, 189, 10107, 11600, 11602, 13435}  # the retryable ones of its errors
 
 
@@ -180,27 +180,21 @@ class MongoWriter:
         run = self._connection().run
         index = {"_id": {"$type": "string", "$ne": PACK_ID}}
         run("write", lambda database: self._partial(database).delete_many(index))
-        while records := run("read", self._next_written):
-            self._built.add(records)
-            self._num_inserted += len(records)
+        while documents := run("read", self._next_written):
+            for document in documents:
+                name = f"record {document['_id']} of {self._partial_name}"
+                if document["_id"] != self._num_inserted:
+                    raise StoreError(f"{name} lacks the one before it. Pack without --resume.")
+                data = document.get("record")
+                if not isinstance(data, bytes):
+                    raise StoreError(f"{name} holds no record. Pack without --resume.")
+                self._built.take_over(data, name)
+                self._num_inserted += 1
 
-    def _next_written(self, database: Database[Any]) -> list[EncodedRecord]:
-        """Return some of the records behind those taken over."""
-        first = self._num_inserted
-        there = self._partial(database)
-        found = there.find({"_id": {"$gte": first}}, sort=[("_id", 1)], limit=16)
-        records = []
-        for position, document in enumerate(found, first):
-            name = f"record {document['_id']} of {self._partial_name}"
-            if document["_id"] != position:
-                raise StoreError(f"{name} follows on {position - 1}. Pack without --resume.")
-            data = document.get("record")
-            if not isinstance(data, bytes):
-                raise StoreError(f"{name} holds no record. Pack without --resume.")
-            record = decode_record(data, name, copy=False)
-            pair = is_pair(record.sample, record.label)
-            records.append(EncodedRecord(record.key, record.label, data, pair))
-        return records
+    def _next_written(self, database: Database[Any]) -> list[dict[str, Any]]:
+        """Return some of the documents behind the records taken over."""
+        behind = {"_id": {"$gte": self._num_inserted}}
+        return list(self._partial(database).find(behind, sort=[("_id", 1)], limit=16))
 
     def written(self) -> Sequence[tuple[str, int | tuple[int, ...] | None]]:
         """Return key and label of the records that were found."""
@@ -252,18 +246,17 @@ class MongoWriter:
 
     def _write(self, documents: list[dict[str, Any]], retry_s: float | None = None) -> None:
         """Write documents in order. Done again after a Ctrl-C or a lost answer it doubles none."""
-        requests = [ReplaceOne({"_id": one["_id"]}, one, upsert=True) for one in documents]
 
         def write(database: Database[Any]) -> None:
             try:
-                self._partial(database).bulk_write(requests)
+                _put(self._partial(database), documents)
             except BulkWriteError as error:
                 codes = {concern["code"] for concern in error.details["writeConcernErrors"]}
                 if codes & _SERVER_LEAVES and not error.details["writeErrors"]:
                     raise AutoReconnect("the server shuts down") from error
                 raise
 
-        if requests:
+        if documents:
             self._connection().run("write", write, retry_s)
 
     def finish(self) -> None:
@@ -284,9 +277,25 @@ class MongoWriter:
             "num_index_parts": len(parts),
             "version": LAYOUT_VERSION,
         }
+        run = self._connection().run
+        run("write", self._check_complete)
         self._write([*documents, summary])
-        self._connection().run("write", self._rename)
+        run("write", self._rename)
+        run("write", self._drop_files)
         self.close()
+
+    def _check_complete(self, database: Database[Any]) -> None:
+        count = self._partial(database).count_documents({"_id": {"$gte": 0}})  # numbers alone
+        if count != len(self._built):
+            raise StoreError(
+                f"{self._partial_name} has {count:,} records instead of {len(self._built):,}: the "
+                "server lost some, or another program wrote to it. Pack without --resume."
+            )
+
+    def _drop_files(self, database: Database[Any]) -> None:
+        """Drop what an earlier release put into GridFS for the collection that was replaced."""
+        for part in ("files", "chunks"):
+            database[f"{self._address.collection}.penstock.{part}"].drop()
 
     def _rename(self, database: Database[Any]) -> None:
         try:
@@ -328,6 +337,18 @@ class MongoWriter:
         connection, self._open = self._open, None
         if connection is not None:
             connection.close()
+
+
+def _put(collection: Collection[Any], documents: list[dict[str, Any]]) -> None:
+    """Insert documents; where one is there from before, replace them all, which takes twice as long."""
+    try:
+        collection.insert_many(documents)
+    except BulkWriteError as error:
+        if all(one["code"] != _IS_THERE for one in error.details["writeErrors"]):
+            raise
+        collection.bulk_write(
+            [ReplaceOne({"_id": one["_id"]}, one, upsert=True) for one in documents]
+        )
 
 
 def _journaled(database: Database[Any]) -> WriteConcern:
@@ -372,16 +393,11 @@ class MongoLock:
                 return
 
     def _who_holds(self, holder: Mapping[str, Any]) -> str:
-        remedy = ""
-        if holder["host"] != socket.gethostname():
-            remedy = (
-                " If it is no more, remove its lock in mongosh: db.getCollection"
-                f'("{LOCKS}").deleteOne({{_id: "{self._address.collection}"}})'
-            )
         return (
             f"another process is writing {self._address}: process {holder['pid']} on "
-            f"{holder['host']}, since {holder['time']:%Y-%m-%d %H:%M:%S} UTC. Wait for it to end."
-            f"{remedy}"
+            f"{holder['host']}, since {holder['time']:%Y-%m-%d %H:%M:%S} UTC. Wait for it to end. "
+            f'If it is no more, remove its lock in mongosh: db.getCollection("{LOCKS}")'
+            f'.deleteOne({{_id: "{self._address.collection}"}})'
         )
 
     def release(self, connection: MongoConnection, retry_s: float) -> None:

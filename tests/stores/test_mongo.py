@@ -415,7 +415,7 @@ def test_an_epoch_outlasts_a_server_that_is_killed_and_restarted(own_mongod):  #
     )
 
 
-@pytest.mark.parametrize("command", ["update", "renameCollection", "delete"])
+@pytest.mark.parametrize("command", ["insert", "renameCollection", "delete"])
 def test_a_write_whose_answer_is_lost_is_done_again_without_doubling(
     command,
     mongod,  # noqa: F811
@@ -636,7 +636,7 @@ class Interrupting(pymongo.monitoring.CommandListener):
     def failed(self, event): ...
 
     def succeeded(self, event):
-        if self.is_armed and event.command_name == "update":
+        if self.is_armed and event.command_name == "insert":
             self.is_armed = False
             raise KeyboardInterrupt
 

@@ -340,7 +340,7 @@ class MongoWriter:
 
 
 def _put(collection: Collection[Any], documents: list[dict[str, Any]]) -> None:
-    """Insert documents; where one is there from before, replace them all, which takes twice as long."""
+    """Insert documents; if one is there from before, replace all. A replace takes twice as long."""
     try:
         collection.insert_many(documents)
     except BulkWriteError as error:

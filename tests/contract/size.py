@@ -15,8 +15,8 @@ from typing import Final
 
 ROOT: Final = Path(__file__).parents[2]
 CEILINGS: Final = {
-    "src/penstock": {"code": 42_500, "docstrings": 14_100},
-    "tests": {"code": 62_000},
+    "src/penstock": {"code": 35_000, "docstrings": 10_600},
+    "tests": {"code": 51_800},
 }
 _WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 

@@ -107,8 +107,6 @@ def test_pack_follows_no_link_beside_its_destination(tmp_path, num_shards, what,
 @pytest.mark.parametrize(
     "command",
     [
-        "report data:numbers --workers 0 -o {}",
-        "report data:numbers --workers 0 -o a.html --trace {}",
         "view data:images -o {}",
         "tune data:numbers --json {}",
     ],

@@ -31,7 +31,11 @@ TORCHS = {
     for name in dropin.__all__
     if getattr(dropin, name).__module__.startswith("torch.")
 }
-RETURNED = {"penstock.sampling.balance.BalanceReport"}
+RETURNED = {
+    "penstock.sampling.balance.BalanceReport",
+    "penstock.insight.stats.Span",
+    "penstock.insight.stats.Verdict",
+}
 ABSTRACT = {
     *(f"penstock.torch.{name}" for name in ("Dataset", "IterableDataset", "Sampler")),
     *(f"penstock.data.{name}" for name in ("Dataset", "IterableDataset")),

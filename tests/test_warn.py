@@ -38,7 +38,8 @@ def test_a_loader_that_a_package_makes_is_its_programs(filename):
     assert calling(PROGRAM, calling(filename, users_place))() == f"{PROGRAM}:3"
 
 
-def test_a_program_beside_the_folder_of_scripts_is_the_users():
+def test_a_program_beside_the_folder_of_scripts_is_the_users(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # below it, paths are shown from there
     program = f"{sysconfig.get_path('scripts')}-mine/train.py"
     assert calling(program, calling(USERS_PACKAGE, users_place))() == f"{program}:3"
 

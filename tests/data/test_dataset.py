@@ -12,9 +12,8 @@ from penstock.data import (
     Dataset,
     IterableDataset,
     Subset,
-    register_batch_reader,
 )
-from penstock.data.dataset import batch_reader
+from penstock.data.dataset import batch_reader, register_batch_reader
 
 
 class Doubled(ArrayDataset):

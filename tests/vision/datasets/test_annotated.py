@@ -239,10 +239,13 @@ def test_a_missing_image_is_an_error_when_it_is_read_and_names_its_annotation(tm
     assert dataset.describe(0) == str(tmp_path / "absent.jpg")
 
 
-def test_an_image_may_come_again(photo):
-    one = full(photo)
+def test_an_image_may_come_again_and_two_of_one_key_are_an_error(photo, tmp_path):
+    one, other = full(photo), write_photo(tmp_path / "other.png")
     dataset = dataset_of(one, one)
     assert [dataset[position]["image_id"] for position in range(2)] == ["1", "1"]
+    for different in (replace(one, path=other), replace(one, objects=())):
+        with pytest.raises(StoreError, match="annotated images has two images called '1'"):
+            dataset_of(one, different)
 
 
 @pytest.mark.parametrize("orientation", [None, 6])

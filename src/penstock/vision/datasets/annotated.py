@@ -84,6 +84,16 @@ class AnnotationStore(Store):
         self._orientation = orientation
         self._name = name
         self._root = root
+        if self.index.first_repeated() is None:
+            return
+        first: dict[str, int] = {}
+        for position, key in enumerate(table.keys):
+            other = first.setdefault(key, position)
+            if other != position and _content(table, other) != _content(table, position):
+                raise StoreError(
+                    f"{name} has two images called {key!r}. Leave one out, or give them other "
+                    "names."
+                )
 
     @property
     def address(self) -> str:
@@ -133,6 +143,13 @@ class AnnotationStore(Store):
         except ValueError as error:
             annotate(error, f"while reading {path}, annotated in {source or 'a table'}")
             raise
+
+
+def _content(table: AnnotationTable, position: int) -> tuple[object, ...]:
+    """Return all that a table has of an image, to be compared."""
+    arrays = table.objects_of(position).items()
+    rows = tuple((name, array.tobytes()) for name, array in arrays)
+    return table.paths[position], table.sizes_px[position].tolist(), rows
 
 
 def _metadata(table: AnnotationTable) -> Mapping[str, Any]:

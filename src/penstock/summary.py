@@ -22,6 +22,13 @@ _DEEPEST: Final = 2
 _ADDRESS: Final = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
+def length_or_none(value: Any) -> int | None:  # noqa: ANN401
+    """Return the length of a user's object; None if it has none, or fails to say it."""
+    with contextlib.suppress(Exception):
+        return len(value)
+    return None
+
+
 class Summarized:
     """Base of classes that users print: names the attributes to show.
 
@@ -51,9 +58,7 @@ class Summarized:
 
     def _known_length(self) -> int | None:
         """Return the length, if there is one and it is known."""
-        with contextlib.suppress(Exception):
-            return len(self)  # type: ignore[arg-type]  # of subclasses
-        return None
+        return length_or_none(self)
 
     def __repr__(self) -> str:
         """Return one line: the class, and what is known of it by name."""

@@ -9,7 +9,6 @@ Stream ── TimingRow ────▶ Monitor ──▶ History      stats(), 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import datetime
 import functools
@@ -22,7 +21,7 @@ from penstock.engine.backends import traits_of
 from penstock.errors import ConfigError
 from penstock.faults import FaultPolicy
 from penstock.insight.budgets import Auto, cores_of_rank, local_ranks
-from penstock.summary import Summarized, kind_of
+from penstock.summary import Summarized, kind_of, length_or_none
 from penstock.system_limits import memory_now
 from penstock.warn import users_level, users_place
 
@@ -201,7 +200,7 @@ class Monitor:
                 self.measure()
         if self._bar is not None:
             # An iterable's length is its user's guess, and torch's loader counts who asks.
-            num_batches = None if self.is_iterable else _length_or_none(loader)
+            num_batches = None if self.is_iterable else length_or_none(loader)
             self._bar.begin(epoch.number, num_batches, epoch.progress.given.num_steps)
 
     def measure(self) -> None:
@@ -356,7 +355,7 @@ class Observed(Summarized):
 
     def _known_length(self) -> int | None:
         # Not of a stream: torch remembers what `len` returned, and warns if there is more.
-        return None if self._monitor.is_iterable else _length_or_none(self)
+        return None if self._monitor.is_iterable else super()._known_length()
 
     def _settings(self) -> dict[str, Any]:
         """Return what the loader was made with, by name."""
@@ -462,9 +461,3 @@ def _described(value: object) -> Any:  # noqa: ANN401 - what JSON has
     name = getattr(value, "__qualname__", None) or type(value).__qualname__
     seed = getattr(value, "seed", None)  # of a sampler: it decides the order as well
     return f"{name}(seed={seed})" if isinstance(seed, int) else name
-
-
-def _length_or_none(loader: Any) -> int | None:  # noqa: ANN401
-    with contextlib.suppress(Exception):
-        return len(loader)
-    return None

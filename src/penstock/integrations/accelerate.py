@@ -183,7 +183,7 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[T_co]):  # type: ignore[mi
         loader = _dealt(loader, shard, accelerator)
         # Not torch's __init__: what a loader has is asked of `loader`.
         self.device = device
-        self.total_batch_size, self._length = _sizes_of(loader, shard, accelerator)
+        self.total_batch_size, self._length = _sizes_of(loader, accelerator)
         self._rng_types = list(getattr(shard, "rng_types", None) or [])
         self._generator = getattr(shard, "synchronized_generator", None)
         if loader._seed is not None and "generator" in self._rng_types:
@@ -420,7 +420,7 @@ def _seeded_share(loader: DataLoader[Any], shard: Any, accelerator: Any) -> Any:
     )
 
 
-def _sizes_of(loader: Any, shard: Any, accelerator: Any) -> tuple[int | None, int | None]:  # noqa: ANN401
+def _sizes_of(loader: Any, accelerator: Any) -> tuple[int | None, int | None]:  # noqa: ANN401
     """Return the samples of a round of all processes, and those of an epoch without padding."""
     batches, num = loader.batch_sampler, accelerator.num_processes
     if isinstance(loader.dataset, IterableDataset):

@@ -29,7 +29,7 @@ from penstock.stores.filesystems import FileState, fingerprint_of
 from penstock.stores.index import Index, labels_from
 from penstock.stores.records import EncodedImage, Record
 from penstock.stores.sharing import Lease, Pool
-from penstock.stores.store import Store
+from penstock.stores.store import OpenedStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -343,7 +343,7 @@ class _Seen(NamedTuple):
 _tables: Pool[Tables] = Pool(Tables.close, is_local=True)
 
 
-class ArrowStore(Store):
+class ArrowStore(OpenedStore[Lease[Tables]]):
     """Rows of Parquet files, of Arrow files (IPC, as a file or a stream), or of a folder of those.
 
     A folder that Hugging Face's `Dataset.save_to_disk` wrote is one. To be read only.
@@ -402,22 +402,11 @@ class ArrowStore(Store):
         self._wanted = image_column, label_column, key_column
         # At most one; of two threads that open it first, the first one's is everybody's.
         self._seen: list[_Seen] = []
-        self._open: Lease[Tables] | None = None
 
     @property
     def address(self) -> str:
         """`arrow:` and the path."""
         return f"arrow:{self._path}"
-
-    def close(self) -> None:
-        """Close the files that are open, when no thread is reading them any more."""
-        lease, self._open = self._open, None
-        if lease is not None:
-            lease.close()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave open files behind."""
-        return {**self.__dict__, "_open": None}
 
     def _using(self) -> contextlib.AbstractContextManager[Tables]:
         lease = self._open

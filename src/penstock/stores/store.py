@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 
@@ -209,6 +209,32 @@ class Store(abc.ABC):
     def __repr__(self) -> str:
         """Return kind and address; nothing is opened, and no secret shown."""
         return f"<{type(self).__name__} {self.address}>"
+
+
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+
+OpenT = TypeVar("OpenT", bound=_Closable)
+
+
+class OpenedStore(Store, Generic[OpenT]):
+    """A store that holds one open thing in each process, from its first read on."""
+
+    _open: OpenT | None = None
+
+    def close(self) -> None:
+        """Close what is open, unless another store of this process or a thread uses it as well."""
+        opened, self._open = self._open, None
+        if opened is not None:
+            opened.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave it behind. An index that was read goes along: workers share its arrays."""
+        return {**self.__dict__, "_open": None}
+
+    def _name(self, position: int) -> str:
+        return f"record {position} ({self.keys[position]!r}) of {self.address}"
 
 
 class StoreWriter(Protocol):

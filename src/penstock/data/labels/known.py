@@ -30,6 +30,7 @@ from penstock.data.ragged import RaggedArray
 from penstock.deprecation import removed_arguments
 from penstock.errors import ConfigError
 from penstock.faults import annotate
+from penstock.summary import length_or_none
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -100,7 +101,7 @@ def labels_of(
     if objects not in get_args(Objects):
         raise ConfigError(f"objects is 'all', 'first' or 'rarest', not {objects!r}.")
     _check_no_stream(dataset, "labels_of")
-    length = _length_of(dataset)
+    length = length_or_none(dataset)
     if length is None or not hasattr(dataset, "__getitem__"):
         raise ConfigError(
             "labels_of takes a dataset with __len__ and __getitem__; "
@@ -205,7 +206,7 @@ def _check_no_stream(source: Any, who: str) -> None:  # noqa: ANN401
 
 def _found(dataset: object, column: Column, depth: int) -> Labels:
     """Return the labels of a dataset, one per sample."""
-    length = _length_of(dataset)
+    length = length_or_none(dataset)
     if length is None or is_iterable(dataset) or depth > _DEEPEST:
         raise NotLabelsError(f"{_kind_of(dataset)} has no length and index")
     labels, reason = _own_labels(dataset, length, column)
@@ -292,8 +293,8 @@ def _labels_of_parts(dataset: object, length: int, column: Column, depth: int) -
         return chosen_labels(_found(inner, column, depth), indices)
     # A wrapper, of the same length; unless it keeps as many integers: an order, it may be.
     kept = filter(_are_integers, getattr(dataset, "__dict__", {}).values())
-    is_same = _length_of(inner) == length and hasattr(dataset, "__getitem__")
-    if not is_same or length in map(_length_of, kept):
+    is_same = length_or_none(inner) == length and hasattr(dataset, "__getitem__")
+    if not is_same or length in map(length_or_none, kept):
         return None
     return _found(inner, column, depth)
 
@@ -386,13 +387,6 @@ def _kind_of(dataset: object) -> str:
     return own if inner is None else f"{own} of {type(inner).__qualname__}"
 
 
-def _length_of(dataset: Any) -> int | None:  # noqa: ANN401
-    try:
-        return len(dataset)
-    except Exception:
-        return None
-
-
 def _is_a(dataset: object, name: str) -> bool:
     """Whether a class of that name is among a dataset's, without importing torch to ask."""
     return any(cls.__name__ == name for cls in type(dataset).__mro__)
@@ -431,7 +425,7 @@ def _is_concatenation(dataset: Any, parts: Sequence[Any]) -> bool:  # noqa: ANN4
 
     Without it the order of the samples is not known: something may deal them out in turn.
     """
-    ends, lengths = _get(dataset, "cumulative_sizes"), list(map(_length_of, parts))
+    ends, lengths = _get(dataset, "cumulative_sizes"), list(map(length_or_none, parts))
     if ends is None or None in lengths:
         return False
     return list(itertools.accumulate(lengths)) == list(ends)

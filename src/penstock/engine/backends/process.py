@@ -75,7 +75,6 @@ if TYPE_CHECKING:
 _GRACE_S: Final = 3.0  # for a worker to finish its task and its user's clean-up
 _SHORT_GRACE_S: Final = 0.3  # in a hurry, or after Ctrl-C
 _TERMINATE_S: Final = 1.0
-_MOST_PREFETCH: Final = 8  # the largest factor that may come during an epoch
 # Over all workers. When a main process waits for its device, the slots of all batches that it was
 # ahead come back together. They are kept: making and locking a slot takes longer than filling it.
 _BATCHES_AHEAD_OF_DEVICE: Final = 16
@@ -370,9 +369,7 @@ class ProcessBackend:
 
     def _start_worker(self, worker_id: int, *, joins_late: bool = False) -> WorkerProcess:
         plan, identity = self._plan, self._table.identity_of(worker_id)
-        # Where their number changes, workers may come to be further ahead.
-        prefetch = max(plan.prefetch_factor, _MOST_PREFETCH if plan.max_workers else 0)
-        max_free = prefetch + 2
+        max_free = plan.prefetch_factor + 2
         if plan.page_lock is not None:
             max_free += math.ceil(_BATCHES_AHEAD_OF_DEVICE / identity.num_workers)
         identity = identity._replace(joins_late=joins_late, max_free_slots=max_free)

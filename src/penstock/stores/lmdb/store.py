@@ -35,7 +35,7 @@ from penstock.stores.records import (
     header_of,
     image_start,
 )
-from penstock.stores.store import Store, missing_records
+from penstock.stores.store import OpenedStore, missing_records
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -66,7 +66,7 @@ def open_lmdb(
     return PickledLMDBStore(path, trusted=trusted, **options)
 
 
-class LMDBStore(Store):
+class LMDBStore(OpenedStore["_OpenFiles"]):
     """A store in an LMDB file: embedded, memory-mapped, for any number of processes.
 
     A batch is looked up in one read transaction, by sorted keys, and nothing is copied that need
@@ -112,7 +112,6 @@ class LMDBStore(Store):
         self._verify = verify
         self._verified: tuple[FileVersion, ...] = ()
         self._readahead = readahead
-        self._open: _OpenFiles | None = None
 
     @property
     def address(self) -> str:
@@ -122,16 +121,6 @@ class LMDBStore(Store):
     def what(self) -> str:
         """Return what was packed, in the words of its packer."""
         return self._files().what
-
-    def close(self) -> None:
-        """Close what is open, unless another store of this process uses it as well."""
-        files, self._open = self._open, None
-        if files is not None:
-            files.close()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave open files behind. An index that was read goes along: workers share its arrays."""
-        return {**self.__dict__, "_open": None}
 
     def _load_index(self) -> Index:
         indexes = []
@@ -315,9 +304,6 @@ class LMDBStore(Store):
         if self._verify == "once":
             return not files.is_verified[position]
         return self._verify == "always"
-
-    def _name(self, position: int) -> str:
-        return f"record {position} ({self.keys[position]!r}) of {self.address}"
 
 
 class PickledLMDBStore(LMDBStore):

@@ -18,7 +18,7 @@ from penstock.stores.records import (
     decode_record,
     is_pair,
 )
-from penstock.stores.store import Store, missing_records
+from penstock.stores.store import OpenedStore, missing_records
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from penstock.stores.index import Index
 
 
-class MongoStore(Store):
+class MongoStore(OpenedStore[MongoConnection]):
     """A store in a MongoDB collection.
 
     A batch is one query. While the server is away, as in a restart, reading waits for it; but not
@@ -94,22 +94,11 @@ class MongoStore(Store):
         if manifest is not None and label_field is not None:
             raise ConfigError("labels come from the manifest or from `label_field`, not from both.")
         self._verify = verify
-        self._open: MongoConnection | None = None
 
     @property
     def address(self) -> str:
         """`mongodb://HOST/DATABASE.COLLECTION`."""
         return self._address.shown
-
-    def close(self) -> None:
-        """Let go of the client, which is closed unless another store of this process uses it."""
-        connection, self._open = self._open, None
-        if connection is not None:
-            connection.close()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave the client behind. An index that was read goes along: workers share its arrays."""
-        return {**self.__dict__, "_open": None}
 
     def _load_index(self) -> Index:
         return self._loaded()[0]
@@ -206,6 +195,3 @@ class MongoStore(Store):
                 "index has. Restore the collection from a copy, or pack it anew."
             )
         return record.sample[0].data
-
-    def _name(self, position: int) -> str:
-        return f"record {position} ({self.keys[position]!r}) of {self.address}"

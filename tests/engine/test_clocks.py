@@ -134,6 +134,23 @@ def test_where_the_system_does_not_tell_of_its_run_queue_nothing_is_made_up(monk
         assert core.time.end(took_ns) == (0, UNKNOWN)
 
 
+def test_a_task_switch_as_the_run_queue_is_read_is_part_of_the_task(clock, monkeypatch):
+    core = Core(monkeypatch)
+
+    def waited_ns(queue):
+        waited_ns = core.starved_ns
+        core.starved_ns += 1_000_000
+        clock.pass_by(1_000_000)
+        return waited_ns
+
+    monkeypatch.setattr(timing.RunQueue, "waited_ns", waited_ns)
+    status = StatusWriter(cpu_clock=lambda: 0)
+    status.begin_task(0, 0)
+    status.phase(Phase.SENDING)
+    row = row_of_worker(status.take_times())
+    assert row.starved_ns == row.fetch_ns == 1_000_000
+
+
 def test_time_in_the_dataset_that_takes_no_cpu_is_reading_and_the_rest_is_computing():
     status = StatusWriter()
     status.begin_task(0, 0)
@@ -142,6 +159,7 @@ def test_time_in_the_dataset_that_takes_no_cpu_is_reading_and_the_rest_is_comput
     spin(0.005)
     status.phase(Phase.SENDING)
     row = row_of_worker(status.take_times())
+    status.close()
     span = Sums.of(rows_of([row])).span()
     assert 0.015 < span.read_s <= row.fetch_ns / 1e9
     assert span.compute_s >= 0.004

@@ -288,10 +288,14 @@ def test_what_does_not_end_is_left_behind_and_said(monkeypatch):
 
 def test_a_stuck_thread_keeps_no_batches_of_others_once_the_loader_is_closed(monkeypatch):
     monkeypatch.setattr("penstock.engine.backends.thread._GRACE_S", 0.05)
-    free, batches, collated = threading.Event(), [], threading.Semaphore(0)
+    free, stuck, collated = threading.Event(), threading.Event(), threading.Semaphore(0)
+    batches = []
 
     def make(index):
-        return free.wait() if index == 5 else float(index)
+        if index == 5:
+            stuck.set()
+            free.wait()
+        return float(index)
 
     def collate(samples):
         batch = np.array(samples)
@@ -303,12 +307,15 @@ def test_a_stuck_thread_keeps_no_batches_of_others_once_the_loader_is_closed(mon
     next(iterator)
     for _ in range(3):
         assert collated.acquire(timeout=30)
+    assert stuck.wait(30)  # one that has yet to reach the sample ends at once
     with pytest.warns(RuntimeWarning, match="left behind"):
         iterator.close()
     del iterator
     gc.collect()
     assert [batch() for batch in batches] == [None] * len(batches)
     free.set()
+    for thread in threads_left():
+        thread.join(30)
 
 
 def test_the_iterator_of_a_stream_ends_in_its_own_thread():

@@ -151,8 +151,8 @@ class StatusWriter:
                 self._times_samples = True
                 self._since_ns = time.monotonic_ns()
                 self._spent_ns = [0] * len(Phase)
-            self._core_time.begin()  # before the clock: waiting in between is none of the task's
             now = time.monotonic_ns()
+            self._core_time.begin()
             self._add_up(now)
             self._spent_ns[Phase.READING] = self._spent_ns[Phase.COLLATING] = 0  # of a failed one
             del self._marks[:]

@@ -255,7 +255,11 @@ class CoreTime:
         self._waited_ns: int | None = None
 
     def begin(self) -> None:
-        """A piece of work begins right after this call."""
+        """Note that a piece of work has begun; its duration counts from before this call.
+
+        A busy system often switches tasks as a system call ends. At each end of a piece its clock
+        is read before the run queue, so that such a wait is in both or in neither.
+        """
         thread = threading.get_ident()
         if self._run_queue is None or thread != self._thread:
             self.close()  # it was the other thread's
@@ -270,8 +274,8 @@ class CoreTime:
         """
         if self._run_queue is None or threading.get_ident() != self._thread:
             return took_ns, UNKNOWN
+        waited_ns = self._run_queue.waited_ns()  # first: see `begin`
         cpu_ns = self._cpu_clock() - self._cpu_at_ns
-        waited_ns = self._run_queue.waited_ns()
         if waited_ns is None or self._waited_ns is None:
             return cpu_ns, UNKNOWN
         return cpu_ns, waited_ns - self._waited_ns

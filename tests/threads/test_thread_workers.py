@@ -243,7 +243,9 @@ def test_a_death_by_force_tells_the_stack():
     assert "given up, as the test says so, while reading sample 3 of step 0" in death.reason
     assert "free.wait()" in death.advice
     assert backend.events(0) == []
+    worker = backend._table.workers[1].thread
     make.free.set()
+    worker.join(30)
     backend.close()
 
 
@@ -399,10 +401,12 @@ def test_a_worker_that_closes_the_loader_ends_the_main_processes_wait():
 
     backend = opened(Numbers(make), num_workers=1)
     hold.append(backend)
+    worker = backend._table.workers[0].thread
     backend.submit(0, 0, [9])
     with pytest.raises(WorkerDied, match="was closed"):
         backend.events(None)
     backend.close()
+    worker.join(30)  # the one that closed it has its own end ahead
 
 
 def run(code):

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -68,7 +70,8 @@ def test_what_lies_in_the_slot_is_not_placed_again():
         pool.mapping(extent.slot).bytes()[: batch.nbytes], batch.view(np.uint8).ravel()
     )
     del batch
-    pool.close()
+    for new in pool.take_new():
+        os.close(new.fd)
 
 
 def test_a_spawned_worker_without_torch_stays_without_and_gives_tensors():

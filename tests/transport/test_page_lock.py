@@ -202,10 +202,6 @@ class LeasesMachine(RuleBasedStateMachine):
             expected += self.cooling.pop(0)[1]
         assert taken == expected
 
-    @invariant()
-    def only_what_has_a_view_is_running(self):
-        assert len(self.leases) == len(self.views)
-
     def teardown(self):
         for fence, _ in self.cooling:
             fence.is_open = True
@@ -292,7 +288,8 @@ class ArenaMachine(RuleBasedStateMachine):
             self.end_a_fork()
         self.held.clear()
         del self.arena
-        self.pool.close()
+        for new in self.pool.take_new():
+            os.close(new.fd)
         assert (self.device.locked, self.device.mistakes) == ({}, [])
         assert self.device.num_done == self.device.num_begun
 
@@ -316,7 +313,6 @@ def test_a_slot_that_cools_at_a_fork_comes_back_and_a_leased_one_does_not():
     device.begin_to_copy(array)
     del array
     assert arena.take_freed() == ([], [])
-    assert len(arena.leases) == 1
     assert holds_in_child(lambda: True)
     device.begin_to_copy(held)
     del held

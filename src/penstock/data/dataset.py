@@ -209,10 +209,10 @@ def adapted(
     arguments that choose one are refused. Nothing is imported to find out.
     """
     data: Any = sys.modules.get("ray.data")
-    reading: Any = sys.modules.get("penstock.ray.reading")
+    rows: Any = sys.modules.get("penstock.ray.rows")
     kinds = [getattr(data, name, None) for name in ("Dataset", "DataIterator")]
     is_rays = isinstance(dataset, tuple(kind for kind in kinds if isinstance(kind, type)))
-    if is_rays or (reading is not None and isinstance(dataset, reading.RayStream)):
+    if is_rays or (rows is not None and isinstance(dataset, rows.RayStream)):
         adapter: Any = importlib.import_module("penstock.ray.data")  # it lies above the loaders
         found: tuple[Any, Any] = adapter.for_loader(dataset, collate_fn, orders)
         return found

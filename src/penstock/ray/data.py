@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.errors import ConfigError, MissingExtraError
 from penstock.optional import install_command
@@ -12,9 +13,11 @@ from penstock.optional import install_command
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from penstock.ray.reading import RayStream, RayTable
+    from penstock.ray.rows import RayStream, RayTable
 
 __all__ = ["for_loader", "from_ray_data", "to_ray_data"]
+
+_ROWS_OF_TASK: Final = 10_000
 
 
 def _ray_data() -> Any:  # noqa: ANN401
@@ -72,7 +75,7 @@ def from_ray_data(
     is_there = isinstance(dataset, data.dataset.MaterializedDataset)
     is_shuffled = local_shuffle_buffer_size is not None
     is_ordered = preserve_order and not is_share
-    from penstock.ray.reading import RayStream, RayTable
+    from penstock.ray.rows import RayStream, RayTable
 
     if not (is_there if streaming is None else not streaming):
         return RayStream(
@@ -121,7 +124,7 @@ def to_ray_data(
         columns: Names of the columns, for samples that are tuples or single values; of dicts, those
             to take. None: the keys of dicts, the fields of named tuples, "0", "1", … for tuples,
             "item" for anything else.
-        override_num_blocks: Read tasks; None lets Ray Data decide by the size of the data.
+        override_num_blocks: Read tasks; None: two for each CPU, or one for 10,000 samples.
         **read_options: For Ray Data's `map_batches`: num_cpus, memory, concurrency, resources, …
 
     Raises:
@@ -129,15 +132,23 @@ def to_ray_data(
         TypeError: a dataset without indices, or one that cannot be pickled.
         MissingExtraError: Ray Data is not installed.
     """
-    _ray_data()
+    data = _ray_data()
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise TypeError(
             "to_ray_data takes a dataset with __getitem__ and __len__ (of a loader give the "
             f".dataset); {type(dataset).__name__} has not both"
         )
-    from penstock.ray.writing import read_in_tasks
+    import ray
 
-    return read_in_tasks(dataset, columns, override_num_blocks, read_options)
+    from penstock.ray.rows import row_of_sample, tables_of
+
+    if count := len(dataset):
+        row_of_sample(dataset, 0, columns)
+    cpus = int(ray.cluster_resources().get("CPU", 1))  # type: ignore[no-untyped-call]
+    num_tasks = override_num_blocks or max(2 * cpus, count // _ROWS_OF_TASK)
+    indices = data.range(count, override_num_blocks=max(1, min(num_tasks, count)))
+    read = functools.partial(tables_of, ray.put(dataset), columns)  # once, for all tasks
+    return indices.map_batches(read, batch_size=None, batch_format="numpy", **read_options)
 
 
 def for_loader(
@@ -150,7 +161,7 @@ def for_loader(
     Raises:
         ConfigError: an order is chosen for what has one of its own.
     """
-    from penstock.ray.reading import RayStream
+    from penstock.ray.rows import RayStream
 
     kind = type(dataset).__name__
     if not isinstance(dataset, RayStream):

@@ -190,14 +190,6 @@ class SlotPool:
         retired, self._retired = self._retired, []
         return retired
 
-    def close(self) -> None:
-        """Give up all slots, and close the descriptors that were not taken."""
-        for new in self.take_new():
-            os.close(new.fd)
-        self._slots.clear()
-        self._free = {"small": [], "large": []}
-        self.size_bytes = 0
-
 
 class _Head:
     """Where the next array of a lane goes: a slot, and how much of it is taken."""
@@ -287,7 +279,7 @@ class SlotWriter:
 
 
 class Leases(Generic[ItemT]):
-    """Knows which pieces of memory are in use, by asking the garbage collector, and the device.
+    """Which pieces of memory are in use, by the garbage collector, and by the device.
 
     Attributes:
         inherited: Items whose leases have ended and that a forked child may go on seeing; the
@@ -345,10 +337,6 @@ class Leases(Generic[ItemT]):
         while self._cooling and self._cooling[0][0].is_over():
             cooled += self._cooling.popleft()[1]
         return cooled
-
-    def __len__(self) -> int:
-        """Leases that are running; no view is left of what cools."""
-        return sum(reference() is not None for reference in self._items)
 
 
 class Arena:

@@ -61,8 +61,7 @@ class Channel:
         _channels.add(self)
         self._received = bytearray()
         self._received_fds: deque[int] = deque()
-        self._unsent: deque[Frame] = deque()
-        self._partly_sent = b""
+        self._unsent: deque[tuple[bytes, tuple[int, ...]]] = deque()  # what is left, descriptors
         self._landing = bytearray(_RECEIVE_BYTES)
         self.has_ended = False
 
@@ -78,7 +77,7 @@ class Channel:
     @property
     def has_unsent(self) -> bool:
         """Whether `flush` has something to do once the socket is writable."""
-        return bool(self._unsent or self._partly_sent)
+        return bool(self._unsent)
 
     def send(self, data: bytes, fds: Sequence[int] = ()) -> None:
         """Send one frame and wait until the socket took it all; `fds` stay the caller's.
@@ -96,33 +95,25 @@ class Channel:
 
         The descriptors are duplicated if they have to wait; `fds` stay the caller's.
         """
-        if not (fds or self._unsent or self._partly_sent):  # nearly always
-            message = _HEADER.pack(len(data), 0) + data
+        message = _HEADER.pack(len(data), len(fds)) + data
+        if not (fds or self._unsent):  # nearly always
             with contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
-                sent = self._socket.send(message, socket.MSG_DONTWAIT)
-                if sent < len(message):
-                    self._partly_sent = message[sent:]
-                return
-        self._unsent.append(Frame(data, tuple(os.dup(fd) for fd in fds)))
+                message = message[self._socket.send(message, socket.MSG_DONTWAIT) :]
+                if not message:
+                    return
+        self._unsent.append((message, tuple(map(os.dup, fds))))
         self.flush()
 
     def flush(self) -> None:
-        """Send what waits, as far as the socket takes it; `receive` tells if the peer is gone."""
+        """Send what waits, as far as the socket takes it; `receive` says if the peer is gone."""
         with contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
-            while self.has_unsent:
-                if self._partly_sent:
-                    sent = self._socket.send(self._partly_sent, socket.MSG_DONTWAIT)
-                    self._partly_sent = self._partly_sent[sent:]
-                else:
-                    self._send_next()
-
-    def _send_next(self) -> None:
-        frame = self._unsent[0]
-        message = _HEADER.pack(len(frame.data), len(frame.fds)) + frame.data
-        sent = self._start(message, frame.fds, socket.MSG_DONTWAIT)
-        self._unsent.popleft()
-        _close_all(frame.fds)
-        self._partly_sent = message[sent:]
+            while self._unsent:
+                message, fds = self._unsent[0]
+                message = message[self._start(message, fds, socket.MSG_DONTWAIT) :]
+                self._unsent.popleft()
+                _close_all(fds)
+                if message:
+                    self._unsent.appendleft((message, ()))
 
     def _start(self, message: bytes, fds: Sequence[int], flags: int) -> int:
         if not fds:
@@ -133,7 +124,7 @@ class Channel:
     def receive(self, *, wait: bool = False) -> list[Frame]:
         """Return all frames that are here, oldest first; with `wait`, at least one.
 
-        When it returns, nothing is left to read, and `has_ended` tells whether anything can come.
+        When it returns, nothing is left to read; `has_ended` says whether the peer is gone.
 
         Raises:
             EOFError: the peer closed its end or died.
@@ -163,8 +154,7 @@ class Channel:
         if message_flags & socket.MSG_CTRUNC:
             raise TransportError(
                 "a worker's shared memory could not be received: this process may open no more "
-                "files. "
-                "Raise the limit (`ulimit -n`) or close files that are not needed."
+                "files. Raise the limit (`ulimit -n`) or close files that are not needed."
             )
         if size == 0:
             raise EOFError
@@ -199,10 +189,9 @@ class Channel:
         _open_sockets.discard(self._socket)
         _close_all(self._received_fds)
         self._received_fds.clear()
-        for frame in self._unsent:
-            _close_all(frame.fds)
+        for _, fds in self._unsent:
+            _close_all(fds)
         self._unsent.clear()
-        self._partly_sent = b""
 
     def __del__(self) -> None:
         if hasattr(self, "_socket"):

@@ -20,7 +20,6 @@ import functools
 import mmap
 import os
 import secrets
-import sys
 import weakref
 from functools import cache
 from typing import TYPE_CHECKING, Final
@@ -90,9 +89,8 @@ class Mapping:
         if address == _MAP_FAILED:
             error = os.strerror(ctypes.get_errno())
             raise TransportError(
-                f"cannot map {size_bytes:,} bytes of shared memory: {error}. Hold fewer batches at "
-                "a "
-                "time, or raise the limit (`ulimit -v`, the container's memory, vm.max_map_count)."
+                f"cannot map {size_bytes:,} bytes of shared memory: {error}. Hold fewer batches, "
+                "or raise the limit (`ulimit -v`, the container's memory, vm.max_map_count)."
             )
         self.address: int = address
         self.size_bytes = size_bytes
@@ -175,12 +173,9 @@ def _nameless_fd() -> int:
 
 def _unlinked_shm_fd() -> int:
     """The same where there is no memfd (macOS, BSD): the name exists for a few microseconds."""
-    libc = ctypes.CDLL("librt.so.1" if sys.platform == "linux" else None, use_errno=True)
-    name = f"/penstock-{secrets.token_hex(8)}".encode()
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
-    libc.shm_open.argtypes = (ctypes.c_char_p, ctypes.c_int)  # the mode is variadic on macOS
-    fd: int = libc.shm_open(name, flags, ctypes.c_uint(0o600))
-    if fd < 0:
-        raise OSError(ctypes.get_errno(), f"shm_open: {os.strerror(ctypes.get_errno())}")
-    libc.shm_unlink(name)
+    import _posixshmem  # as `multiprocessing.shared_memory` does
+
+    name = f"/penstock-{secrets.token_hex(8)}"
+    fd: int = _posixshmem.shm_open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode=0o600)
+    _posixshmem.shm_unlink(name)
     return fd

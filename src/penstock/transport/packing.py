@@ -24,7 +24,7 @@ import numpy as np
 from penstock.transport.arena import INLINE_LIMIT_BYTES, Extent, SlotWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
 _MESSAGE_LIMIT_BYTES: Final = 32 * 1024  # a longer pickle goes into the slot: channels stay snappy
 
@@ -95,24 +95,17 @@ def pack(tree: object, writer: SlotWriter) -> Packed:
     Raises:
         Exception: whatever pickling raises; the writer's slots are given back then.
     """
-    buffers: list[Extent] = []
-
-    def keep_in_message(buffer: pickle.PickleBuffer) -> bool:
-        data = np.frombuffer(buffer.raw(), np.uint8)
-        if data.nbytes < INLINE_LIMIT_BYTES:
-            return True
-        buffers.append(writer.place(data))
-        return False
-
+    buffers: list[np.ndarray[Any, np.dtype[np.uint8]]] = []
     try:
-        pickled = dumps(tree, keep_in_message, _OF_BATCHES)
+        pickled = dumps(tree, take_large(buffers), _OF_BATCHES)
+        placed = tuple(map(writer.place, buffers))
         message: bytes | Extent = pickled
         if len(pickled) > _MESSAGE_LIMIT_BYTES:
             message = writer.place(np.frombuffer(pickled, np.uint8))
     except BaseException:
         writer.abandon()
         raise
-    return Packed(message, tuple(buffers), tuple(writer.finish()))
+    return Packed(message, placed, tuple(writer.finish()))
 
 
 def _reduce_array(array: np.ndarray[Any, Any]) -> Any:  # noqa: ANN401
@@ -129,7 +122,7 @@ def unpack(packed: Packed, slots: dict[int, memoryview]) -> Any:  # noqa: ANN401
     """Return the tree again; its large arrays alias `slots`, which they keep alive."""
     message = packed.pickle
     data = message if isinstance(message, bytes) else _slice(slots, message)
-    return load_all(data, [_slice(slots, extent) for extent in packed.buffers])
+    return pickle.loads(data, buffers=[_slice(slots, extent) for extent in packed.buffers])
 
 
 def _slice(slots: dict[int, memoryview], extent: Extent) -> memoryview:
@@ -158,8 +151,3 @@ class AsTensor:
 
 def _make_tensor(array: np.ndarray[Any, Any], adapter: str) -> object:
     return importlib.import_module(adapter).tensor_of(array)
-
-
-def load_all(data: bytes | memoryview, buffers: Sequence[memoryview]) -> Any:  # noqa: ANN401
-    """Return the object of `dumps` and its buffers."""
-    return pickle.loads(data, buffers=buffers)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from penstock.transport.memory import Mapping, create_segment
-from penstock.transport.packing import NeedsInheritance, dumps, load_all, take_large
+from penstock.transport.packing import NeedsInheritance, dumps, take_large
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,9 +46,9 @@ def share(value: object, base: type[pickle.Pickler] = pickle.Pickler) -> int:
     head = b"".join(map(_NUMBER.pack, [len(pickled), len(buffers), *(b.nbytes for b in buffers)]))
     position = _page_up(len(head) + len(pickled))
     size_bytes = position + sum(_page_up(buffer.nbytes) for buffer in buffers)
-    fd = create_segment(max(size_bytes, _PAGE_BYTES))
+    fd = create_segment(size_bytes)
     try:
-        whole = Mapping(fd, max(size_bytes, _PAGE_BYTES)).bytes()
+        whole = Mapping(fd, size_bytes).bytes()
         whole[: len(head) + len(pickled)] = np.frombuffer(head + pickled, np.uint8)
         for buffer in buffers:
             whole[position : position + buffer.nbytes] = buffer
@@ -93,7 +93,7 @@ def load_shared(fd: int) -> Any:  # noqa: ANN401 - whatever was shared
     for size in sizes:
         buffers.append(data[position : position + size])
         position += _page_up(size)
-    return load_all(data[start : start + pickle_bytes], buffers)
+    return pickle.loads(data[start : start + pickle_bytes], buffers=buffers)
 
 
 def _page_up(size_bytes: int) -> int:

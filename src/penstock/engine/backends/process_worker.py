@@ -78,7 +78,6 @@ def run_worker(sock: socket.socket, identity: WorkerIdentity, spec: WorkerSpec |
         raise
     finally:
         channel.close()
-        worker.pool.close()
 
 
 def _last_words_of(error: BaseException) -> str:

@@ -32,6 +32,7 @@ import contextlib
 import ctypes
 import functools
 import math
+import pickle
 import queue
 import time
 import warnings
@@ -50,7 +51,6 @@ from penstock.engine.timing import replaced, row_of_worker
 from penstock.engine.worker_table import KnownWorker, WorkerProgress, WorkerTable
 from penstock.errors import ConfigError, WorkerDied
 from penstock.forks import Owner
-from penstock.transport.packing import load_all
 from penstock.warn import users_level
 
 if TYPE_CHECKING:
@@ -669,7 +669,7 @@ def deserialize_tree(serialized: SerializedTree) -> Any:  # noqa: ANN401 - any t
 
     Small buffers, which lie in the answer itself, are copied.
     """
-    return load_all(serialized.pickled, [_writable(buffer) for buffer in serialized.buffers])
+    return pickle.loads(serialized.pickled, buffers=map(_writable, serialized.buffers))
 
 
 def _writable(buffer: npt.NDArray[np.uint8]) -> memoryview:

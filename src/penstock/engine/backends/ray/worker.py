@@ -24,6 +24,7 @@ import functools
 import importlib
 import io
 import os
+import pickle
 import platform
 import resource
 import sys
@@ -43,7 +44,7 @@ from penstock.engine.status_page import Phase
 from penstock.engine.task import Kind, decode_message, encode_result
 from penstock.engine.task_runner import TaskRunner
 from penstock.engine.timing import replaced
-from penstock.transport.packing import REDUCERS, load_all, take_large
+from penstock.transport.packing import REDUCERS, take_large
 from penstock.user_code import stack_of_error, stack_of_thread
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def value_of(serialized: SerializedTree) -> Any:  # noqa: ANN401 - any tree at a
     """Return the tree again; its large arrays alias the buffers, and are as read-only as these."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
-        return load_all(serialized.pickled, [buffer.data for buffer in serialized.buffers])
+        return pickle.loads(serialized.pickled, buffers=[b.data for b in serialized.buffers])
 
 
 def versions_here() -> str:

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A `ray.data.Dataset` as a dataset of Penstock's: rows by index, or as a stream."""
+"""Rows of a `ray.data.Dataset`, by index or as a stream; and samples as rows of one."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import operator
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -14,16 +16,18 @@ import ray
 from ray.data.block import BlockAccessor
 
 from penstock.data.dataset import Dataset, IterableDataset
+from penstock.data.names import name_samples
 from penstock.engine.backends.ray.cluster import survived_forks
 from penstock.errors import ConfigError, StateError
+from penstock.faults import annotate
 from penstock.worker_info import current_shard
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
-_SHUFFLED_ROWS: Final = 256  # rows that Ray Data shuffles out at once for a loader without batches
+_ROWS_AT_ONCE: Final = 256  # of a table made of samples, or of a shuffle for no batches
 
 
 def _columns_of(block: Any) -> dict[str, NDArray[Any]]:  # noqa: ANN401
@@ -42,10 +46,12 @@ def _columns_of(block: Any) -> dict[str, NDArray[Any]]:  # noqa: ANN401
     return columns
 
 
-def _row_of(columns: Mapping[str, NDArray[Any]], number: int) -> dict[str, Any]:
-    """Return a row, whose arrays are the caller's own: those of a block cannot be written to."""
-    row = {name: column[number] for name, column in columns.items()}
-    return {name: v.copy() if isinstance(v, np.ndarray) else v for name, v in row.items()}
+def _rows_of(block: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401
+    """Yield rows, whose arrays are the caller's own: those of a block cannot be written to."""
+    columns = _columns_of(block)
+    for number in range(len(next(iter(columns.values()), ()))):
+        row = {name: column[number] for name, column in columns.items()}
+        yield {name: v.copy() if isinstance(v, np.ndarray) else v for name, v in row.items()}
 
 
 class RayTable(Dataset[dict[str, Any]]):
@@ -106,9 +112,8 @@ class RayTable(Dataset[dict[str, Any]]):
             places = np.flatnonzero(blocks == block)
             wanted = (numbers[places] - self._ends[block] + start).tolist()
             taken: Any = BlockAccessor.for_block(ray.get(ref)).take(wanted)
-            columns = _columns_of(taken)
-            for number, place in enumerate(places.tolist()):
-                rows[place] = _row_of(columns, number)
+            for place, row in zip(places.tolist(), _rows_of(taken), strict=True):
+                rows[place] = row
         return rows
 
 
@@ -139,7 +144,7 @@ class RayStream(IterableDataset[dict[str, Any]]):
         self._epoch = 0
         self._num_given = 0
         self._last: dict[str, Any] | None = None  # the row given last
-        self._begin_at: tuple[int, str] | None = None  # rows to skip, and what the last of them is
+        self._begin_at = 0, ""  # rows to skip, and what the last of them is
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next iteration shuffle for this epoch."""
@@ -164,9 +169,9 @@ class RayStream(IterableDataset[dict[str, Any]]):
                 f"each of {info.world_size} ranks would get all rows of this ray.data.Dataset: "
                 "give it ray.train.get_dataset_shard(name), or streaming_split(...)[rank]"
             )
-        begin_at, self._begin_at = self._begin_at, None
+        (skip, expected), self._begin_at = self._begin_at, (0, "")
         self._num_given, self._last = 0, None
-        return self._rows(info.batch_size, *(begin_at or (0, "")))
+        return self._rows(info.batch_size, skip, expected)
 
     def _rows(self, batch_size: int | None, skip: int, expected: str) -> Iterator[dict[str, Any]]:
         is_shuffled = self._options["local_shuffle_buffer_size"] is not None
@@ -174,34 +179,26 @@ class RayStream(IterableDataset[dict[str, Any]]):
         if self._seed is not None:
             seed = int(np.random.SeedSequence((self._seed, self._epoch)).generate_state(1)[0])
         batches = self._source.iter_batches(
-            batch_size=batch_size or (_SHUFFLED_ROWS if is_shuffled else None),
+            batch_size=batch_size or (_ROWS_AT_ONCE if is_shuffled else None),
             batch_format="pyarrow",
             local_shuffle_seed=seed,
             **self._options,
         )
         # Closed at once when the loop ends early: Ray Data goes on reading until then.
         with contextlib.closing(iter(batches)) as batches:
-            for columns in map(_columns_of, batches):
-                num_rows = len(next(iter(columns.values()), ()))
-                first = min(max(skip - self._num_given, 0), num_rows)
-                self._num_given += first
-                if first and self._num_given == skip:
-                    self._last = _row_of(columns, first - 1)
-                    if self._digest() != expected:
-                        raise StateError(
-                            f"row {skip - 1} of this stream, the last one that was given when the "
-                            "state was saved, is another one now: the data changed, or the plan "
-                            "draws at random. Begin the epoch without the state."
-                        )
-                for number in range(first, num_rows):
-                    self._last = row = _row_of(columns, number)
-                    self._num_given += 1
-                    yield row
-        if self._num_given < skip:
-            raise StateError(
-                f"this stream was saved after {skip} rows, and has {self._num_given} now: the data "
-                "changed. Begin the epoch without the state."
-            )
+            rows = itertools.chain.from_iterable(map(_rows_of, batches))
+            for self._last in itertools.islice(rows, skip):
+                self._num_given += 1
+            if self._num_given < skip or (skip and self._digest() != expected):
+                raise StateError(
+                    f"row {skip - 1} of this stream, the last one that was given when the state "
+                    "was saved, is another one now, or is gone: the data changed, or the plan "
+                    "draws at random. Begin the epoch without the state."
+                )
+            for row in rows:
+                self._last = row
+                self._num_given += 1
+                yield row
 
     def _digest(self) -> str:
         """Return what tells the row given last from others."""
@@ -215,7 +212,7 @@ class RayStream(IterableDataset[dict[str, Any]]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration begin after the rows that were given when `state` was saved.
 
-        The plan is executed from its beginning; rows are dropped without being looked at.
+        The plan is executed from its beginning, and rows are dropped.
 
         Raises:
             StateError: nothing says that the rows would come in the same order.
@@ -226,4 +223,57 @@ class RayStream(IterableDataset[dict[str, Any]]):
                 "streaming_split, preserve_order=False, a shuffle without local_shuffle_seed): "
                 "use dataset.materialize(), which is read by index"
             )
-        self._begin_at = (state["rows"], state["last"]) if state["rows"] else None
+        self._begin_at = state["rows"], state["last"]
+
+
+def tables_of(
+    ref: Any,  # noqa: ANN401 - of the dataset in the object store
+    names: Sequence[str] | None,
+    batch: dict[str, Any],
+) -> Iterator[dict[str, list[Any]]]:
+    """Yield the samples of a batch of indices as tables, in a task of Ray Data's."""
+    indices = batch["id"].tolist()
+    dataset = ray.get(ref)
+    for begin in range(0, len(indices), _ROWS_AT_ONCE):
+        rows: list[dict[str, Any]] = []
+        for index in indices[begin : begin + _ROWS_AT_ONCE]:
+            rows.append(row_of_sample(dataset, index, names, rows[:1]))
+        yield {name: [row[name] for row in rows] for name in rows[0]}
+
+
+def row_of_sample(
+    dataset: Any,  # noqa: ANN401
+    index: int,
+    names: Sequence[str] | None,
+    others: Sequence[dict[str, Any]] = (),
+) -> dict[str, Any]:
+    """Return a sample as a row, with the columns of `others`."""
+    try:
+        sample = dataset[index]
+        if isinstance(sample, Mapping):
+            row = {str(name): _as_value(sample[name]) for name in names or sample}
+        else:
+            values = sample if isinstance(sample, (tuple, list)) else [sample]
+            own = ["item"] if values is not sample else [str(k) for k in range(len(values))]
+            names = names or getattr(sample, "_fields", own)
+            row = dict(zip(names, map(_as_value, values), strict=True))
+        if others and row.keys() != others[0].keys():
+            raise TypeError(f"a sample has the columns {list(row)}, others {list(others[0])}")
+        return row
+    except Exception as error:
+        named = name_samples(dataset, [index])
+        annotate(error, f"while making a row, with columns={names}, of {named} of the dataset")
+        raise
+
+
+def _as_value(value: Any) -> Any:  # noqa: ANN401
+    """Return a value as Ray Data takes it: tensors, also within dicts and lists, as arrays."""
+    if type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "numpy"):
+        value = value.detach().cpu().numpy()
+    if isinstance(value, np.ndarray):
+        return value if value.ndim else value[()]
+    if isinstance(value, Mapping):
+        return {str(key): _as_value(member) for key, member in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_as_value(member) for member in value]
+    return value

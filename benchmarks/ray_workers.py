@@ -215,14 +215,15 @@ class MakesBatches:
         from penstock.engine.assembly import PlainOutput
         from penstock.engine.plan import Framework, WorkerSpec
         from penstock.engine.status_page import StatusWriter
-        from penstock.engine.task import BeginEpoch, WorkerIdentity
-        from penstock.engine.task_runner import BatchMaker
+        from penstock.engine.task import BeginEpoch
+        from penstock.engine.task_runner import TaskRunner
 
         framework = Framework(root="torch", adapter="penstock.torch.worker")
         spec = WorkerSpec(dataset, is_iterable=False, is_batched=True, framework=framework)
-        self._maker = BatchMaker(
-            spec, PlainOutput(), StatusWriter(), WorkerIdentity(), BeginEpoch(0, 0)
-        )
+        runner = TaskRunner(PlainOutput(), StatusWriter())
+        runner.set_up(lambda: spec)
+        runner.begin_epoch(BeginEpoch(0, 0))
+        self._maker: Any = runner.maker
 
     def of_step(self, step: int) -> list[Any]:
         """Return the arrays of a batch."""

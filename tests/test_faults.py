@@ -445,9 +445,8 @@ def test_an_iterator_that_raises_for_ever_is_given_up():
         batch_size=4,
         on_error=FaultPolicy("replace", max_failures=None),
     )
-    with pytest.raises(OSError, match="cannot read") as caught:
+    with pytest.raises(TooManyFailures, match="100 others that were drawn"):
         list(loader)
-    assert any("100 times in a row" in note for note in caught.value.__notes__)
 
 
 def test_failures_hold_no_frames_and_a_loader_pickles_without_them():

@@ -18,8 +18,7 @@ import penstock
 import penstock.torch as ours
 from penstock import Loader
 from penstock.data import IterableDataset, shard
-from penstock.engine.serial_stream import SerialStream
-from penstock.engine.stream import BatchStream
+from penstock.engine.stream import BatchStream, SerialStream
 from penstock.epochs import EpochIterator
 from penstock.sampling import BatchSampler, RandomSampler
 from penstock.torch import loader as torch_loader
@@ -39,7 +38,6 @@ COUNTING = tuple(
     os.path.join(penstock.__path__[0], *name.split("/"))
     for name in (
         "engine/backends/",
-        "engine/serial_stream.py",
         "engine/stream.py",
         "engine/worker_stream.py",
         "engine/plan.py",

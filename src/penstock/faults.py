@@ -11,19 +11,6 @@ from typing import Any, Final, Literal, NamedTuple
 
 from penstock.errors import ConfigError
 
-__all__ = [
-    "RAISES",
-    "Failure",
-    "FaultPolicy",
-    "OnError",
-    "UnreadSample",
-    "annotate",
-    "note_unread",
-    "policy_of",
-    "text_of",
-    "unread_sample",
-]
-
 OnError = Literal["raise", "skip", "replace"]
 _CHOICES: Final = ("raise", "skip", "replace")
 _FEWEST_JUDGED: Final = 100  # samples; a share of fewer says little
@@ -164,9 +151,9 @@ class Failure:
     name: str | None
     error: BaseException
     traceback: str = field(repr=False)  # or a list of failures would fill screens
-    worker_id: int | None
-    epoch: int
-    step: int
+    worker_id: int | None = None
+    epoch: int = 0
+    step: int = 0
     replaced_by: Any = None
     partner_of: Any = None
 

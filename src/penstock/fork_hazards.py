@@ -26,7 +26,6 @@ from penstock.user_code import frames_of_other_threads
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["busy_device", "library_of", "opencv_at_rest", "running_hazards", "warn_of_fork"]
 
 _THREAD_NAMES: Final = {
     "gRPC": re.compile(r"grpc|event_engine$"),

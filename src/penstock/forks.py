@@ -19,8 +19,6 @@ import functools
 import os
 from typing import Final
 
-__all__ = ["Owner", "num_begun", "num_over"]
-
 # A byte for each. What the hooks call is C code: Python ignores what is raised in a hook, so that a
 # Ctrl-C in a Python function would lose the count.
 _begun: Final = bytearray()

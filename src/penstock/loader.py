@@ -193,7 +193,7 @@ class Loader(Observed, Generic[SampleT]):
             if plan.num_workers:
                 from penstock.engine.worker_stream import WorkerStream as kind
             else:
-                from penstock.engine.serial_stream import SerialStream as kind
+                from penstock.engine.stream import SerialStream as kind
             stream: BatchStream = kind(plan, epoch, self._faults, self._monitor)
         else:
             stream = self._stream

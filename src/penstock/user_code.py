@@ -16,14 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from types import FrameType
 
-__all__ = [
-    "frames_of_other_threads",
-    "frames_of_user",
-    "innermost_transform",
-    "stack_of_error",
-    "stack_of_thread",
-    "transform_that_raised",
-]
 
 _ENGINE: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "engine", "")
 

@@ -7,8 +7,6 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["WorkerInfo", "get_worker_info"]
-
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from penstock.engine.serial_stream import SerialStream
+from penstock.engine.stream import SerialStream
 from penstock.engine.worker_stream import WorkerStream
 
 __all__ = ["open_stream"]

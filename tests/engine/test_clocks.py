@@ -174,7 +174,7 @@ def timed(durations):
             status.sample(number)
             spin(seconds)
         status.phase(Phase.COLLATING)
-        status.batch_of(len(durations))
+        status.num_samples = len(durations)
         times = status.take_times()
     return times
 
@@ -198,7 +198,7 @@ def test_of_quick_samples_only_the_number_is_written():
         status.begin_task(0, 0)
         followed.append(status.number_cell() is None)
         status.phase(Phase.COLLATING)
-        status.batch_of(1_000_000)  # so quick that no pause of this process makes them slow
+        status.num_samples = 1_000_000  # so quick that no pause of this process makes them slow
         status.take_times()
     # The first decides; later some are timed all the same, as samples may have become slow.
     assert [task for task, is_followed in enumerate(followed) if is_followed] == [0, 16]
@@ -236,7 +236,7 @@ def test_samples_that_were_tried_twice_are_not_told():
         status.sample(number)
         spin(0.001)
     status.phase(Phase.COLLATING)
-    status.batch_of(2)
+    status.num_samples = 2
     assert sample_us_of(status.take_times()) == b""
 
 

@@ -13,7 +13,7 @@ from penstock import Loader
 from penstock.data import IterableDataset
 from penstock.engine.fault_log import FaultLog
 from penstock.engine.plan import Epoch, Given, Plan, Progress, WorkerSpec
-from penstock.engine.serial_stream import SerialStream
+from penstock.engine.stream import SerialStream
 from penstock.epochs import EpochIterator
 from penstock.faults import policy_of
 

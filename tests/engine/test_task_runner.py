@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from penstock.engine.assembly import PlainOutput
-from penstock.engine.plan import BatchIndices, Epoch, Plan, RetryHints, WorkerSpec
+from penstock.engine.plan import BatchIndices, RetryHints, WorkerSpec
 from penstock.engine.recover import NO_BATCH
 from penstock.engine.status_page import StatusWriter
 from penstock.engine.task import (
@@ -27,7 +27,7 @@ from penstock.engine.task import (
 )
 from penstock.engine.task_runner import TaskRunner
 from penstock.engine.timing import num_samples_of, row_of_worker
-from penstock.engine.worker_table import KnownWorker, WorkerTable
+from penstock.engine.worker_table import KnownWorker
 from penstock.faults import FaultPolicy
 
 BAD = 5  # the sample that is bad
@@ -420,29 +420,6 @@ def test_where_stuck_workers_are_replaced_samples_are_watched_whatever_they_take
     runner.set_up(lambda: WorkerSpec(OneByOne("none"), False, is_batched=True, faults=faults))
     runner.begin_epoch(BeginEpoch(1, 0))
     assert status.is_watched is (max_respawns > 0)
-
-
-def test_what_cannot_be_copied_and_answers_several_tasks_says_once_where_it_was():
-    class Uncopyable(Exception):
-        def __init__(self, *, code):
-            super().__init__("no")
-
-    def load():
-        raise Uncopyable(code=1)
-
-    plan = Plan(WorkerSpec(OneByOne("none"), False, is_batched=True), base_seed=0, num_workers=1)
-    table, worker = WorkerTable(plan), Known(0, 1)
-    table.add(worker)
-    table.begin_epoch(Epoch(0, iter(())))
-    runner = TaskRunner(PlainOutput(), StatusWriter())
-    runner.set_up(load)
-    runner.begin_epoch(table.message_of(worker))
-    for step in range(3):
-        task = table.task_of(worker, step, [0], None, is_measured=False)
-        event = table.accept(worker, runner.run(task))
-        with pytest.raises(Uncopyable) as raised:
-            event.outcome.batch()
-        assert sum("in worker" in note for note in raised.value.__notes__) == 1
 
 
 @pytest.mark.parametrize("is_measured", [True, False])

@@ -18,7 +18,7 @@ from penstock.engine.plan import (
 )
 from penstock.engine.scheduler import TaskDone, WorkerExhausted, WorkerReady
 from penstock.engine.status_page import Phase, StatusSnapshot
-from penstock.engine.task import Kind, TaskResult
+from penstock.engine.task import Kind, Task, TaskResult
 from penstock.engine.worker_table import KnownWorker, WorkerTable
 
 
@@ -37,8 +37,10 @@ def table_of(num_workers=2, *, is_iterable=False, begun=True):
     return table
 
 
-def task_for(table, worker, step, **options):
-    return table.task_of(worker, step, [3, 4], None, is_measured=False, **options)
+def task_for(table, worker, step, generation=None, indices=(3, 4)):
+    task = Task(generation or table.generation, step, indices)
+    worker.note(task)
+    return task
 
 
 def result_of(task, kind=Kind.DONE, **fields):
@@ -46,7 +48,7 @@ def result_of(task, kind=Kind.DONE, **fields):
 
 
 def snapshot(task, phase=Phase.READING, number=None):
-    return StatusSnapshot(task.generation, task.step, phase, number, False, None, 0, 1.5)
+    return StatusSnapshot(task.generation, task.step, phase, number, (), 0, 1.5)
 
 
 def test_a_result_of_the_epoch_is_an_event_and_its_task_is_answered():
@@ -143,7 +145,7 @@ def test_two_workers_with_the_same_first_sample_are_named(caplog):
 def test_a_death_says_what_the_worker_was_doing(phase, number, sample, words):
     table = table_of()
     worker = table.workers[0]
-    task = table.task_of(worker, 2, BatchIndices(np.array([3, 4]), 0, 1), None, is_measured=False)
+    task = task_for(table, worker, 2, indices=BatchIndices(np.array([3, 4]), 0, 1))
     activity = table.activity(worker, snapshot(task, phase, number))
     lost = table.death(worker, activity, "Worker 0 ended", "Look.", limit=3)
     assert (lost.reason, lost.advice, lost.limit) == (f"Worker 0 ended {words}", "Look.", 3)
@@ -155,7 +157,7 @@ def test_a_death_says_what_the_worker_was_doing(phase, number, sample, words):
 def test_the_progress_of_a_batch_that_cannot_be_counted_is_told():
     table = table_of()
     worker = table.workers[0]
-    task = table.task_of(worker, 0, slice(0, 4), None, is_measured=True)
+    task = task_for(table, worker, 0, indices=slice(0, 4))
     seen = snapshot(task, Phase.COLLATING)._replace(still_s=1.0)
     words, still_s = table.progress(worker, seen, "")
     assert "while collating samples slice(0, 4, None) of step 0 (1 of 1 samples" in words

@@ -29,7 +29,7 @@ from penstock.engine.task import (
     decode_result,
     encode_message,
 )
-from penstock.engine.task_runner import BatchMaker
+from penstock.engine.task_runner import TaskRunner
 from penstock.randomness.samples import fallback_state, restore_fallback
 
 IDENTITY = WorkerIdentity(worker_id=0, num_workers=1, base_seed=5)
@@ -169,8 +169,10 @@ def made_in_order(dataset, seed, generation, num_tasks):
     """What the tasks of a generation come to where each comes once, in order."""
     is_iterable = isinstance(dataset, IterableDataset)
     spec = WorkerSpec(dataset, is_iterable, True, seed=seed, batch_size=BATCH)
-    begun = BeginEpoch(generation, generation)
-    maker = BatchMaker(spec, PlainOutput(), StatusWriter(), IDENTITY, begun)
+    runner = TaskRunner(PlainOutput(), StatusWriter(), IDENTITY)
+    runner.set_up(lambda: spec)
+    runner.begin_epoch(BeginEpoch(generation, generation))
+    maker = runner.maker
     made = []
     for number in range(num_tasks):
         try:

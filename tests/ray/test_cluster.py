@@ -54,27 +54,14 @@ REFUSED = """
 
 
 def test_the_connection_there_is_is_used(cluster):
-    for address in (None, "auto", "local", cluster.address, _on_localhost(cluster.address)):
+    for address in (None, "auto", "local", cluster.address):
         assert connect(Ray(address)) is cluster.ray
 
 
-def _on_localhost(address):
-    return "localhost:" + address.rpartition(":")[2]
-
-
-def test_another_cluster_than_the_one_connected_to_is_refused(cluster):
-    host, _, port = cluster.address.rpartition(":")
-    for other in (f"{host}:{int(port) - 1}", f"192.0.2.77:{port}"):
-        with pytest.raises(
-            ConfigError, match=f"cluster at {cluster.address}, got address='{other}'"
-        ):
-            connect(Ray(other))
-
-
-@pytest.mark.parametrize("address", ["nonsense", "host:port", ":1"])
-def test_what_is_no_address_is_refused(cluster, address):
-    with pytest.raises(ConfigError, match="is no address of a Ray cluster"):
-        connect(Ray(address))
+@pytest.mark.parametrize("other", ["192.0.2.77:6379", "nonsense"])
+def test_another_cluster_than_the_one_connected_to_is_refused(cluster, other):
+    with pytest.raises(ConfigError, match=f"cluster at {cluster.address}, got address='{other}'"):
+        connect(Ray(other))
 
 
 def test_ray_client_is_refused_with_what_to_do_instead(cluster):

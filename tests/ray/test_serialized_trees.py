@@ -216,36 +216,11 @@ def test_a_buffer_lives_as_long_as_the_last_view_of_it_and_no_longer():
     assert alive() is None
 
 
-# Clocks.
-
-SPANS = st.integers(0, 10**9)
-
-
-@given(
-    offset=st.one_of(st.just(0), st.integers(-(10**15), 10**15)),
-    there=SPANS,
-    work=SPANS,
-    back=SPANS,
-)
-def test_a_time_is_told_within_the_way_there_and_back(offset, there, work, back):
-    """The worker's clock is ours plus an offset; ways there and back take as long as they like."""
-    sent = 10**12
-    begun, ended = sent + there, sent + there + work
-    received = ended + back
-    fields = {"begun_ns": begun + offset, "ended_ns": ended + offset, "idle_ns": 3}
-    told_bytes = times_by_our_clock(replaced(NO_TIMES, **fields), sent, received)
-    times, noted = row_of_worker(replaced(NO_TIMES, **fields)), row_of_worker(told_bytes)
-    assert sent <= noted.begun_ns
-    assert noted.ended_ns <= received
-    assert noted == times._replace(begun_ns=noted.begun_ns, ended_ns=noted.ended_ns)
-    assert noted.ended_ns - noted.begun_ns == work
-    assert abs(noted.begun_ns - begun) <= there + back
-    if offset == 0:
-        assert noted == times
-
-
-def test_the_times_of_a_batch_that_was_not_measured_stay():
-    assert times_by_our_clock(NO_TIMES, 10, 20) == NO_TIMES
+def test_a_task_has_ended_by_our_clock_when_its_batch_comes():
+    times = replaced(NO_TIMES, begun_ns=5_000, ended_ns=5_600, idle_ns=3)
+    noted = row_of_worker(times_by_our_clock(times, 1_000))
+    assert noted == row_of_worker(times)._replace(begun_ns=400, ended_ns=1_000)
+    assert times_by_our_clock(NO_TIMES, 20) == NO_TIMES
 
 
 def test_tensors_travel_beside_the_pickle_as_arrays_do():

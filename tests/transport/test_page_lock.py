@@ -23,7 +23,8 @@ from penstock import forks
 from penstock.engine.backends import open_backend
 from penstock.engine.plan import Epoch, Plan, WorkerSpec
 from penstock.engine.scheduler import TaskDone
-from penstock.engine.serial_stream import SerialStream
+from penstock.engine.stream import SerialStream
+from penstock.engine.task import Task
 from penstock.transport.arena import Arena, BufferPool, Leases, SlotPool, SlotWriter, slot_size
 from penstock.transport.memory import Mapping, anonymous_mapping, create_segment
 
@@ -471,7 +472,7 @@ def batches_of(backend, num_workers, count):
         return
     lookahead = 2 * num_workers
     for step in range(min(lookahead, count)):
-        backend.submit(step % num_workers, step, [2 * step, 2 * step + 1])
+        backend.submit(step % num_workers, Task(1, step, [2 * step, 2 * step + 1]))
     num_submitted, num_done, events = lookahead, 0, []
     while num_done < count:
         events = events or list(backend.events(GRACE_S))
@@ -485,7 +486,9 @@ def batches_of(backend, num_workers, count):
         del batch
         if num_submitted < count:
             worker_id = num_submitted % num_workers  # in turn, however quick the other is
-            backend.submit(worker_id, num_submitted, [2 * num_submitted, 2 * num_submitted + 1])
+            backend.submit(
+                worker_id, Task(1, num_submitted, [2 * num_submitted, 2 * num_submitted + 1])
+            )
             num_submitted += 1
 
 

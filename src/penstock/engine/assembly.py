@@ -159,7 +159,7 @@ class Assembler:
     def collate(self, samples: Any, position: int, indices: Any = None) -> Any:  # noqa: ANN401
         """Return a batch of samples, or the one sample by itself where the spec is not batched."""
         self._status.phase(Phase.COLLATING)
-        self._status.batch_of(length_of(samples) or 0)  # `__getitems__` may give an iterator
+        self._status.num_samples = length_of(samples) or 0  # `__getitems__` may give an iterator
         if self._streams is not None and self._spec.collate_fn is not None:
             self._streams.begin_collate(position)
         given = samples if self._spec.is_batched else samples[0]
@@ -180,16 +180,15 @@ class Assembler:
             return
         # A collate function of the user's may take samples that cannot be iterated.
         searched = samples if self._spec.collate_fn is None else ()
-        none = [k for k, sample in enumerate(searched) if sample is None]
-        if none:
-            named = f"of the {len(samples)} samples of this batch, those at {none} are None"
+        if none := [k for k, sample in enumerate(searched) if sample is None]:
+            which = f"those at {none} of the batch"
             if indices is not None:
                 some = [name_samples(self._spec.dataset, [indices[k]]) for k in none[:_MOST_NAMED]]
-                named = f"the dataset returned None for {', '.join(some)}"
+                which = ", ".join(some)
             annotate(
                 error,
-                f"{named}: return a sample, or raise an exception for one that cannot be made and "
-                "set on_error='skip' or 'replace' in the loader",
+                f"the dataset returned None for {which}: return a sample, or raise an exception "
+                "for one that cannot be made and set on_error='skip' or 'replace' in the loader",
             )
         if indices is not None:
             if isinstance(error, CollateError):
@@ -201,7 +200,7 @@ class Assembler:
         """Return the batch as it leaves; `indices` are its samples', for a note."""
         self._status.phase(Phase.SENDING)
         if hasattr(indices, "__len__"):  # a batch that the dataset made was not counted yet
-            self._status.batch_of(len(indices))
+            self._status.num_samples = len(indices)
         try:
             return self.output.finish(batch)
         except Exception as error:

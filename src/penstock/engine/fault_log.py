@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import logging
 import sys
 import warnings
@@ -12,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final
 from penstock.data.names import describe_sample
 from penstock.engine.plan import sample_key
 from penstock.errors import TooManyFailures
-from penstock.faults import Failure, FaultPolicy
 from penstock.plural import counted
 from penstock.warn import users_level
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
     from penstock.engine.plan import Epoch, Given
-    from penstock.engine.recover import BadSample
+    from penstock.faults import Failure, FaultPolicy
 
 _MOST_KEPT: Final = 10_000  # records; a night's run over a rotten disk is not to fill the memory
 _FIRST: Final = 10
@@ -54,7 +54,7 @@ class FaultLog:
         return list(self._failures)
 
     def record(
-        self, found: Sequence[BadSample], epoch: Epoch, step: int, worker_id: int | None
+        self, found: Sequence[Failure], epoch: Epoch, step: int, worker_id: int | None
     ) -> int:
         """Record the bad samples of a step; return how many were not known yet in this epoch."""
         num_new = 0
@@ -65,16 +65,13 @@ class FaultLog:
                 continue
             progress.known_bad.add(key)
             num_new += 1
-            failure = Failure(
-                index=bad.index,
+            failure = dataclasses.replace(
+                bad,
                 name=bad.name or describe_sample(self._dataset, bad.index),
-                error=bad.error,
                 traceback=sys.intern(bad.traceback),  # most bad samples fail in the same place
                 worker_id=worker_id,
                 epoch=epoch.number,
                 step=step,
-                replaced_by=bad.replaced_by,
-                partner_of=bad.partner_of,
             )
             self._failures.append(failure)
             if len(progress.first_failures) < _FIRST:

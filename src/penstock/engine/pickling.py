@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import copyreg
-import functools
 import importlib
 import io
 import pickle
@@ -135,8 +134,6 @@ def _children(path: str, value: Any) -> Iterator[tuple[str, object]]:  # noqa: A
         yield from ((f"{path}[{key!r}]", member) for key, member in value.items())
     elif isinstance(value, (list, tuple)):
         yield from ((f"{path}[{k}]", member) for k, member in enumerate(value))
-    elif isinstance(value, functools.partial):
-        yield from ((f"{path}.{name}", getattr(value, name)) for name in ("func", "args"))
     elif not isinstance(value, _BY_NAME):
         with contextlib.suppress(Exception):
             state = value.__getstate__()

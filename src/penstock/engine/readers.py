@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 _ONE_SAMPLE: Final = "while reading sample "
 # Between two states of a dataset: this many times the duration of taking one, so 2 % of the time.
 _STATE_INTERVAL: Final = 50.0
-_LONGEST_RUN: Final = 100  # bad samples in a row, after which an iterator is given up
 
 
 class MapReader(Reader):
@@ -88,16 +87,10 @@ class MapReader(Reader):
         """Return the batch that the dataset collates itself."""
         assert self._read_batch is not None
         try:
-            batch = self._read_batch(indices, empty)
+            return self._read_batch(indices, empty)
         except Exception as error:
             annotate(error, f"while reading samples {indices.tolist()} of the dataset by get_batch")
             raise
-        if batch is None:
-            raise TypeError(
-                f"get_batch of {type(self._dataset).__name__} returned None; it has to return the "
-                "batch, collated as the default collate would."
-            )
-        return batch
 
     def read_together(self, indices: Any) -> Any:  # noqa: ANN401
         """Return the samples that `__getitems__` gives."""
@@ -261,7 +254,6 @@ class ShardReader(Reader):
         self.is_untouched = True
         self._state_at = 0  # batches after which its state was taken last
         self._next_state_s = 0.0
-        self._num_failed = 0  # in a row
         self._can_resume = can_resume(spec.dataset)
         self._iterator = self._begin(position)
         # Not the iterator itself: `islice` calls `iter` on it, which may begin it anew.
@@ -339,7 +331,6 @@ class ShardReader(Reader):
             else:
                 self._streams.begin_sample(item.place, item.attempt)
         sample = next(self._iterator)
-        self._num_failed = 0
         if is_first and self._num_batches == 1 and self._num_workers > 1 and not was_asked():
             with contextlib.suppress(Exception):  # it cannot be pickled: there is just no warning
                 pickled = pickle.dumps(sample, protocol=5)
@@ -348,19 +339,15 @@ class ShardReader(Reader):
 
     def is_spent(self, error: Exception) -> bool:
         """Return whether the iterator cannot go on after `error`; if so, note why in it."""
-        self._num_failed += 1
         if inspect.isgenerator(self._iterator):
-            why = (
+            annotate(
+                error,
                 "A generator ends with the first exception that leaves it, so the samples after "
                 "this one cannot be had: catch it inside, or let __iter__ return an object of a "
-                "class with __next__, which can go on."
+                "class with __next__, which can go on.",
             )
-        elif self._num_failed >= _LONGEST_RUN:
-            why = f"The iterator raised {self._num_failed} times in a row."
-        else:
-            return False
-        annotate(error, why)
-        return True
+            return True
+        return False
 
     # The position.
 

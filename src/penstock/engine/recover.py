@@ -13,17 +13,17 @@ from __future__ import annotations
 import bisect
 import contextlib
 import copy
-import dataclasses
 import functools
 import traceback
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from penstock.engine.plan import RetryHints, sample_key
 from penstock.engine.status_page import Phase
 from penstock.errors import TooManyFailures, WorkerDied
-from penstock.faults import annotate, text_of, unread_sample
+from penstock.faults import Failure, annotate, text_of, unread_sample
 from penstock.randomness.keys import Purpose, seed_sequence
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ _MOST_REFERENCES: Final = 4  # samples that others are compared with
 _MOST_DRAWS: Final = 100  # to find one that was not tried yet; few are tried, so one is enough
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class BatchItem:
     """One item of a batch, and the sample that is read for it.
 
@@ -89,27 +89,6 @@ class Reader:
         return False
 
 
-class BadSample(NamedTuple):
-    """A sample that could not be made.
-
-    Attributes:
-        index: Index that the sampler or a replacement gave; for a partner, that the dataset drew.
-            None in an iterable dataset.
-        error: Exception, without its traceback.
-        traceback: Traceback as text; for a sample that ended workers, what is known of their end.
-        replaced_by: Index of the sample that took its place; None if none did.
-        name: Name of the sample in the dataset that could not read it; None if not known.
-        partner_of: Index of the sample that it was drawn for; None if it was asked for itself.
-    """
-
-    index: Any
-    error: BaseException
-    traceback: str
-    replaced_by: Any = None
-    name: str | None = None
-    partner_of: Any = None
-
-
 class Recovery:
     """Makes batches in spite of bad samples, for one epoch.
 
@@ -132,13 +111,13 @@ class Recovery:
         self._faults = spec.faults
         self._status = status
         self._replacements = replacements
-        self._bad: list[BadSample] = []
+        self._bad: list[Failure] = []  # the main process adds where they were found
         self._keys: list[Any] = []  # of the batch under way, if it is not a stream's
         self._stride = 1
         self._hints = RetryHints()
         self._quarantined: dict[Hashable, tuple[str, str]] = {}  # key -> reason, stack
 
-    def take_bad(self) -> list[BadSample]:
+    def take_bad(self) -> list[Failure]:
         """Return the bad samples that were found since the last call, in order."""
         bad, self._bad = self._bad, []
         return bad
@@ -167,7 +146,7 @@ class Recovery:
             if error is None:
                 for k in range(first_bad, len(self._bad)):
                     if self._bad[k].partner_of is None:
-                        self._bad[k] = self._bad[k]._replace(replaced_by=item.index)
+                        self._bad[k] = replace(self._bad[k], replaced_by=item.index)
                 return
 
     def _read(self, item: BatchItem) -> Exception | None:
@@ -203,11 +182,11 @@ class Recovery:
         text = "".join(traceback.format_exception(error)) if how is None else how[1]
         drop_frames(error)
         unread = unread_sample(error)
-        bad = BadSample(item.index, error, text, name=None if unread is None else unread.name)
+        bad = Failure(item.index, None if unread is None else unread.name, error, text)
         item.sample = _MISSING
         may_draw = item.index is not None and item.attempt < _MOST_ATTEMPTS
         if unread is not None and unread.is_partner and may_draw:
-            self._bad.append(bad._replace(index=unread.index, partner_of=item.index))
+            self._bad.append(replace(bad, index=unread.index, partner_of=item.index))
             item.attempt += 1
             return True
         self._bad.append(bad)
@@ -268,7 +247,7 @@ class Recovery:
 
         The samples are copied: a collate function may change what it gets.
         """
-        copies = [dataclasses.replace(item, sample=_copied(item.sample)) for item in items]
+        copies = [replace(item, sample=_copied(item.sample)) for item in items]
         try:
             self._status.item(Phase.COLLATING, items[-1])
             batch = self._joined(copies, position, self._assembler.for_trials)
@@ -307,14 +286,12 @@ class Recovery:
         if not self._spec.is_batched or len(taken) == 1 or 0 < len(failed) < len(taken):
             return failed
         # All alike: none is bad by itself, or the collate function needs more than one.
-        reference = taken[0]
-        for _ in range(_MOST_REFERENCES):
+        for reference in taken[:_MOST_REFERENCES]:
             others = [item for item in taken if item is not reference]
             pairs = [(item, self._trial([reference, item], position)) for item in others]
             misfits = [(item, error) for item, error in pairs if error is not None]
             if len(misfits) * 2 <= len(taken):
                 return misfits
-            reference = misfits[0][0]
         return []
 
 

@@ -50,7 +50,6 @@ _READS: Final = 100  # of a page that changes while it is read; one takes some m
 _SHORTEST_TIMED_NS: Final = 400_000
 _TIMED_ANYWAY: Final = 16  # every so many batches their samples are timed all the same
 _MOST_US: Final = 2**32 - 1  # a sample of 72 minutes: a debugger holds it
-_OUR_FRAME: Final = f"{os.sep}penstock{os.sep}engine{os.sep}"
 
 
 class Phase(enum.IntEnum):
@@ -86,8 +85,7 @@ class StatusSnapshot(NamedTuple):
         step: The step that it was making.
         phase: What it was doing.
         number: With which sample of the batch; None if not with a single one.
-        has_replacement: Whether it is another sample than the batch's own.
-        replacement: Key of that one.
+        replacement: In a tuple, the key of another sample than the batch's own; empty if none.
         peak_rss_bytes: Its largest resident memory, looked at every few tasks.
         task_s: Seconds since the task began.
         still_s: Seconds since it moved on last, to another sample or phase; None where samples are
@@ -98,8 +96,7 @@ class StatusSnapshot(NamedTuple):
     step: int
     phase: Phase
     number: int | None
-    has_replacement: bool
-    replacement: Any
+    replacement: tuple[Any, ...]
     peak_rss_bytes: int
     task_s: float
     still_s: float | None = None
@@ -114,12 +111,14 @@ class StatusWriter:
     Attributes:
         is_watched: Whether it notes when each sample begins, also where samples are quick: a
             worker that does not move on is replaced.
+        num_samples: Number of samples in the batch of the task under way.
+        seed_ns: What seeding the global generators took for it, in nanoseconds.
     """
 
     __slots__ = (
-        "_cells", "_core_time", "_is_process", "_key", "_marks", "_measures", "_num_samples",
-        "_num_taken", "_num_tasks", "_page", "_samples_end_ns", "_seed_ns", "_since_ns",
-        "_spent_ns", "_times_samples", "is_watched",
+        "_cells", "_core_time", "_is_process", "_key", "_marks", "_measures", "_num_taken",
+        "_num_tasks", "_page", "_samples_end_ns", "_since_ns", "_spent_ns", "_times_samples",
+        "is_watched", "num_samples", "seed_ns",
     )  # fmt: skip
 
     def __init__(
@@ -134,7 +133,7 @@ class StatusWriter:
         self._cells = self._page[:_KEY_AT].cast("q")
         self._key = self._page[_KEY_AT:_WORDS_AT]
         self._measures = self._times_samples = True  # of the task under way
-        self._num_samples = self._seed_ns = 0  # of its batch
+        self.num_samples = self.seed_ns = 0
         self._num_tasks = self._num_taken = self._samples_end_ns = 0
         self._marks = array("q")  # when each of its samples was begun
         self._core_time = CoreTime(cpu_clock)
@@ -160,7 +159,7 @@ class StatusWriter:
             now = time.monotonic_ns()
             self._times_samples = False
         self._measures = measures
-        self._num_samples = self._seed_ns = 0
+        self.num_samples = self.seed_ns = 0
         cells = self._cells
         cells[_NUMBER] = -1
         cells[_KEY_BYTES] = 0
@@ -210,14 +209,6 @@ class StatusWriter:
             return None
         return self._cells[_NUMBER : _NUMBER + 1]
 
-    def batch_of(self, num_samples: int) -> None:
-        """Note how many samples the batch has."""
-        self._num_samples = num_samples
-
-    def seeding(self, took_ns: int) -> None:
-        """Note what seeding the global generators took for the batch."""
-        self._seed_ns = took_ns
-
     def item(self, phase: Phase, item: BatchItem) -> None:
         """Note what is being done with the sample of one item."""
         cells, now = self._cells, time.monotonic_ns()
@@ -254,19 +245,19 @@ class StatusWriter:
         For one that is not measured, it is only the number of its samples.
         """
         if not self._measures:
-            return light_times(self._num_samples)
+            return light_times(self.num_samples)
         now, begun_ns = time.monotonic_ns(), self._cells[_SINCE]
         self._add_up(now)
         _, _, idle_ns, _, fetch_ns, collate_ns, send_ns, _ = self._spent_ns  # as in `Phase`
         times = WORKERS_PART.pack(
-            self._num_samples, begun_ns, now, idle_ns, fetch_ns, collate_ns, send_ns, slot_ns,
+            self.num_samples, begun_ns, now, idle_ns, fetch_ns, collate_ns, send_ns, slot_ns,
             *self._core_time.end(now - begun_ns), num_bytes, pool_bytes,
-            self._cells[_PEAK_RSS] * _RSS_UNIT, self._seed_ns,
+            self._cells[_PEAK_RSS] * _RSS_UNIT, self.seed_ns,
         )  # fmt: skip
         # Asking for CPU time is no sending: a busy system often switches tasks at such a call.
         self._since_ns = time.monotonic_ns()
         self._num_taken += 1
-        takes_long = fetch_ns >= _SHORTEST_TIMED_NS * max(self._num_samples, 1)
+        takes_long = fetch_ns >= _SHORTEST_TIMED_NS * max(self.num_samples, 1)
         self._times_samples = takes_long or self._num_taken % _TIMED_ANYWAY == 0
         self._spent_ns = [0] * len(Phase)
         return times + self._sample_us()
@@ -274,7 +265,7 @@ class StatusWriter:
     def _sample_us(self) -> bytes:
         """Return microseconds per sample; nothing unless each was begun just once."""
         marks = self._marks
-        if not marks or len(marks) != self._num_samples:
+        if not marks or len(marks) != self.num_samples:
             return b""
         marks.append(self._samples_end_ns)
         # Not numpy, which takes 20 us for a short batch when the caches are cold.
@@ -299,8 +290,7 @@ def _snapshot_of(page: memoryview) -> StatusSnapshot:
         step=cells[_STEP],
         phase=Phase(cells[_PHASE]),
         number=None if cells[_NUMBER] < 0 else cells[_NUMBER],
-        has_replacement=bool(key),
-        replacement=pickle.loads(key) if key else None,
+        replacement=(pickle.loads(key),) if key else (),
         peak_rss_bytes=cells[_PEAK_RSS] * _RSS_UNIT,
         task_s=_seconds_since(cells[_SINCE]) or 0.0,
         still_s=_seconds_since(cells[_AT_IT_SINCE]),
@@ -360,7 +350,7 @@ class StatusPage:
         """Return the stacks that were written since the last call; empty if none."""
         text = self._unread_stacks()
         self._read_to += len(text)
-        return _without_ours(text.decode("utf-8", "replace"))
+        return text.decode("utf-8", "replace").partition("Extension modules:")[0].strip()
 
     def _unread_stacks(self) -> bytes:
         return bytes(self._bytes[self._read_to :]).partition(b"\0")[0]
@@ -370,27 +360,11 @@ class StatusPage:
         self.new_stacks()
         send(_STACKS_SIGNAL)
         deadline = time.monotonic() + _LONGEST_DUMP_S
-        size = 0
-        while time.monotonic() < deadline:
-            # Nothing tells when a dump is complete; it is written within a millisecond.
+        while time.monotonic() < deadline and not self._unread_stacks():
             time.sleep(0.02)
-            before, size = size, len(self._unread_stacks())
-            if size and size == before:
-                break
+        time.sleep(0.02)  # nothing says when a dump is complete; it takes a millisecond
 
 
 def _seconds_since(moment_ns: int) -> float | None:
     """Return how long ago a moment was, by the monotonic clock; None for 0, which is no moment."""
     return (time.monotonic_ns() - moment_ns) / 1e9 if moment_ns else None
-
-
-def _without_ours(text: str) -> str:
-    """Return a dump without what says nothing of the user's code."""
-    blocks = []
-    for block in text.strip().split("\n\n"):
-        lines = block.splitlines()
-        end = next((k for k, line in enumerate(lines) if _OUR_FRAME in line), len(lines))
-        is_empty = end <= 1 and block.startswith("Thread ")  # our watching thread, mostly
-        if not is_empty and not block.startswith("Extension modules:"):
-            blocks.append("\n".join(lines[:end]))
-    return "\n".join(blocks)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 import pickle
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -21,7 +21,7 @@ from penstock.engine.timing import NO_TIMES
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from penstock.engine.recover import BadSample
+    from penstock.faults import Failure
 
 
 class WorkerIdentity(NamedTuple):
@@ -110,7 +110,7 @@ class TaskResult:
         notices: Findings of the worker, sent once; usually None. "first_digest": digest of the
             first sample of its shard. "drawings": functions that drew from the global generators
             (`penstock.randomness.generator_watch`). "states": digests of generators that
-            `worker_init_fn` has set (`penstock.engine.worker_comparison`).
+            `worker_init_fn` has set.
         unpack: Function that returns a packed batch; the payload is None then.
         pid: Process ID of the worker; 0 before the main process has accepted the result.
     """
@@ -121,7 +121,7 @@ class TaskResult:
     payload: Any = None
     position: ShardPosition | None = None
     num_asked: int = 0
-    bad: Sequence[BadSample] = ()
+    bad: Sequence[Failure] = ()
     times: bytes = NO_TIMES
     notices: dict[str, Any] | None = None
     unpack: Callable[[], Any] | None = None
@@ -181,9 +181,9 @@ def encode_result(result: TaskResult, *more: Any) -> bytes:  # noqa: ANN401
     return pickle.dumps((fields, more), protocol=5)
 
 
-def _reported(bad: BadSample) -> BadSample:
+def _reported(bad: Failure) -> Failure:
     report = report_exception(bad.error)._replace(traceback="")  # `bad` has it
-    return bad._replace(error=report)  # type: ignore[arg-type]  # `WorkerTable.accept` revives it
+    return replace(bad, error=report)  # type: ignore[arg-type]  # `WorkerTable.accept` revives it
 
 
 def decode_result(data: bytes) -> tuple[TaskResult, tuple[Any, ...]]:

@@ -19,7 +19,6 @@ Guarantees
 from __future__ import annotations
 
 import contextlib
-import functools
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.data.dataset import announce_epoch, can_resume, is_drawless
@@ -27,7 +26,7 @@ from penstock.engine.assembly import Assembler
 from penstock.engine.pickling import copy_of_error
 from penstock.engine.plan import BatchIndices, RetryHints, ShardPosition, dataset_keys, sample_key
 from penstock.engine.readers import MapReader, ShardReader, map_maker, shard_maker
-from penstock.engine.recover import NO_BATCH, BadSample, BatchItem, Recovery, Replacements
+from penstock.engine.recover import NO_BATCH, Recovery, Replacements
 from penstock.engine.task import Kind, TaskResult, WorkerIdentity
 from penstock.faults import annotate
 from penstock.randomness.generator_watch import GeneratorWatch, note_watched, was_watched
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     from penstock.engine.plan import WorkerSpec
     from penstock.engine.status_page import StatusWriter
     from penstock.engine.task import BeginEpoch, Task
+    from penstock.faults import Failure
 
 T = TypeVar("T")
 
@@ -53,6 +53,12 @@ class TaskRunner:
             last could not be begun.
         failure: Exception of the set-up, or of the epoch's begin; the result of every task.
         notices: Findings for the next result; see `TaskResult`.
+        spec: How a task becomes a batch; None before the set-up.
+        output: Where the batches go.
+        status: Where it writes what it is doing.
+        identity: Which worker this is.
+        restores_generators: Whether the global generators are put back after what is seeded.
+        in_thread: Whether it shares the global generators with other workers.
 
     Concurrency:
         One thread.
@@ -71,20 +77,19 @@ class TaskRunner:
         self.maker: BatchMaker | None = None
         self.failure: Exception | None = None
         self.notices: dict[str, Any] = {}
-        self._output = output
-        self._status = status
-        self._identity = identity
-        self._make_maker = functools.partial(
-            BatchMaker, restores_generators=restores_generators, in_thread=in_thread
-        )
-        self._spec: WorkerSpec | None = None
+        self.output = output
+        self.status = status
+        self.identity = identity
+        self.restores_generators = restores_generators
+        self.in_thread = in_thread
+        self.spec: WorkerSpec | None = None
         self._is_expected = identity.joins_late
         self._has_ended = False  # its shard, in this epoch
 
     def set_up(self, load: Callable[[], WorkerSpec]) -> None:
         """Call `load` to prepare the worker and return its spec; if it fails, every task does."""
         try:
-            self._spec = load()
+            self.spec = load()
         except Exception as error:
             annotate(error, "while the worker was starting")
             self.failure = error
@@ -92,13 +97,11 @@ class TaskRunner:
     def begin_epoch(self, begun: BeginEpoch) -> TaskResult | None:
         """Begin an epoch; return that a worker which was added during the epoch is ready."""
         self._has_ended = False
-        if self._spec is not None:
-            self._status.begin_generation(begun.generation)
+        if self.spec is not None:
+            self.status.begin_generation(begun.generation)
             self.maker = self.failure = None  # an iterator of the last epoch ends first
             try:
-                self.maker = self._make_maker(
-                    self._spec, self._output, self._status, self._identity, begun, self.notices
-                )
+                self.maker = BatchMaker(self, self.spec, begun)
             except Exception as error:
                 annotate(error, f"while epoch {begun.epoch} began")
                 self.failure = error
@@ -114,9 +117,9 @@ class TaskRunner:
             return None
         if self.failure is not None:
             return TaskResult(generation, step, Kind.FAILED, copy_of_error(self.failure))
-        maker, output = self.maker, self._output
+        maker, output = self.maker, self.output
         assert maker is not None
-        self._status.begin_task(generation, step, measures=is_measured)
+        self.status.begin_task(generation, step, measures=is_measured)
         output.begin()
         # No exception is kept in a variable that outlives its handler: with the frames of its
         # traceback that would be a cycle, which keeps samples until a garbage collection.
@@ -126,8 +129,8 @@ class TaskRunner:
         except Exception as error:
             output.abandon()
             bad, notices = maker.take_bad(), self._take_notices()
-            assert self._spec is not None
-            if isinstance(error, StopIteration) and self._spec.is_iterable:
+            assert self.spec is not None
+            if isinstance(error, StopIteration) and self.spec.is_iterable:
                 self._has_ended = True
                 return TaskResult(
                     generation, step, Kind.EXHAUSTED, num_asked=len(bad), bad=bad, notices=notices
@@ -145,7 +148,7 @@ class TaskRunner:
             position,
             maker.num_asked,
             maker.take_bad() if maker.num_asked else (),
-            self._status.take_times(num_bytes=num_bytes, pool_bytes=pool_bytes, slot_ns=slot_ns),
+            self.status.take_times(num_bytes=num_bytes, pool_bytes=pool_bytes, slot_ns=slot_ns),
             self._take_notices() if self.notices else None,
         )
 
@@ -169,25 +172,15 @@ class BatchMaker:
         One thread.
     """
 
-    def __init__(
-        self,
-        spec: WorkerSpec,
-        output: Output,
-        status: StatusWriter,
-        identity: WorkerIdentity,
-        begun: BeginEpoch,
-        notices: dict[str, Any] | None = None,
-        *,
-        restores_generators: bool = False,
-        in_thread: bool = False,
-    ) -> None:
+    def __init__(self, runner: TaskRunner, spec: WorkerSpec, begun: BeginEpoch) -> None:
         """Begin an epoch; this makes the iterator of an iterable dataset.
 
         Raises:
             Exception: what the dataset raises when it is notified of the epoch, or iterated.
         """
+        identity, status = runner.identity, runner.status
         self.num_asked = 0
-        self._notices = {} if notices is None else notices
+        self._notices = runner.notices
         self._spec = spec
         self._status = status
         status.is_watched = spec.faults.max_respawns > 0
@@ -196,22 +189,22 @@ class BatchMaker:
         )
         self._map = None if spec.is_iterable else MapReader(spec, status)
         self._random = None
-        seeds_globals = spec.global_rng and not in_thread
+        seeds_globals = spec.global_rng and not runner.in_thread
         draws_nothing = (
             self._map is not None and self._map.reads_whole and is_drawless(spec.dataset)
         )
         if spec.seed is not None and not draws_nothing:
             self._random = SampleStreams(spec.seed, begun.epoch, seeds_globals=seeds_globals)
-        self._restores_generators = restores_generators and seeds_globals
+        self._restores_generators = runner.restores_generators and seeds_globals
         # Where global generators are not seeded for each sample: who draws from them is found.
-        finds_drawings = in_thread or (spec.seed is not None and not spec.global_rng)
+        finds_drawings = runner.in_thread or (spec.seed is not None and not spec.global_rng)
         self._watch: GeneratorWatch | None = None  # until the first batch is made
         if finds_drawings and not was_watched(spec.dataset):
             note_watched(spec.dataset)
             self._watch = GeneratorWatch(spec.dataset)
         position = begun.position or ShardPosition()
         self._reader = self._in_scope(self._begin, identity, begun, position)
-        self._assembler = Assembler(spec, output, self._random, status)
+        self._assembler = Assembler(spec, runner.output, self._random, status)
         seed = identity.base_seed if spec.seed is None else spec.seed
         replacements = Replacements(spec, seed, begun.epoch)
         reader = self._reader or self._map
@@ -276,7 +269,7 @@ class BatchMaker:
             return self._make(indices, step, hints)
         batch = self._in_scope(self._make, indices, step, hints)
         if self._random is not None:
-            self._status.seeding(self._random.take_seeding_ns())
+            self._status.seed_ns = self._random.take_seeding_ns()
         return batch
 
     def position(self) -> ShardPosition | None:
@@ -288,7 +281,7 @@ class BatchMaker:
         """Function that returns a stream's position, without its state; None if map-style."""
         return None if self._reader is None else self._reader.shard_position
 
-    def take_bad(self) -> list[BadSample]:
+    def take_bad(self) -> list[Failure]:
         """Return the bad samples of the batch that was made last."""
         return self._recovery.take_bad()
 
@@ -369,29 +362,21 @@ class BatchMaker:
         reader = self._reader
         assert reader is not None
         place = reader.place()
-        if self._spec.faults.tolerates:
-            items = reader.take(self._recovery.fill, count)
-            self.num_asked = len(items)
-            return self._recovery.join(items, place)
         # No sample of a stream is known by its number, so that of a quick one need not be noted.
         is_quick = self._random is None and self._status.number_cell() is not None
-        if is_quick and not reader.is_untouched:
+        if is_quick and not (reader.is_untouched or self._spec.faults.tolerates):
             samples = reader.take_samples(count)
-        else:
-            samples = [item.sample for item in reader.take(self._fill, count)]
-        return self._assembler.finish(self._assembler.collate(samples, place))
-
-    def _fill(self, item: BatchItem) -> None:
-        assert self._reader is not None
-        self._status.sample(item.number)
-        item.sample = self._reader.read(item)
+            return self._assembler.finish(self._assembler.collate(samples, place))
+        items = reader.take(self._recovery.fill, count)
+        self.num_asked = len(items) if self._spec.faults.tolerates else 0
+        return self._recovery.join(items, place)
 
     def _replay(self) -> None:
         """Take the samples of a batch that was given before."""
         assert self._reader is not None
         count = self._spec.batch_size or 1
         if not self._spec.faults.tolerates:
-            self._reader.take(self._fill, count)
+            self._reader.take(self._recovery.fill, count)
             return
         # Collated as well: the next sample took the place of one that did not fit.
         self._make_of_stream(count)

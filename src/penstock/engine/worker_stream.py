@@ -18,7 +18,7 @@ from penstock.engine.backends import Backend, open_backend
 from penstock.engine.plan import RetryHints
 from penstock.engine.recover import NO_BATCH
 from penstock.engine.stream import BatchStream
-from penstock.engine.task import Kind
+from penstock.engine.task import Kind, Task
 from penstock.engine.timing import WorkerSettings
 from penstock.errors import ConfigError, WorkerDied, WorkerTimeout
 from penstock.faults import annotate
@@ -124,7 +124,7 @@ class WorkerStream(BatchStream):
         self._workers = self._wanted
         ahead = self._adopted_ahead(epoch)
         if ahead is None:
-            self.backend.begin_epoch(epoch)
+            self._generation = self.backend.begin_epoch(epoch)
         plan, given = self._plan, epoch.progress.given
         num_workers, prefetch_factor = self._wanted
         any_worker = plan.is_worker_free or bool(plan.max_workers)
@@ -162,6 +162,7 @@ class WorkerStream(BatchStream):
             self._may_begin_ahead = False  # a loop that chose an epoch does so again
             return None
         self.backend.adopt_ahead(ahead.generation, epoch)
+        self._generation = ahead.generation
         return ahead
 
     def _begin_ahead_of_end(self) -> None:
@@ -181,7 +182,7 @@ class WorkerStream(BatchStream):
         for step, indices in itertools.islice(ahead.tasks, 1):
             ahead.sent.append((step, indices))
             # The scheduler of that epoch begins with worker 0, and goes round once.
-            self._submit(scheduler.Submit(step, step, indices), generation=ahead.generation)
+            self._submit(scheduler.Submit(step, step, indices), ahead.generation)
 
     def _next(self) -> Any:  # noqa: ANN401 - any batch tree, or NO_BATCH
         if self._overdue:
@@ -343,7 +344,7 @@ class WorkerStream(BatchStream):
         while left:
             decision, left = left[0], left[1:]
             if isinstance(decision, scheduler.Submit):
-                self._submit(decision)
+                self._submit(decision, self._generation)
             elif isinstance(decision, scheduler.Draw):
                 left = self._draw() + left
             elif isinstance(decision, scheduler.Respawn):
@@ -381,17 +382,17 @@ class WorkerStream(BatchStream):
             stacklevel=users_level(),
         )
 
-    def _submit(self, task: scheduler.Submit, **generation: int) -> None:
+    def _submit(self, submit: scheduler.Submit, generation: int) -> None:
+        worker_id, step, indices, alone = submit
         quarantined = self._faults.quarantined
         hints = None
-        if task.alone or quarantined:
+        if alone or quarantined:
             known = tuple((sample, *how) for sample, how in quarantined.items())
-            hints = RetryHints(task.alone, known)
+            hints = RetryHints(alone, known)
         observer = self._observer
         # With a timeout, the times of its samples distinguish a slow worker from a stuck one.
         is_measured = self._plan.timeout_s > 0 or (observer is not None and observer.measures)
-        self.backend.measures = is_measured
-        self.backend.submit(task.worker_id, task.step, task.indices, hints, **generation)
+        self.backend.submit(worker_id, Task(generation, step, indices, hints, is_measured))
 
     def _draw(self) -> list[scheduler.Decision]:
         """Return what follows from the next step; an error of the sampler is kept for `_next`.

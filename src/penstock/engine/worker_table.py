@@ -6,15 +6,18 @@ Backends carry tasks and results. This module interprets them, alike for all bac
     table.begin_epoch(epoch)        begins an epoch; results of earlier ones are dropped
     table.add(worker)               adds a worker, or one in the place of one that is gone
     table.message_of(worker)        the message that begins the epoch
-    table.task_of(worker, ...)      a task for it
     table.accept(worker, result)    the scheduler's event for a result, if there is one
     table.death(worker, ...)        the event of its death, with what it was doing
 """
 
 from __future__ import annotations
 
+import logging
+import warnings
+import weakref
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -24,21 +27,27 @@ from penstock.engine.pickling import ExceptionReport, revive_exception
 from penstock.engine.plan import dataset_keys, sample_key
 from penstock.engine.scheduler import TaskDone, WorkerExhausted, WorkerLost, WorkerReady
 from penstock.engine.status_page import PHRASES, Phase
-from penstock.engine.task import BeginEpoch, Kind, Task, WorkerIdentity
-from penstock.engine.worker_comparison import FirstSamples, note_states
+from penstock.engine.task import BeginEpoch, Kind, WorkerIdentity
 from penstock.faults import annotate
 from penstock.randomness.generator_watch import UNSEEDED, warn_of_drawings
 from penstock.randomness.keys import Purpose, seed_sequence
+from penstock.warn import users_level
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Callable, Hashable
 
-    from penstock.engine.plan import Epoch, Plan, RetryHints, ShardPosition
+    from penstock.engine.plan import Epoch, Plan, ShardPosition
     from penstock.engine.scheduler import BackendEvent
     from penstock.engine.status_page import StatusSnapshot
-    from penstock.engine.task import TaskResult
+    from penstock.engine.task import Task, TaskResult
 
-_OF_A_TASK: Final = (Phase.READING, Phase.COLLATING, Phase.SENDING)
+_log = logging.getLogger("penstock")
+_notified: weakref.WeakSet[type] = weakref.WeakSet()  # datasets that were logged
+# worker_init_fn -> by generator and digest, the base seed and worker that it was seen in first
+_seen: weakref.WeakKeyDictionary[
+    Callable[[int], object], dict[tuple[str, bytes], tuple[int, int]]
+] = weakref.WeakKeyDictionary()
+_warned: weakref.WeakSet[Callable[[int], object]] = weakref.WeakSet()
 
 
 class KnownWorker:
@@ -59,6 +68,10 @@ class KnownWorker:
         self.tasks: dict[tuple[int, int], object] = {}
         self.position: ShardPosition | None = None
         self.is_gone = False
+
+    def note(self, task: Task) -> None:
+        """Record a task that it is given."""
+        self.tasks[task.generation, task.step] = task.indices
 
     def __str__(self) -> str:
         """Return its name in messages: "worker 0 (pid 7)"."""
@@ -81,7 +94,7 @@ class WorkerTable(Generic[WorkerT]):
         One thread.
     """
 
-    def __init__(self, plan: Plan, *, drawings_advice: str = UNSEEDED, warns: bool = False) -> None:
+    def __init__(self, plan: Plan, drawings_advice: str = UNSEEDED) -> None:
         """Begin without workers."""
         self.workers: dict[int, WorkerT] = {}
         self.generation = 0
@@ -90,9 +103,7 @@ class WorkerTable(Generic[WorkerT]):
         self._live: dict[int, Epoch] = {}  # by generation: the current one, and one begun ahead
         self._plan = plan
         self._drawings_advice = drawings_advice
-        self._first_samples = FirstSamples(
-            type(plan.spec.dataset), plan.num_workers, warns=warns or plan.spec.seed is not None
-        )
+        self._first_of: dict[bytes, int] = {}  # worker, by the digest of its first sample
 
     def identity_of(self, worker_id: int) -> WorkerIdentity:
         """Return the identity of a worker that is about to start.
@@ -118,12 +129,13 @@ class WorkerTable(Generic[WorkerT]):
             return None
         return self.epoch.progress.given.shards.get(worker.worker_id)
 
-    def begin_epoch(self, epoch: Epoch) -> None:
-        """Begin an epoch."""
+    def begin_epoch(self, epoch: Epoch) -> int:
+        """Begin an epoch; return its generation."""
         self.adopt_ahead(self.begin_ahead(epoch), epoch)
-        self._first_samples.clear()
+        self._first_of.clear()
         for worker in self.workers.values():
             worker.position = self._given_to(worker)
+        return self.generation
 
     def begin_ahead(self, epoch: Epoch) -> int:
         """Begin an epoch beside the current one; return its generation."""
@@ -144,24 +156,6 @@ class WorkerTable(Generic[WorkerT]):
         epoch = self._live[generation]
         return BeginEpoch(generation, epoch.number, epoch.is_announced, worker.position)
 
-    def task_of(
-        self,
-        worker: WorkerT,
-        step: int,
-        indices: object,
-        hints: RetryHints | None,
-        *,
-        is_measured: bool,
-        generation: int | None = None,
-    ) -> Task:
-        """Return a task, and record it as one of `worker`'s; see `Task`.
-
-        `generation` is that of an epoch that was begun ahead; None is the current one.
-        """
-        generation = generation or self.generation
-        worker.tasks[generation, step] = indices
-        return Task(generation, step, indices, hints, is_measured)
-
     def accept(self, worker: WorkerT, result: TaskResult) -> BackendEvent | None:
         """Return the event that follows from a result; None for a worker or an epoch that is gone.
 
@@ -173,9 +167,7 @@ class WorkerTable(Generic[WorkerT]):
             return None
         if notices is not None:
             if "states" in notices:
-                init_fn, seed = self._plan.spec.worker_init_fn, self._plan.base_seed
-                assert init_fn is not None
-                note_states(init_fn, seed, worker_id, notices["states"])
+                _note_states(self._plan, worker_id, notices["states"])
             warn_of_drawings(notices.get("drawings", ()), self._drawings_advice)
         epoch = self._live.get(result.generation)
         if epoch is None:
@@ -186,7 +178,9 @@ class WorkerTable(Generic[WorkerT]):
         worker.tasks.pop((result.generation, step), None)
         result.pid = worker.pid
         if notices is not None and "first_digest" in notices:
-            self._first_samples.compare(worker_id, notices["first_digest"])
+            other_id = self._first_of.setdefault(notices["first_digest"], worker_id)
+            if other_id != worker_id:
+                _note_same_start(self._plan, other_id, worker_id)
         if result.bad or kind == Kind.FAILED:
             self._revive(worker, result, epoch)
         if kind == Kind.EXHAUSTED:
@@ -199,12 +193,12 @@ class WorkerTable(Generic[WorkerT]):
         where = f"in {worker}, epoch {epoch.number}, step {result.step}"
         if result.kind == Kind.FAILED:
             result.payload = _revived(result.payload, where)
-        result.bad = [bad._replace(error=_revived(bad.error, where)) for bad in result.bad]
+        result.bad = [replace(bad, error=_revived(bad.error, where)) for bad in result.bad]
 
     def activity(self, worker: WorkerT, snapshot: StatusSnapshot) -> Activity:
         """Return what `worker` was doing when it left `snapshot`."""
         doing, spec, step = PHRASES[snapshot.phase], self._plan.spec, snapshot.step
-        if snapshot.phase not in _OF_A_TASK:
+        if not Phase.READING <= snapshot.phase <= Phase.SENDING:
             return Activity(None, None, doing)
         key = snapshot.generation, step
         if snapshot.generation != self.generation or key not in worker.tasks:
@@ -219,7 +213,7 @@ class WorkerTable(Generic[WorkerT]):
         if snapshot.number is None or snapshot.number >= len(keys):
             named = name_samples(spec.dataset, keys)
             return Activity(step, None, f"{doing} {named} of step {step}")
-        index = snapshot.replacement if snapshot.has_replacement else keys[snapshot.number]
+        (index,) = snapshot.replacement or (keys[snapshot.number],)
         named = name_samples(spec.dataset, [index])
         return Activity(step, sample_key(index), f"{doing} {named} of step {step}")
 
@@ -258,12 +252,57 @@ def _revived(error: Any, where: str) -> BaseException:  # noqa: ANN401 - the exc
     revived: BaseException = error
     if isinstance(error, ExceptionReport):
         revived = revive_exception(error)
-    # An exception that could not be copied answers several tasks; it gets this note once.
-    notes = getattr(revived, "__notes__", None)
-    notes = notes if isinstance(notes, list) else []  # whatever classes of the user's do
-    if not any(isinstance(note, str) and note.startswith("in worker ") for note in notes):
-        annotate(revived, where)
+    annotate(revived, where)
     return revived
+
+
+def _note_same_start(plan: Plan, other_id: int, worker_id: int) -> None:
+    """Warn that two workers began their shards of a dataset with the same sample.
+
+    What torch's loader can do too is logged, once per class: programs count warnings.
+    """
+    kind = type(plan.spec.dataset)
+    message = (
+        f"Workers {other_id} and {worker_id} both began {kind.__name__} with the same sample: each "
+        "worker iterates a copy of its own, so every sample would come "
+        f"{plan.num_workers} times. In __iter__, go over `penstock.data.shard(samples)` instead of "
+        "`samples`; each worker and rank then gets its share. (If different samples may be equal, "
+        "this means nothing.)"
+    )
+    if plan.traits.shares_interpreter or plan.spec.seed is not None:
+        warnings.warn(message, stacklevel=users_level())
+    elif kind not in _notified:
+        _notified.add(kind)
+        _log.warning(message)
+
+
+def _note_states(plan: Plan, worker_id: int, states: dict[str, bytes]) -> None:
+    """Warn, once for each function, if a state was seen in another worker or the first epoch.
+
+    Every epoch that starts workers has another base seed, from which each worker's generators are
+    seeded. A generator in the same state after `worker_init_fn` was seeded by that: it repeats.
+    """
+    worker_init_fn, base_seed = plan.spec.worker_init_fn, plan.base_seed
+    assert worker_init_fn is not None
+    try:
+        seen = _seen.setdefault(worker_init_fn, {})
+    except TypeError:  # cannot be referred to weakly
+        return
+    for state in states.items():
+        seed, other = seen.setdefault(state, (base_seed, worker_id))
+        if (seed, other) == (base_seed, worker_id) or worker_init_fn in _warned:
+            continue
+        _warned.add(worker_init_fn)
+        name = getattr(worker_init_fn, "__qualname__", type(worker_init_fn).__name__)
+        same = f"worker {other}" if seed == base_seed else "another epoch"
+        warnings.warn(
+            f"worker_init_fn {name} leaves {state[0]} in worker {worker_id} in the same state "
+            f"as in {same}: random augmentation that draws from it repeats. Give the loader "
+            "seed=, which decides what is drawn for each sample of each epoch, or seed in the "
+            "function with torch.initial_seed() % 2**32, which differs for each worker and "
+            "epoch.",
+            stacklevel=users_level(),
+        )
 
 
 class Activity(NamedTuple):

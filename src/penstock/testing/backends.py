@@ -12,6 +12,7 @@ from penstock.data.dataset import Dataset, IterableDataset
 from penstock.engine.plan import Epoch, Plan, WorkerSpec
 from penstock.engine.recover import NO_BATCH
 from penstock.engine.scheduler import TaskDone, WorkerExhausted, WorkerLost, WorkerReady
+from penstock.engine.task import Task
 from penstock.engine.timing import row_of_worker, sample_us_of
 from penstock.faults import FaultPolicy
 
@@ -65,6 +66,7 @@ class BackendContract:
     """
 
     num_workers = 1
+    generation = 0  # of the epoch that was begun last
 
     def open(self, plan: Plan) -> Backend:
         """Return the backend under test, not yet started."""
@@ -76,7 +78,7 @@ class BackendContract:
         plan = Plan(spec, base_seed=0, num_workers=self.num_workers, max_workers=self.max_workers())
         backend = self.open(plan)
         backend.start()
-        backend.begin_epoch(Epoch(0, iter(())))
+        self.generation = backend.begin_epoch(Epoch(0, iter(())))
         return backend
 
     def collect(self, backend: Backend, count: int) -> list[Any]:
@@ -90,7 +92,7 @@ class BackendContract:
 
     def run_one(self, backend: Backend, worker_id: int, step: int, indices: Any) -> Any:  # noqa: ANN401
         """Run one task to its event."""
-        backend.submit(worker_id, step, indices)
+        backend.submit(worker_id, Task(self.generation, step, indices))
         (event,) = self.collect(backend, 1)
         return event
 
@@ -127,7 +129,7 @@ class BackendContract:
         backend = self.started(Countdown(3))
         for epoch in range(2):
             if epoch:
-                backend.begin_epoch(Epoch(epoch, iter(())))  # iterates anew
+                self.generation = backend.begin_epoch(Epoch(epoch, iter(())))  # iterates anew
             events = [self.run_one(backend, 0, step, [None, None]) for step in range(3)]
             assert [type(event) for event in events] == [TaskDone, TaskDone, WorkerExhausted]
             batches = [event.outcome.batch().tolist() for event in events[:2]]
@@ -187,7 +189,7 @@ class BackendContract:
             for worker_id in newcomers:
                 backend.remove_worker(worker_id)
             assert backend.is_whole
-            backend.begin_epoch(Epoch(turn + 1, iter(())))
+            self.generation = backend.begin_epoch(Epoch(turn + 1, iter(())))
         for step, batch in enumerate(held):
             assert (batch["data"] == step * step).all()
         backend.close()
@@ -226,7 +228,7 @@ class BackendContract:
         """Even with tasks under way."""
         backend = self.started(Squares())
         for step in range(self.num_workers):
-            backend.submit(step, step, [step])
+            backend.submit(step, Task(self.generation, step, [step]))
         begun = time.monotonic()
         backend.close()
         backend.close()

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from penstock.engine.serial_stream import SerialStream
-from penstock.engine.stream import BatchStream
+from penstock.engine.stream import BatchStream, SerialStream
 from penstock.warn import users_level
 
 if TYPE_CHECKING:

@@ -173,7 +173,7 @@ def _nameless_fd() -> int:
 
 def _unlinked_shm_fd() -> int:
     """The same where there is no memfd (macOS, BSD): the name exists for a few microseconds."""
-    import _posixshmem  # as `multiprocessing.shared_memory` does
+    import _posixshmem  # type: ignore[import-not-found]  # of multiprocessing.shared_memory
 
     name = f"/penstock-{secrets.token_hex(8)}"
     fd: int = _posixshmem.shm_open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode=0o600)

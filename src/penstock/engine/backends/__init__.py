@@ -8,7 +8,7 @@ Backend.begin_epoch(epoch)  before any task, and for each epoch: datasets are it
 Backend.begin_ahead(epoch)  begins the next epoch beside the current one
 Backend.adopt_ahead(g, e)   makes it the current one
 Backend.await_start()       the workers still starting; `events` reports each as WorkerReady
-Backend.submit(w, s, i)     gives a worker a task; never blocks
+Backend.submit(w, task)     gives a worker a task; never blocks
 Backend.respawn(w)          another worker in the place of one that died
 Backend.add_worker(w)       one worker more, which joins the epoch
 Backend.remove_worker(w)    one worker fewer; it has no tasks
@@ -31,8 +31,9 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from penstock.engine.plan import Epoch, Plan, RetryHints
+    from penstock.engine.plan import Epoch, Plan
     from penstock.engine.scheduler import BackendEvent
+    from penstock.engine.task import Task
     from penstock.engine.worker_table import WorkerProgress
 
 # Of one system call. A signal that comes just before it, or that the kernel gives to another
@@ -43,14 +44,9 @@ LONGEST_WAIT_S: Final = 1.0
 class Backend(Protocol):
     """Runs tasks, each on the worker it is submitted to, per worker in the order of submission.
 
-    Attributes:
-        measures: Whether tasks submitted from now on are measured.
-
     Concurrency:
         One thread.
     """
-
-    measures: bool
 
     def start(self) -> None:
         """Start the workers; does not wait until they are ready."""
@@ -59,8 +55,11 @@ class Backend(Protocol):
     def is_whole(self) -> bool:
         """Whether every worker lives; else the backend cannot begin another epoch."""
 
-    def begin_epoch(self, epoch: Epoch) -> None:
-        """Begin an epoch, or go on in one; results of earlier ones are dropped from now on."""
+    def begin_epoch(self, epoch: Epoch) -> int:
+        """Begin an epoch, or go on in one; return the generation of its tasks and results.
+
+        Results of earlier generations are dropped from now on.
+        """
 
     # Only of process workers.
 
@@ -68,8 +67,8 @@ class Backend(Protocol):
         """Begin the next epoch, as all tasks of the current one are submitted.
 
         Returns:
-            The generation of its tasks and results. `events` returns these beside those of the
-            current epoch, until `adopt_ahead` or `begin_epoch`.
+            Its generation. `events` returns its results beside those of the current epoch, until
+            `adopt_ahead` or `begin_epoch`.
         """
 
     def adopt_ahead(self, generation: int, epoch: Epoch) -> None:
@@ -81,19 +80,8 @@ class Backend(Protocol):
         They may be given tasks before that.
         """
 
-    def submit(
-        self,
-        worker_id: int,
-        step: int,
-        indices: object,
-        hints: RetryHints | None = None,
-        *,
-        generation: int | None = None,
-    ) -> None:
-        """Give a worker the task of making `step` of the current epoch. Does not block.
-
-        `generation` is given for an epoch that was begun ahead.
-        """
+    def submit(self, worker_id: int, task: Task) -> None:
+        """Give a worker a task of the current epoch, or of the one begun ahead. Does not block."""
 
     def events(self, timeout_s: float | None) -> Sequence[BackendEvent]:
         """Return what happened since the last call, waiting for the first thing to happen."""

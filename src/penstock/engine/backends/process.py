@@ -39,6 +39,7 @@ import weakref
 
 # What `signal` wraps, without making an enumeration of every answer: 0.7 us a block instead of 8.
 from _signal import getsignal, signal as set_handler  # type: ignore[import-not-found]  # isort: skip
+from multiprocessing.connection import wait
 from pickle import PicklingError
 from typing import TYPE_CHECKING, Any, Final
 
@@ -68,8 +69,9 @@ from penstock.warn import users_level
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.engine.plan import Epoch, Plan, RetryHints
+    from penstock.engine.plan import Epoch, Plan
     from penstock.engine.scheduler import BackendEvent, WorkerLost
+    from penstock.engine.task import Task
     from penstock.transport.channel import Frame
 
 _GRACE_S: Final = 3.0  # for a worker to finish its task and its user's clean-up
@@ -80,11 +82,8 @@ _TERMINATE_S: Final = 1.0
 _BATCHES_AHEAD_OF_DEVICE: Final = 16
 _ADVICE_ON_EXIT: Final = (
     "It said no last words, so it was no exception, nor sys.exit: look for os._exit in the "
-    "dataset, or a library that ends the process. What it printed before may say why."
-)
-_ADVICE_ON_START: Final = (
-    "What it printed before may say why. Under spawn and forkserver: is the main script guarded by "
-    '`if __name__ == "__main__":`?'
+    "dataset, or a library that ends the process. What it printed before may say why. Under spawn "
+    'and forkserver: is the main script guarded by `if __name__ == "__main__":`?'
 )
 _ADVICE_ON_UNKNOWN: Final = (
     "SIGCHLD is ignored in this process, or a handler of the program took the status of all "
@@ -206,13 +205,8 @@ class WorkerProcess(KnownWorker):
         by the system, if SIGCHLD is ignored, or by a handler that waits for all children.
         """
         if not self._has_ended:
-            if self._pidfd is None:
-                is_over = not self.process.is_alive()
-            else:
-                poll = select.poll()
-                poll.register(self._pidfd, select.POLLIN)
-                is_over = bool(poll.poll(0))
-            if is_over:
+            pidfd = self._pidfd
+            if not self.process.is_alive() if pidfd is None else wait([pidfd], 0):
                 self._note_end()
         return self._has_ended
 
@@ -287,9 +281,7 @@ class WorkerProcess(KnownWorker):
         elif code is None:
             end, advice = "ended with an exit status that is unknown", _ADVICE_ON_UNKNOWN
         elif code >= 0:
-            end = f"exited with code {code}"
-            has_begun = self.status_page.read().phase is not Phase.ABSENT
-            advice = _ADVICE_ON_EXIT if has_begun else _ADVICE_ON_START
+            end, advice = f"exited with code {code}", _ADVICE_ON_EXIT
         else:
             end = f"was killed by {signal_name(-code)}"
             is_native = -code in _NATIVE_SIGNALS
@@ -302,10 +294,7 @@ def wait_for_ends(workers: Sequence[WorkerProcess], timeout_s: float) -> list[Wo
     deadline = time.monotonic() + timeout_s
     left = [worker for worker in workers if not worker.has_ended()]
     while left and (left_s := deadline - time.monotonic()) > 0:
-        poll = select.poll()
-        for worker in left:
-            poll.register(worker.watch_fd, select.POLLIN)
-        poll.poll(min(left_s, LONGEST_WAIT_S) * 1000)
+        wait([worker.watch_fd for worker in left], min(left_s, LONGEST_WAIT_S))
         left = [worker for worker in left if not worker.has_ended()]
     return left
 
@@ -315,7 +304,6 @@ class ProcessBackend:
 
     def __init__(self, plan: Plan) -> None:
         """Prepare workers for `plan`."""
-        self.measures = True
         self._plan = plan
         self._context = plan.context or multiprocessing.get_context()
         self._table: WorkerTable[WorkerProcess] = WorkerTable(plan)
@@ -452,11 +440,12 @@ class ProcessBackend:
         """Whether every worker lives; asks the system, as a death may not have been read yet."""
         return all(worker.is_alive() for worker in self._table.workers.values())
 
-    def begin_epoch(self, epoch: Epoch) -> None:
+    def begin_epoch(self, epoch: Epoch) -> int:
         """Notify every worker; results of earlier epochs are dropped."""
-        self._table.begin_epoch(epoch)
+        generation = self._table.begin_epoch(epoch)
         for worker in self._table.workers.values():
             self._post(worker, encode_message(self._table.message_of(worker)))
+        return generation
 
     def begin_ahead(self, epoch: Epoch) -> int:
         """Notify every worker, which handles its messages in order."""
@@ -473,23 +462,12 @@ class ProcessBackend:
         """Return no worker: those of this machine start at once."""
         return ()
 
-    def submit(
-        self,
-        worker_id: int,
-        step: int,
-        indices: object,
-        hints: RetryHints | None = None,
-        *,
-        generation: int | None = None,
-    ) -> None:
+    def submit(self, worker_id: int, task: Task) -> None:
         """Send the task, with the numbers of the slots that have come back."""
         worker = self._table.workers[worker_id]
+        worker.note(task)
         freed, retired = worker.arena.take_freed()
-        task = self._table.task_of(
-            worker, step, indices, hints, is_measured=self.measures, generation=generation
-        )
-        task = task._replace(freed=freed, retired=retired)
-        self._post(worker, encode_message(task))
+        self._post(worker, encode_message(task._replace(freed=freed, retired=retired)))
 
     def _post(self, worker: WorkerProcess, message: bytes) -> None:
         if worker.is_gone:

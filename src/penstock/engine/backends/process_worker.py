@@ -19,6 +19,7 @@ import contextlib
 import fcntl
 import functools
 import gc
+import hashlib
 import importlib
 import os
 import signal
@@ -30,7 +31,6 @@ from penstock.engine.recover import NO_BATCH, drop_frames
 from penstock.engine.status_page import Phase, StatusWriter, open_status
 from penstock.engine.task import BeginEpoch, Kind, decode_message, encode_result
 from penstock.engine.task_runner import TaskRunner
-from penstock.engine.worker_comparison import changed_states
 from penstock.faults import annotate
 from penstock.forks import Owner
 from penstock.optional import when_imported
@@ -51,10 +51,7 @@ if TYPE_CHECKING:
     from penstock.engine.task import Task, TaskResult, WorkerIdentity
     from penstock.transport.channel import Frame
 
-_NOT_IN_MAIN: Final = (
-    "A worker that is spawned imports the main script, and does not find it there: define it at "
-    'the top level, not below if __name__ == "__main__", or in a module.'
-)
+_NOT_IN_MAIN: Final = 'Define it at the top level of a module, not below if __name__ == "__main__".'
 
 
 def run_worker(sock: socket.socket, identity: WorkerIdentity, spec: WorkerSpec | None) -> None:
@@ -130,11 +127,29 @@ def set_up_worker(spec: WorkerSpec, identity: WorkerIdentity) -> dict[str, bytes
     if spec.worker_init_fn is not None:
         before = GlobalStates.now()
         spec.worker_init_fn(identity.worker_id)
-        states = changed_states(before) if spec.seed is None else {}
+        states = _changed_states(before) if spec.seed is None else {}
     # The objects that exist now, modules mostly, stay. Frozen, they cost no collections, some
     # 5 % of the time, and a forked worker goes on sharing their pages with the main process.
     gc.freeze()
     return states
+
+
+_NAMES: Final = ("random", "numpy.random", "torch")  # of the fields of `GlobalStates`
+
+
+def _changed_states(before: GlobalStates) -> dict[str, bytes]:
+    """Return a digest of each global generator whose state has changed since `before`."""
+    old, new = (
+        [hashlib.blake2b(_plain(state), digest_size=16).digest() for state in states]
+        for states in (before, GlobalStates.now())
+    )
+    named = zip(_NAMES, old, new, strict=True)
+    return {name: digest for name, former, digest in named if digest != former}
+
+
+def _plain(state: Any) -> bytes:  # noqa: ANN401 - a tensor, or equal if its text is
+    plain: bytes = state.numpy().tobytes() if hasattr(state, "numpy") else repr(state).encode()
+    return plain
 
 
 def _set_num_threads(module: str, function: str, number: int) -> None:

@@ -24,7 +24,7 @@ Shutdown order
     are left behind as daemons, with a warning; in a hurry, after `_SHORT_GRACE_S`, without one.
 
 A forked child has none of these threads: there `close` does nothing. A child that the dataset forks
-ends when it returns to the worker's code, with the exit status of its `sys.exit` or exception.
+ends when it returns to the worker's code, with exit status 1 if an exception was raised.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ import dataclasses
 import math
 import os
 import queue
-import sys
 import threading
 import time
 import traceback
@@ -63,7 +62,7 @@ from penstock.worker_info import WorkerInfo, set_thread_info
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.engine.plan import Epoch, Plan, RetryHints, WorkerSpec
+    from penstock.engine.plan import Epoch, Plan, WorkerSpec
     from penstock.engine.recover import BatchItem
     from penstock.engine.scheduler import BackendEvent
     from penstock.engine.task import BeginEpoch
@@ -71,10 +70,9 @@ if TYPE_CHECKING:
 _GRACE_S: Final = 3.0  # for a worker to finish its sample and its user's clean-up
 _SHORT_GRACE_S: Final = 0.3  # after Ctrl-C, or when the interpreter ends
 _ADVICE_ON_HANG: Final = (
-    "Raise `timeout` if samples, or the start of a worker, may take that long. The thread goes on "
-    "until its sample is made: only processes can be killed (backend='process')."
+    "Raise `timeout` if samples may take that long. The thread goes on until its sample is made: "
+    "only processes can be killed (backend='process')."
 )
-
 _SHARED_GENERATORS: Final = (
     "With backend='thread' all worker threads and the main process share them, so what is drawn is "
     "neither reproducible nor what another backend draws, and a stream that shuffles with them "
@@ -109,9 +107,10 @@ class ThreadStatus(StatusWriter):
 
     __slots__ = ("wanted",)
 
-    def __init__(self) -> None:
-        """Begin as one that is starting, and wanted."""
+    def __init__(self, *, is_process: bool = False) -> None:
+        """Begin as one that is starting, and wanted; `is_process`: it has a process of its own."""
         super().__init__(cpu_clock=time.thread_time_ns)
+        self._is_process = is_process
         self.wanted: float = 0
         self.phase(Phase.STARTING)
 
@@ -247,16 +246,10 @@ class ThreadWorker(KnownWorker):
 
 
 def _leave(error: BaseException | None) -> NoReturn:
-    """End a forked child with its status; the end of its only thread would give 0 in any case."""
-    status = 0 if error is None else 1
-    if isinstance(error, SystemExit) and isinstance(error.code, int | None):
-        status = error.code or 0
-    elif error is not None:
+    """End a forked child; the end of its only thread would give 0 in any case."""
+    if error is not None:
         traceback.print_exception(error)
-    for stream in sys.stdout, sys.stderr:
-        with contextlib.suppress(BaseException):  # it may be closed
-            stream.flush()
-    os._exit(status & 0xFF)
+    os._exit(error is not None)
 
 
 class ThreadBackend:
@@ -269,11 +262,8 @@ class ThreadBackend:
 
     def __init__(self, plan: Plan) -> None:
         """Prepare workers for `plan`."""
-        self.measures = True
         self._plan = plan
-        self._table: WorkerTable[ThreadWorker] = WorkerTable(
-            plan, drawings_advice=_SHARED_GENERATORS, warns=True
-        )
+        self._table: WorkerTable[ThreadWorker] = WorkerTable(plan, _SHARED_GENERATORS)
         self._outbox: Outbox = queue.SimpleQueue()
         self._owner = Owner()
 
@@ -300,15 +290,15 @@ class ThreadBackend:
         """Whether every worker lives."""
         return all(w.thread.is_alive() and not w.is_gone for w in self._table.workers.values())
 
-    def begin_epoch(self, epoch: Epoch) -> None:
+    def begin_epoch(self, epoch: Epoch) -> int:
         """Notify every worker, and a shared dataset; batches of earlier epochs are dropped."""
-        self._table.begin_epoch(epoch)
+        generation = self._table.begin_epoch(epoch)
         for worker in self._table.workers.values():
             if not worker.is_gone:
                 worker.begin(self._table.message_of(worker))
         spec = self._plan.spec
         if not epoch.is_announced or spec.is_iterable:
-            return
+            return generation
         try:
             with contextlib.ExitStack() as stack:
                 if spec.seed is not None:
@@ -319,17 +309,17 @@ class ThreadBackend:
         except Exception as error:
             annotate(error, f"while epoch {epoch.number} began")
             raise
+        return generation
 
     def await_start(self) -> tuple[int, ...]:
         """Return no worker: those of this machine start at once."""
         return ()
 
-    def submit(
-        self, worker_id: int, step: int, indices: object, hints: RetryHints | None = None
-    ) -> None:
+    def submit(self, worker_id: int, task: Task) -> None:
         """Put the task into the worker's queue."""
-        worker, is_measured = self._table.workers[worker_id], self.measures
-        worker.inbox.put(self._table.task_of(worker, step, indices, hints, is_measured=is_measured))
+        worker = self._table.workers[worker_id]
+        worker.note(task)
+        worker.inbox.put(task)
 
     def events(self, timeout_s: float | None) -> Sequence[BackendEvent]:
         """Wait on one queue; Ctrl-C interrupts the wait.

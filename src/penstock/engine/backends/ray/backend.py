@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from penstock.engine.backends.ray.worker import Handshake, SerializedTree
-    from penstock.engine.plan import Epoch, Plan, RetryHints, WorkerSpec
+    from penstock.engine.plan import Epoch, Plan, WorkerSpec
     from penstock.engine.scheduler import BackendEvent
     from penstock.engine.task import Task, TaskResult
 
@@ -80,20 +80,18 @@ _ACTOR_OPTIONS: Final = {
 _COPIED_BYTES: Final = 100 * 1024
 _DEAD_NODE: Final = "its node has died"  # in Ray's words on a dead actor
 _ADVICE_ON_EXIT: Final = (
-    "Ray's logs on that machine (session_latest/logs) may say why, and so may num_workers=0: look "
-    "for native code that crashes, os._exit, memory that ran out, or a program that killed it "
-    "(kill -9, a job scheduler)."
+    "Ray's logs on that machine (session_latest/logs) may say why, and num_workers=0 shows native "
+    "code that crashes. Or memory ran out, or a program killed it."
 )
 _ADVICE_ON_HANG: Final = "Raise `timeout` if samples, or the start of a worker, may take that long."
 _ADVICE_ON_NODE: Final = "Its work is done elsewhere as soon as the cluster has room for it."
 _ADVICE_ON_INSTALL: Final = (
-    "Every machine of the cluster needs penstock, and what the dataset imports, of the versions "
-    "that the main process has. Install the same on every machine, or let Ray: "
-    'Ray(runtime_env={"pip": [...], "working_dir": "."}).'
+    "Install the same versions of Python, penstock and what the dataset imports on every machine, "
+    'or let Ray: Ray(runtime_env={"pip": [...], "working_dir": "."}).'
 )
 _ADVICE_ON_PICKLING: Final = (
-    "Ray's workers are other processes, perhaps on other machines. Leave out of __getstate__ what "
-    "belongs to this one (locks, files, connections, generators), and open it lazily in the worker."
+    "Ray's workers are other processes. Leave out of __getstate__ what belongs to this one (locks, "
+    "files, connections, generators), and open it lazily in the worker."
 )
 
 _Actor = Any  # Ray's own type of a handle does not know the methods
@@ -108,7 +106,6 @@ class RayBackend:
 
     def __init__(self, plan: Plan) -> None:
         """Prepare workers for `plan`."""
-        self.measures = True
         self._plan = plan
         self._options = plan.backend_options
         self._ray: Any = None
@@ -160,11 +157,12 @@ class RayBackend:
         workers = self._table.workers.values()
         return all(worker.is_open and not worker.until_end.done() for worker in workers)
 
-    def begin_epoch(self, epoch: Epoch) -> None:
-        """Note it: workers learn of it with a task. Answers of earlier ones are dropped."""
-        self._table.begin_epoch(epoch)
+    def begin_epoch(self, epoch: Epoch) -> int:
+        """Note it: workers get it with a task. Answers of earlier ones are dropped."""
+        generation = self._table.begin_epoch(epoch)
         for worker in self._table.workers.values():
             worker.begin_generation(self._table.message_of(worker))
+        return generation
 
     def await_start(self) -> set[int]:
         """Return the workers for which Ray has yet to find a place, or whose dataset is opened."""
@@ -172,13 +170,10 @@ class RayBackend:
         self._awaited = {w.worker_id for w in workers if not w.is_ready and w.is_open}
         return set(self._awaited)
 
-    def submit(
-        self, worker_id: int, step: int, indices: object, hints: RetryHints | None = None
-    ) -> None:
+    def submit(self, worker_id: int, task: Task) -> None:
         """Send the task; behind trials of its samples, if it is to be done with care."""
         self._check_connection()
-        worker = self._table.workers[worker_id]
-        worker.submit(self._table.task_of(worker, step, indices, hints, is_measured=self.measures))
+        self._table.workers[worker_id].submit(task)
 
     def events(self, timeout_s: float | None) -> Sequence[BackendEvent]:
         """Wait on one queue; Ctrl-C interrupts the wait.
@@ -220,9 +215,8 @@ class RayBackend:
     def _check_connection(self) -> None:
         if not self._is_connected:
             raise WorkerDied(
-                "the connection to Ray was ended, by ray.shutdown() in this process, while the "
-                "loader was iterated, or the iterator was closed by another thread: its workers "
-                "are gone with it. Iterate the loader anew."
+                "the connection to Ray was ended by ray.shutdown(), or the iterator was closed by "
+                "another thread: its workers are gone. Iterate the loader anew."
             )
 
     def _check_workers(self) -> list[BackendEvent]:
@@ -258,7 +252,8 @@ class RayBackend:
         # It is dead, or Ray has lost it or one batch, perhaps because its node has died.
         if error is not None and (worker.is_open or _DEAD_NODE in str(error)):
             self._end(worker, error)
-        return [*events, self._reap(worker)] if worker.is_silent else events
+        is_silent = worker.dying_since < math.inf and worker.num_out == 0
+        return [*events, self._reap(worker)] if is_silent else events
 
     def _answered(self, come: Come) -> list[BackendEvent]:
         call, worker, answer = come.call, come.call.worker, come.future.result()
@@ -424,7 +419,6 @@ class Call(NamedTuple):
         trial: Number of the sample that is tried by itself; None makes the batch.
         is_alone: Whether nothing else may be under way meanwhile.
         number: Number of a "make" among those of its worker and epoch.
-        sent_ns: Moment when a "make" was sent.
     """
 
     worker: RemoteWorker
@@ -433,7 +427,6 @@ class Call(NamedTuple):
     trial: int | None = None
     is_alone: bool = False
     number: int = -1
-    sent_ns: int = 0
 
 
 class Come(NamedTuple):
@@ -491,11 +484,6 @@ class RemoteWorker(KnownWorker):
         return self.dying_since == math.inf and not self.is_gone
 
     @property
-    def is_silent(self) -> bool:
-        """Whether it is dying, and nothing more of it is under way."""
-        return self.dying_since < math.inf and self.num_out == 0
-
-    @property
     def place(self) -> str:
         """Where it is, in words."""
         if self.handshake is None:
@@ -548,6 +536,7 @@ class RemoteWorker(KnownWorker):
 
     def submit(self, task: Task) -> None:
         """Send a task, behind trials of its samples if it is to be done alone."""
+        self.note(task)
         hints = task.hints
         is_alone = hints is not None and hints.alone
         if hints is not None and is_alone:
@@ -567,7 +556,7 @@ class RemoteWorker(KnownWorker):
                 return
             self._to_send.popleft()
             number, self._next_number = self._next_number, self._next_number + 1
-            call = call._replace(number=number, sent_ns=time.monotonic_ns())
+            call = call._replace(number=number)
             self.sent[number] = call
             begun = self._begun_already if self._num_taken else self._begun_message
             args = begun, encode_message(call.task), number, self._num_taken, call.trial
@@ -595,7 +584,7 @@ class RemoteWorker(KnownWorker):
         elif self.sent:
             call = next(iter(self.sent.values()))
             phase, step, number = Phase.READING, call.task.step, call.trial
-        return StatusSnapshot(self._generation, step, phase, number, False, None, 0, 0.0)
+        return StatusSnapshot(self._generation, step, phase, number, (), 0, 0.0)
 
     @property
     def other_steps(self) -> tuple[int, ...]:
@@ -638,30 +627,25 @@ def _result_of(come: Come) -> TaskResult:
         result.unpack = functools.partial(deserialize_tree, answer.serialized)
     elif result.kind == Kind.EMPTY:
         result.payload = NO_BATCH
-    if result.times is not None:
-        result.times = times_by_our_clock(result.times, come.call.sent_ns, come.received_ns)
+    result.times = times_by_our_clock(result.times, come.received_ns)
     return result
 
 
-def times_by_our_clock(times: bytes, sent_ns: int, received_ns: int) -> bytes:
+def times_by_our_clock(times: bytes, received_ns: int) -> bytes:
     """Return the times of a task by our clock; those of one that was not measured as they are.
 
-    The monotonic clocks of two machines differ. By one clock, a task begins after it was sent, and
-    its batch comes after it was made: times that agree with that are left as they are. Otherwise
-    the batch is taken to have ended when it came.
+    The monotonic clocks of two machines differ: the batch is taken to have ended when it came.
 
     Example:
         >>> from penstock.engine.timing import NO_TIMES
         >>> times = replaced(NO_TIMES, begun_ns=1000, ended_ns=1600)
-        >>> row = row_of_worker(times_by_our_clock(times, 70_000, 70_800))
+        >>> row = row_of_worker(times_by_our_clock(times, 70_800))
         >>> row.begun_ns, row.ended_ns
         (70200, 70800)
     """
     row = row_of_worker(times)
-    if not row.begun_ns or sent_ns <= row.begun_ns <= row.ended_ns <= received_ns:
-        return times
     begun_ns = received_ns - (row.ended_ns - row.begun_ns)
-    return replaced(times, begun_ns=begun_ns, ended_ns=received_ns)
+    return replaced(times, begun_ns=begun_ns, ended_ns=received_ns) if row.begun_ns else times
 
 
 def deserialize_tree(serialized: SerializedTree) -> Any:  # noqa: ANN401 - any tree at all

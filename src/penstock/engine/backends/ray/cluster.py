@@ -13,14 +13,12 @@ Assumptions:
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import os
 import signal
-import socket
 import sys
 import threading
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigError, MissingExtraError
 from penstock.optional import install_command
@@ -30,8 +28,6 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from penstock.options import Ray
-
-_ANY: Final = (None, "auto", "local")  # addresses that any connection satisfies
 
 _lock = threading.Lock()
 _forked_while_connected = False
@@ -135,31 +131,16 @@ def _refuse_client(address: str) -> None:
 def _check_same_cluster(ray: ModuleType, address: str | None) -> None:
     if ray.util.client.ray.is_connected():
         _refuse_client("ray://")
-    if address is None or address in _ANY:
+    if address in (None, "auto", "local"):  # any connection will do
         return
     _refuse_client(address)
     connected = ray.get_runtime_context().gcs_address
-    here = ray.util.get_node_ip_address()
-    if _resolved(address, here) != _resolved(connected, here):
+    if address != connected:
         raise ConfigError(
             f"this process is connected to the Ray cluster at {connected}, got address="
             f"{without_password(address)!r}. A process has one cluster: leave address out, or call "
             "ray.shutdown() first."
         )
-
-
-def _resolved(address: str, here: str) -> tuple[str, int]:
-    """Return an address in one form, to compare it; `here` is this machine's."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal():
-        raise ConfigError(
-            f"{without_password(address)!r} is no address of a Ray cluster; give "
-            '"host:port", as "10.0.0.1:6379", "auto" or "local"'
-        )
-    ip = host = host.strip("[]")
-    with contextlib.suppress(OSError):
-        ip = socket.gethostbyname(host)
-    return (here if ip.startswith("127.") else ip), int(port)
 
 
 def _init(ray: ModuleType, address: str | None) -> None:

@@ -26,13 +26,12 @@ import io
 import os
 import pickle
 import platform
-import resource
 import sys
 import threading
 import traceback
 import warnings
 from collections import ChainMap
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -43,7 +42,6 @@ from penstock.engine.recover import drop_frames
 from penstock.engine.status_page import Phase
 from penstock.engine.task import Kind, decode_message, encode_result
 from penstock.engine.task_runner import TaskRunner
-from penstock.engine.timing import replaced
 from penstock.transport.packing import REDUCERS, take_large
 from penstock.user_code import stack_of_error, stack_of_thread
 
@@ -55,8 +53,6 @@ if TYPE_CHECKING:
     from penstock.engine.plan import WorkerSpec
     from penstock.engine.status_page import StatusSnapshot
     from penstock.engine.task import BeginEpoch, Task, TaskResult, WorkerIdentity
-
-_RSS_UNIT: Final = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss
 
 
 class SerializedTree(NamedTuple):
@@ -152,7 +148,7 @@ class RayWorker:
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "penstock-worker")
         self._has_moved = asyncio.Condition()  # for tasks that came before their turn
         self._has_ended = asyncio.Event()
-        self._status = ThreadStatus()
+        self._status = ThreadStatus(is_process=True)
         self._working_thread: threading.Thread | None = None
         self._runner = TaskRunner(_ParcelOutput(), self._status, identity)
         self._is_iterable = False
@@ -298,9 +294,6 @@ def _answer_of(result: TaskResult | None) -> Answer:
     payload = result.payload
     if result.kind != Kind.FAILED:
         result.payload = None  # it goes beside
-    if result.times is not None:
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT
-        result.times = replaced(result.times, rss_bytes=peak)
     message = encode_result(result)
     if result.kind == Kind.FAILED:
         drop_frames(payload)

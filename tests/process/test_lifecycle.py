@@ -72,7 +72,7 @@ def assert_rows(batch, first):
 
 def test_ten_thousand_batches_grow_nothing(monkeypatch):
     # However busy the machine is, none is measured: the clock that this takes holds a descriptor.
-    monkeypatch.setattr(stream_module, "LONG_NS", 1 << 62)
+    monkeypatch.setattr(stream_module, "_LONG_NS", 1 << 62)
     loader = Loader(Rows(20_000, 2048), batch_size=2, num_workers=2)
     stream = iter(loader)
     for _ in range(200):

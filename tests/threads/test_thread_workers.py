@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import os
 import re
 import subprocess
@@ -471,12 +472,27 @@ def test_a_forked_child_has_no_threads_and_neither_hangs_nor_waits():
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # of Python 3.12
-@pytest.mark.parametrize(("error", "status"), [(None, 0), (SystemExit(3), 1), (ValueError(), 1)])
-def test_a_child_of_a_worker_ends_with_a_status(error, status):
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (None, 0, ""),
+        (SystemExit(3), 3, ""),
+        (SystemExit("enough"), 1, "SystemExit: enough\n"),
+        (ValueError("bad"), 1, "ValueError: bad\n"),
+    ],
+)
+def test_a_child_of_a_worker_ends_with_its_status_though_its_stdout_is_closed(
+    error, status, said, tmp_path
+):
+    noted = tmp_path / "noted"
     child = os.fork()
     if child == 0:
+        sys.stdout = io.StringIO()
+        sys.stdout.close()
+        sys.stderr = noted.open("w")  # with a buffer
         _leave(error)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == status
+    assert noted.read_text() == said
 
 
 # Memory

@@ -26,7 +26,7 @@ from penstock.engine.assembly import Assembler
 from penstock.engine.pickling import copy_of_error
 from penstock.engine.plan import BatchIndices, RetryHints, ShardPosition, dataset_keys, sample_key
 from penstock.engine.readers import MapReader, ShardReader, map_maker, shard_maker
-from penstock.engine.recover import NO_BATCH, Recovery, Replacements
+from penstock.engine.recover import NO_BATCH, BatchItem, Recovery, Replacements
 from penstock.engine.task import Kind, TaskResult, WorkerIdentity
 from penstock.faults import annotate
 from penstock.randomness.generator_watch import GeneratorWatch, note_watched, was_watched
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from penstock.engine.plan import WorkerSpec
     from penstock.engine.status_page import StatusWriter
     from penstock.engine.task import BeginEpoch, Task
-    from penstock.faults import Failure
 
 T = TypeVar("T")
 
@@ -128,9 +127,8 @@ class TaskRunner:
             position = maker.position()
         except Exception as error:
             output.abandon()
-            bad, notices = maker.take_bad(), self._take_notices()
-            assert self.spec is not None
-            if isinstance(error, StopIteration) and self.spec.is_iterable:
+            bad, notices = maker.recovery.take_bad(), self._take_notices()
+            if isinstance(error, StopIteration) and maker.shard_position is not None:
                 self._has_ended = True
                 return TaskResult(
                     generation, step, Kind.EXHAUSTED, num_asked=len(bad), bad=bad, notices=notices
@@ -147,7 +145,7 @@ class TaskRunner:
             batch,
             position,
             maker.num_asked,
-            maker.take_bad() if maker.num_asked else (),
+            maker.recovery.take_bad() if maker.num_asked else (),
             self.status.take_times(num_bytes=num_bytes, pool_bytes=pool_bytes, slot_ns=slot_ns),
             self._take_notices() if self.notices else None,
         )
@@ -167,6 +165,7 @@ class BatchMaker:
 
     Attributes:
         num_asked: Number of samples asked of the last batch; counted where a policy needs it.
+        recovery: Makes batches in spite of bad samples, and holds these.
 
     Concurrency:
         One thread.
@@ -209,10 +208,10 @@ class BatchMaker:
         replacements = Replacements(spec, seed, begun.epoch)
         reader = self._reader or self._map
         assert reader is not None
-        self._recovery = Recovery(reader, self._assembler, spec, status, replacements)
+        self.recovery = Recovery(reader, self._assembler, spec, status, replacements)
         if self._reader is not None:
             self._in_scope(self._reader.replay, self._replay, position.num_batches)
-            self._recovery.take_bad()  # they were reported when the batches were given
+            self.recovery.take_bad()  # they were reported when the batches were given
 
     def _begin(
         self, identity: WorkerIdentity, begun: BeginEpoch, position: ShardPosition
@@ -281,10 +280,6 @@ class BatchMaker:
         """Function that returns a stream's position, without its state; None if map-style."""
         return None if self._reader is None else self._reader.shard_position
 
-    def take_bad(self) -> list[Failure]:
-        """Return the bad samples of the batch that was made last."""
-        return self._recovery.take_bad()
-
     def plain_maker(self) -> PlainMaker | None:
         """Return what makes batches by the shortest way; None if there are streams or a policy.
 
@@ -308,10 +303,10 @@ class BatchMaker:
         indices, position, stride = _parts_of(indices)
         hints = RetryHints(True, () if hints is None else hints.quarantined)
         with contextlib.suppress(Exception):
-            items = self._recovery.begin(self._keys_of(indices), position, stride, hints)
-            self._in_scope(self._recovery.fill, items[number])
+            items = self.recovery.begin(self._keys_of(indices), position, stride, hints)
+            self._in_scope(self.recovery.fill, items[number])
         self._assembler.output.abandon()
-        self._recovery.take_bad()
+        self.recovery.take_bad()
 
     def _make(self, indices: Any, step: int, hints: RetryHints | None) -> Any:  # noqa: ANN401
         if self._map is None:
@@ -333,10 +328,10 @@ class BatchMaker:
                 indices = indices if hasattr(indices, "__len__") else keys  # an iterator is spent
                 return self._make_of_map(self._map, indices, position, stride)
             self._assembler.output.abandon()
-        items = self._recovery.begin(keys, position, stride, hints)
+        items = self.recovery.begin(keys, position, stride, hints)
         for item in items:
-            self._recovery.fill(item)
-        return self._recovery.join(items, position)
+            self.recovery.fill(item)
+        return self.recovery.join(items, position)
 
     def _keys_of(self, indices: Any) -> list[Any]:  # noqa: ANN401
         keys = dataset_keys(indices)
@@ -367,16 +362,21 @@ class BatchMaker:
         if is_quick and not (reader.is_untouched or self._spec.faults.tolerates):
             samples = reader.take_samples(count)
             return self._assembler.finish(self._assembler.collate(samples, place))
-        items = reader.take(self._recovery.fill, count)
+        items = reader.take(self.recovery.fill, count)
         self.num_asked = len(items) if self._spec.faults.tolerates else 0
-        return self._recovery.join(items, place)
+        return self.recovery.join(items, place)
+
+    def _fill(self, item: BatchItem) -> None:
+        assert self._reader is not None
+        self._status.sample(item.number)
+        item.sample = self._reader.read(item)
 
     def _replay(self) -> None:
         """Take the samples of a batch that was given before."""
         assert self._reader is not None
         count = self._spec.batch_size or 1
         if not self._spec.faults.tolerates:
-            self._reader.take(self._recovery.fill, count)
+            self._reader.take(self._fill, count)
             return
         # Collated as well: the next sample took the place of one that did not fit.
         self._make_of_stream(count)

@@ -121,20 +121,18 @@ class WorkerTable(Generic[WorkerT]):
     def add(self, worker: WorkerT) -> None:
         """Add a worker; it goes on where an earlier one of the same number was."""
         before = self.workers.get(worker.worker_id)
-        worker.position = self._given_to(worker) if before is None else before.position
+        if before is not None:
+            worker.position = before.position
+        elif self.epoch is not None:
+            worker.position = self.epoch.progress.given.shards.get(worker.worker_id)
         self.workers[worker.worker_id] = worker
-
-    def _given_to(self, worker: WorkerT) -> ShardPosition | None:
-        if self.epoch is None:
-            return None
-        return self.epoch.progress.given.shards.get(worker.worker_id)
 
     def begin_epoch(self, epoch: Epoch) -> int:
         """Begin an epoch; return its generation."""
         self.adopt_ahead(self.begin_ahead(epoch), epoch)
         self._first_of.clear()
         for worker in self.workers.values():
-            worker.position = self._given_to(worker)
+            worker.position = epoch.progress.given.shards.get(worker.worker_id)
         return self.generation
 
     def begin_ahead(self, epoch: Epoch) -> int:
@@ -249,11 +247,9 @@ class WorkerTable(Generic[WorkerT]):
 
 
 def _revived(error: Any, where: str) -> BaseException:  # noqa: ANN401 - the exception, or a report
-    revived: BaseException = error
-    if isinstance(error, ExceptionReport):
-        revived = revive_exception(error)
-    annotate(revived, where)
-    return revived
+    own: BaseException = revive_exception(error) if isinstance(error, ExceptionReport) else error
+    annotate(own, where)
+    return own
 
 
 def _note_same_start(plan: Plan, other_id: int, worker_id: int) -> None:

@@ -82,8 +82,11 @@ _TERMINATE_S: Final = 1.0
 _BATCHES_AHEAD_OF_DEVICE: Final = 16
 _ADVICE_ON_EXIT: Final = (
     "It said no last words, so it was no exception, nor sys.exit: look for os._exit in the "
-    "dataset, or a library that ends the process. What it printed before may say why. Under spawn "
-    'and forkserver: is the main script guarded by `if __name__ == "__main__":`?'
+    "dataset, or a library that ends the process. What it printed before may say why."
+)
+_ADVICE_ON_START: Final = (
+    "What it printed before may say why. Under spawn and forkserver: is the main script guarded by "
+    '`if __name__ == "__main__":`?'
 )
 _ADVICE_ON_UNKNOWN: Final = (
     "SIGCHLD is ignored in this process, or a handler of the program took the status of all "
@@ -281,7 +284,9 @@ class WorkerProcess(KnownWorker):
         elif code is None:
             end, advice = "ended with an exit status that is unknown", _ADVICE_ON_UNKNOWN
         elif code >= 0:
-            end, advice = f"exited with code {code}", _ADVICE_ON_EXIT
+            end = f"exited with code {code}"
+            has_begun = self.status_page.read().phase is not Phase.ABSENT
+            advice = _ADVICE_ON_EXIT if has_begun else _ADVICE_ON_START
         else:
             end = f"was killed by {signal_name(-code)}"
             is_native = -code in _NATIVE_SIGNALS

@@ -24,7 +24,7 @@ Shutdown order
     are left behind as daemons, with a warning; in a hurry, after `_SHORT_GRACE_S`, without one.
 
 A forked child has none of these threads: there `close` does nothing. A child that the dataset forks
-ends when it returns to the worker's code, with exit status 1 if an exception was raised.
+ends when it returns to the worker's code, with the exit status of its `sys.exit` or exception.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ import dataclasses
 import math
 import os
 import queue
+import sys
 import threading
 import time
 import traceback
@@ -69,10 +70,7 @@ if TYPE_CHECKING:
 
 _GRACE_S: Final = 3.0  # for a worker to finish its sample and its user's clean-up
 _SHORT_GRACE_S: Final = 0.3  # after Ctrl-C, or when the interpreter ends
-_ADVICE_ON_HANG: Final = (
-    "Raise `timeout` if samples may take that long. The thread goes on until its sample is made: "
-    "only processes can be killed (backend='process')."
-)
+_ADVICE_ON_HANG: Final = "Raise `timeout` if samples take that long; only processes can be killed."
 _SHARED_GENERATORS: Final = (
     "With backend='thread' all worker threads and the main process share them, so what is drawn is "
     "neither reproducible nor what another backend draws, and a stream that shuffles with them "
@@ -246,10 +244,16 @@ class ThreadWorker(KnownWorker):
 
 
 def _leave(error: BaseException | None) -> NoReturn:
-    """End a forked child; the end of its only thread would give 0 in any case."""
-    if error is not None:
+    """End a forked child with its status; the end of its only thread would give 0 in any case."""
+    status = 0 if error is None else 1
+    if isinstance(error, SystemExit) and isinstance(error.code, int | None):
+        status = error.code or 0
+    elif error is not None:
         traceback.print_exception(error)
-    os._exit(error is not None)
+    for stream in sys.stdout, sys.stderr:
+        with contextlib.suppress(BaseException):  # it may be closed
+            stream.flush()
+    os._exit(status & 0xFF)
 
 
 class ThreadBackend:

@@ -480,4 +480,4 @@ def test_a_sample_that_is_tried_is_collated_and_packed_by_itself_and_dropped():
     runner.maker.try_sample([4, BAD, 6, 7], 2, None)
     runner.maker.try_sample([4, BAD, 6, 7], 1, RetryHints())  # raises: `make` will tell
     assert collated == [[6]]
-    assert list(runner.maker.take_bad()) == []
+    assert list(runner.maker.recovery.take_bad()) == []

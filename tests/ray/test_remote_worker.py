@@ -84,7 +84,6 @@ class MainProcess:
         self.worker.open("serialized")
 
     def submit(self, step, indices, hints=None):
-        self.worker.tasks[self.worker._generation, step] = indices
         self.worker.submit(Task(self.worker._generation, step, indices, hints))
 
     def answer(self, asked):
@@ -150,8 +149,7 @@ class Watch:
             return
         assert worker.is_ready, "sent before the spec was open"
         # Where to go on is noted until it is known to have come: the first answer says so.
-        has_begun = asked.args[3] > 0
-        position = None if has_begun or worker._generation == 1 else ShardPosition(2)
+        position = None if worker._generation == 1 else ShardPosition(2)
         assert asked.begun == (worker._generation, 1, False, position)
         generation, step = asked.begun.generation, asked.task.step
         assert asked.number == self.numbers.get(generation, 0), "not the next number"
@@ -275,13 +273,3 @@ def test_who_is_forgotten_is_not_listened_to():
         if not asked.done.done():
             asked.done.set_result(answer_to(asked))
     assert main.inbox.empty()
-
-
-def test_it_is_silent_once_nothing_is_under_way():
-    main = MainProcess()
-    main.worker.note_end("it was stuck")
-    for kind in ("handshake", "open", "until_end"):
-        assert not main.worker.is_silent
-        (asked,) = main.actor.of(kind)
-        main.answer(asked)
-    assert main.worker.is_silent

@@ -22,7 +22,7 @@ from penstock.engine.plan import Epoch, Given, Progress, ShardPosition
 from penstock.errors import StateError
 from penstock.indices import SeededIndices
 from penstock.randomness.keys import Purpose, checked_count, checked_epoch, seed_sequence
-from penstock.sampling.sampler_state import differences
+from penstock.sampling.samplers import differences
 from penstock.warn import users_level
 
 if TYPE_CHECKING:
@@ -34,10 +34,6 @@ if TYPE_CHECKING:
     from penstock.indices import Description, IndexSource
 
 _FORMAT: Final = 1
-_FINITE: Final = (  # torch's own, and sequences
-    "SequentialSampler", "RandomSampler", "SubsetRandomSampler", "WeightedRandomSampler",
-    "DistributedSampler", "list", "tuple", "range", "ndarray",
-)  # fmt: skip
 
 
 def worker_base_seed(seed: int) -> int:
@@ -279,7 +275,7 @@ class Schedule:
                 + "; ".join(found)
                 + ". Make the loader as it was, or begin a new epoch without the state"
             )
-        _check_counts(samples, number, progress.given, settings, samples_in)
+        _check_counts(samples, number, progress.given, samples_in)
         _check_stream(dataset, progress)
         contents, here = state.get("contents"), fingerprint_of(dataset)
         if None not in (contents, here) and contents != here:
@@ -302,7 +298,6 @@ def _check_counts(
     samples: int | None,
     epoch: int,
     given: Given,
-    settings: dict[str, Any],
     samples_in: Callable[[int | None, int], int | None],
 ) -> None:
     """Compare the counts of a state with each other, and with the batches that the epoch has.
@@ -320,17 +315,12 @@ def _check_counts(
     steps = [batches, *(step for steps in given.ahead for step in steps)]
     size = samples_in(epoch, batches)
     if size is not None:
-        is_right = samples in (size, None) and is_there(batches - 1)
-        if not is_right and is_there(batches - 2) and not is_there(batches):
-            is_right = size_of_first(batches - 1) < (samples or 0)
-        if not is_right or not (steps[-1] == batches or is_there(steps[-1] - 2)):
+        samples = size if samples is None else samples
+        is_right = samples == size
+        if batches and not is_there(batches):
+            is_right = samples > size_of_first(batches - 1)
+        if not is_right or not is_there(steps[-1] - 2):
             found = f"{steps[-1]} batches of epoch {epoch}, with {samples} samples in {batches}"
-    elif (inner := settings.get("sampler", {})).get("length") is not None:
-        most = -(-inner["length"] // settings.get("global_batch_size", 1))
-        while "of" in inner:
-            inner = inner["of"]
-        if inner["kind"] in _FINITE and steps[-1] > most:  # others may give more, as endless ones
-            found = f"{steps[-1]} batches of an epoch that has {most}"
     if steps != sorted(set(steps)):
         found = f"batches {list(given.ahead)} beyond the first {batches}"
     num_made = sum(shard.num_batches for shard in given.shards.values())

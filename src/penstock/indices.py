@@ -16,11 +16,18 @@ from penstock.data.dataset import follows_epochs, is_current, length_of
 from penstock.distributed import Rank, current_rank
 from penstock.engine.plan import BatchIndices, mark_user_array
 from penstock.errors import ConfigError
-from penstock.randomness.guarded import GuardedIterator, guarded_draws
+from penstock.randomness.generators import GuardedIterator, guarded_draws
 from penstock.randomness.keys import Purpose, seed_sequence
-from penstock.sampling.batches import BatchLayout, BatchSampler, batches_of, pieces_of
 from penstock.sampling.distributed import DistributedSampler
-from penstock.sampling.samplers import IndexSampler, Sampler, digest
+from penstock.sampling.samplers import (
+    BatchLayout,
+    BatchSampler,
+    IndexSampler,
+    Sampler,
+    batches_of,
+    digest,
+    pieces_of,
+)
 from penstock.warn import users_level
 
 if TYPE_CHECKING:

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
         Allocator,
         Dataset,
         IterableDataset,
+        shard,
     )
     from penstock.data.packed_list import PackedList
     from penstock.data.ragged import RaggedArray
-    from penstock.data.sharding import shard
 
 __all__ = [
     "Allocator",
@@ -54,13 +54,13 @@ _get, __dir__ = lazy_names(
             "random_split",
         ),
         ".dataset": (
+            "shard",
             "Dataset",
             "Allocator",
             "IterableDataset",
         ),
         ".packed_list": ("PackedList",),
         ".ragged": ("RaggedArray",),
-        ".sharding": ("shard",),
     },
 )
 

@@ -38,11 +38,6 @@ _COLLATE: Final = 4
 _ITERATOR_RNG: Final = 5
 _ITERATOR: Final = 6
 
-# What `single_out` changes of a batch, and puts back.
-_OF_BATCH: Final = (
-    "_position", "_stride", "_count", "_which", "_attempts", "_global_stream", "_global_position",
-)  # fmt: skip
-
 
 class _ThreadStreams(threading.local):
     streams: SampleStreams | None = None  # of the batch that this thread is making
@@ -311,20 +306,6 @@ class SampleStreams:
             )
         return k if self._which is None else int(self._which[k])
 
-    def single_out(self, k: int) -> dict[str, Any]:
-        """Begin sample k of a batch by itself; returns what `restore_batch` takes."""
-        outer = {name: getattr(self, name) for name in _OF_BATCH}
-        number = self._number(k)
-        attempt = self._attempts.get(number, self._attempt)
-        self.begin_sample(self._position + number * self._stride, attempt)
-        return outer
-
-    def restore_batch(self, outer: dict[str, Any]) -> None:
-        """End a `single_out`; generators of the batch's other samples begin anew."""
-        vars(self).update(outer)
-        self._attempt = 0
-        self._begun.clear()
-
 
 class _Active:
     """Not `contextlib.contextmanager`, which changes the exceptions that pass; some are frozen."""
@@ -359,11 +340,15 @@ def one_sample(k: int) -> Iterator[None]:
     if streams is None or not streams._count:
         yield
         return
-    outer = streams.single_out(k)
+    outer = dict(vars(streams))
+    number = streams._number(k)
+    attempt = streams._attempts.get(number, streams._attempt)
+    streams.begin_sample(streams._position + number * streams._stride, attempt)
     try:
         yield
     finally:
-        streams.restore_batch(outer)
+        vars(streams).update(outer)
+        streams._begun.clear()  # generators of the batch's other samples begin anew
 
 
 def _seed_torch() -> None:

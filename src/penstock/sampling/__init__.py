@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from penstock.sampling.balance import balance_report
     from penstock.sampling.balanced_batches import BalancedBatchSampler
     from penstock.sampling.balanced_shuffle import BalancedShuffle
-    from penstock.sampling.batches import BatchSampler
     from penstock.sampling.buckets import BucketBatchSampler
     from penstock.sampling.class_balanced import ClassBalancedSampler
     from penstock.sampling.distributed import DistributedSampler
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from penstock.sampling.permutation import Permutation
     from penstock.sampling.repeat_factor import RepeatFactorSampler
     from penstock.sampling.samplers import (
+        BatchSampler,
         IndexSampler,
         RandomSampler,
         Sampler,
@@ -55,7 +55,6 @@ _get, __dir__ = lazy_names(
         ".balance": ("balance_report",),
         ".balanced_batches": ("BalancedBatchSampler",),
         ".balanced_shuffle": ("BalancedShuffle",),
-        ".batches": ("BatchSampler",),
         ".buckets": ("BucketBatchSampler",),
         ".class_balanced": ("ClassBalancedSampler",),
         ".distributed": ("DistributedSampler",),
@@ -63,6 +62,7 @@ _get, __dir__ = lazy_names(
         ".permutation": ("Permutation",),
         ".repeat_factor": ("RepeatFactorSampler",),
         ".samplers": (
+            "BatchSampler",
             "IndexSampler",
             "RandomSampler",
             "Sampler",

@@ -9,10 +9,9 @@ import numpy as np
 
 from penstock.data.labels.known import class_names_of, labels_given_or_known
 from penstock.errors import ConfigError
-from penstock.sampling.batches import BatchLayout, BatchOrder, BatchSampler
 from penstock.sampling.class_items import ClassItems, shuffled_rows
 from penstock.sampling.distributed import chosen_rank
-from penstock.sampling.samplers import check_positive
+from penstock.sampling.samplers import BatchLayout, BatchOrder, BatchSampler, check_positive
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -91,7 +90,6 @@ class BalancedBatchSampler(BatchSampler):
         self.labels = labels_given_or_known(labels, type(self).__name__, column)
         self.class_names = class_names_of(labels, column)
         items = ClassItems(self.labels)
-        items.check_any()
         if p_classes > len(items.classes):
             raise ConfigError(
                 f"a batch should have p_classes={p_classes} different classes, but the labels of "

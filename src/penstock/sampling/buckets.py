@@ -9,10 +9,16 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 
 from penstock.errors import ConfigError
-from penstock.sampling.batches import BatchLayout, BatchOrder, BatchSampler
-from penstock.sampling.class_items import grouped
 from penstock.sampling.distributed import DistributedSampler, chosen_rank
-from penstock.sampling.samplers import IndexSampler, check_bool, check_positive, digest
+from penstock.sampling.samplers import (
+    BatchLayout,
+    BatchOrder,
+    BatchSampler,
+    IndexSampler,
+    check_bool,
+    check_positive,
+    digest,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -276,7 +282,7 @@ class _BucketOrder(BatchOrder):
         if not self.is_shuffled:
             return np.argsort(self._keys, kind="stable").astype(np.int64, copy=False)
         order = rng.permutation(len(self._keys))
-        return order[grouped(self._buckets[order], len(self.sizes))]
+        return order[np.argsort(self._buckets[order], kind="stable")]
 
     def settings(self) -> dict[str, Any]:
         return {
@@ -293,17 +299,12 @@ class _BucketOrder(BatchOrder):
 def _checked_keys(keys: ArrayLike) -> NDArray[Any]:
     """Return a copy of one finite number per sample, shape (n,)."""
     # Of a dataset, numpy would read every sample.
-    if not isinstance(keys, Sequence) and not hasattr(keys, "__array__"):
-        raise ConfigError(
-            f"keys should be one number per sample, such as its length, but got a "
-            f"{type(keys).__name__}. For a dataset give the lengths of its samples: an array, or a "
-            "list such as [len(text) for text in texts]."
-        )
-    array = np.array(keys)
+    is_given = isinstance(keys, Sequence) or hasattr(keys, "__array__")
+    array = np.array(keys if is_given else None)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iuf"):
         raise ConfigError(
-            "keys should be one number per sample, but got an array of shape "
-            f"{array.shape}, dtype {array.dtype}."
+            "keys should be one number per sample, such as [len(text) for text in texts], but got "
+            f"a {type(keys).__name__} (shape {array.shape}, dtype {array.dtype})."
         )
     if (wrong := np.flatnonzero(~np.isfinite(array))).size:
         raise ConfigError(f"keys should be finite, but keys[{wrong[0]}] is {array[wrong[0]]}.")

@@ -17,8 +17,6 @@ from penstock.sampling.class_items import ClassItems
 from penstock.sampling.samplers import IndexSampler, check_bool, check_positive
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from numpy.typing import ArrayLike, NDArray
 
 Alpha = float | Literal["effective"]
@@ -46,6 +44,8 @@ class ClassBalancedSampler(IndexSampler):
 
     Attributes:
         labels: As they were given or found.
+        classes: The classes that occur, ascending, shape (classes,).
+        counts: Samples that have each class, int64, likewise.
         class_names: Of the dataset that was given, by class number; None if it has none.
         exact: Whether each epoch has its shares exactly.
         num_samples: Indices in an epoch.
@@ -69,6 +69,8 @@ class ClassBalancedSampler(IndexSampler):
         A pair: Wang et al., Dynamic Curriculum Learning, ICCV 2019. "effective": Cui et al.,
         Class-Balanced Loss Based on Effective Number of Samples, CVPR 2019.
     """
+
+    _shows = ("classes", "alpha", "length", "seed", "epoch")
 
     @removed_arguments(ramp="set_epoch and a sampler of each alpha; a pair goes evenly")
     def __init__(
@@ -143,7 +145,11 @@ class ClassBalancedSampler(IndexSampler):
         self.labels = labels_given_or_known(labels, type(self).__name__, column)
         self.class_names = class_names_of(labels, column)
         self._items = ClassItems(self.labels)
-        self._items.check_any()
+        self.classes, self.counts = self._items.classes, self._items.counts
+        if not len(self.classes):
+            raise ConfigError(
+                f"there is nothing to balance: {len(self.labels)} samples with no label at all."
+            )
         self.source_length = self._items.num_samples
         self._alpha: Any = alpha if isinstance(alpha, (str, tuple)) else float(alpha)
         self._num_epochs = num_epochs
@@ -161,16 +167,6 @@ class ClassBalancedSampler(IndexSampler):
         self.num_samples = self._resolved(num_samples)
 
     @property
-    def classes(self) -> NDArray[Any]:
-        """The labels' values, ascending, shape (classes,); do not write to it."""
-        return self._items.classes
-
-    @property
-    def counts(self) -> NDArray[np.int64]:
-        """Samples that have each class, int64 of shape (classes,); do not write to it."""
-        return self._items.counts
-
-    @property
     def alpha(self) -> Alpha:
         """That of the current epoch; a number as float."""
         if self._alphas is None:
@@ -186,10 +182,6 @@ class ClassBalancedSampler(IndexSampler):
         labelled = 1.0 - len(self._items.unlabelled) / self._items.num_samples
         shares: NDArray[np.float64] = class_shares(self.counts, self.alpha, self._beta) * labelled
         return shares
-
-    def __len__(self) -> int:
-        """Return `num_samples`."""
-        return self.num_samples
 
     def indices(self) -> NDArray[np.int64]:
         """Return the draws of the current epoch, shape (num_samples,); a fresh array."""
@@ -215,11 +207,6 @@ class ClassBalancedSampler(IndexSampler):
         classes = np.arange(len(self.classes), dtype=self._items.code_dtype)
         cycles = rng.permuted(np.tile(classes, (num_cycles, 1)), axis=1)
         return np.repeat(cycles.ravel()[:num_turns], in_a_row)[: self.num_samples]
-
-    def _summary(self) -> Iterator[tuple[str, object]]:
-        yield "classes", len(self.classes)
-        yield "alpha", self.alpha
-        yield from super()._summary()
 
     def settings(self) -> dict[str, Any]:
         """Return what the draws depend on, the same in all epochs; the labels by their digest."""
@@ -271,10 +258,9 @@ class ClassBalancedSampler(IndexSampler):
         if is_single and wanted > most:
             scarce = int(np.argmin(self.counts / self.shares))
             raise ConfigError(
-                f"num_samples={wanted} without replacement would take "
-                f"{wanted * self.shares[scarce]:.1f} samples of class {self.classes[scarce]!s}, "
-                f"which has {self.counts[scarce]}. At most {most} are possible; replacement="
-                '"auto" gives a rare class\'s samples again when all of them have come.'
+                f"at most {most} samples are possible without replacement, but got "
+                f"num_samples={wanted}: class {self.classes[scarce]!s} has {self.counts[scarce]}. "
+                'replacement="auto" gives its samples again when all of them have come.'
             )
         return wanted
 

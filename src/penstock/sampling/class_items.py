@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from penstock.data.ragged import RaggedArray
-from penstock.errors import ConfigError
 from penstock.sampling.samplers import digest
 
 if TYPE_CHECKING:
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _BLOCK: Final = 1 << 20  # numbers shuffled at a time
-_LOW_BITS: Final = 16  # numpy sorts integers of so many bits by counting them, in O(n)
 # Integers that span no more than so many, or than there are labels, are looked up in a table.
 _LEAST_TABLE: Final = 1 << 16
 
@@ -28,7 +26,8 @@ def class_codes(labels: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.unsigned
     """Return the classes that occur, ascending, and the position among them of each label.
 
     Classes are uint64 if the labels are, int64 for other integers, else as the labels are. The
-    positions are of the smallest type that holds all of them, and one more.
+    positions are of the smallest type that holds all of them, and one more: numpy sorts integers of
+    8 or 16 bits by counting them, in O(n).
     """
     if labels.dtype.kind in "iu" and len(labels):
         is_huge = labels.dtype.kind == "u" and labels.dtype.itemsize == 8
@@ -59,7 +58,7 @@ class ClassItems:
         """Group samples by their labels, as `penstock.labels_of` has them."""
         values = labels.values if isinstance(labels, RaggedArray) else labels
         self.classes, codes = class_codes(values)
-        items = grouped(codes, len(self.classes))
+        items = np.argsort(codes, kind="stable")
         without = items[:0]
         if isinstance(labels, RaggedArray):
             num_labels = np.diff(labels.offsets)
@@ -92,13 +91,6 @@ class ClassItems:
         if not len(labelled):
             return np.zeros(len(self.classes), values.dtype)
         return np.asarray(np.add.reduceat(values[labelled], self._starts[:-1]))
-
-    def check_any(self) -> None:
-        """Raise `ConfigError` where no sample has a class."""
-        if not len(self.classes):
-            raise ConfigError(
-                f"there is nothing to balance: {self.num_samples} samples with no label at all."
-            )
 
     @property
     def unlabelled(self) -> NDArray[np.unsignedinteger[Any]]:
@@ -142,7 +134,7 @@ class ClassItems:
             places = self._starts[np.repeat(alike, entries[alike])][:, None] + numbers
             by_class[_ranges(starts[alike], entries[alike])] = self._items[places]
         drawn = np.empty_like(by_class)
-        drawn[grouped(sequence, len(self.sizes))] = by_class
+        drawn[np.argsort(sequence, kind="stable")] = by_class
         return drawn
 
     def _alike(
@@ -156,15 +148,6 @@ class ClassItems:
         num_shuffled = np.cumsum(-(-wanted[by_size] // sizes) * sizes)
         is_cut = (np.diff(sizes) > 0) | (np.diff(num_shuffled // _BLOCK) > 0)
         return (part for part in np.split(by_size, np.flatnonzero(is_cut) + 1) if len(part))
-
-
-def grouped(codes: NDArray[np.integer[Any]], num_codes: int) -> NDArray[np.int64]:
-    """Return the indices that sort codes below `num_codes`, equal ones in the order they had."""
-    if num_codes <= 1 << _LOW_BITS:
-        return np.argsort(codes.astype(np.uint16, copy=False), kind="stable")
-    first = np.argsort((codes & 0xFFFF).astype(np.uint16), kind="stable")
-    high = (codes >> _LOW_BITS)[first]
-    return first[grouped(high, -(-num_codes >> _LOW_BITS) + 1)]
 
 
 # Turn after turn of the same numbers, each in another random order: for draws without repeats.

@@ -11,22 +11,19 @@ import numpy as np
 
 from penstock.distributed import Rank, current_rank
 from penstock.errors import ConfigError
-from penstock.randomness.guarded import guarded_draws
+from penstock.randomness.generators import guarded_draws
 from penstock.randomness.keys import Purpose, seed_sequence
-from penstock.sampling.batches import BatchSampler
 from penstock.sampling.samplers import (
+    BatchSampler,
     EveryNth,
     IndexSampler,
     RandomSampler,
     SequentialSampler,
     check_positive,
 )
-from penstock.summary import Summarized, kind_of
 from penstock.warn import users_level
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from penstock.sampling.samplers import Indices
 
 
@@ -77,6 +74,8 @@ class DistributedSampler(IndexSampler):
         >>> shares[0] == list(drawn)[0::2], shares[1] == list(drawn)[1::2]
         (True, True)
     """
+
+    _shows = ("length", "rank", "num_replicas", "sampler", "seed", "epoch")
 
     def __init__(
         self,
@@ -151,10 +150,6 @@ class DistributedSampler(IndexSampler):
         """Indices of all ranks in an epoch."""
         return len(self.sampler) if self.pad == "none" else self.num_samples * self.num_replicas
 
-    def __len__(self) -> int:
-        """Return `num_samples`."""
-        return self.num_samples
-
     def take_seed(self, seed: int) -> None:
         """Take the seed of a loader, here and in the sampler that was given."""
         super().take_seed(seed)
@@ -198,14 +193,6 @@ class DistributedSampler(IndexSampler):
 
     def _num_items(self) -> int:
         return min(self.total_size, len(self.sampler))
-
-    def _summary(self) -> Iterator[tuple[str, object]]:
-        yield "length", len(self)
-        yield "rank", self.rank
-        yield "num_replicas", self.num_replicas
-        yield "sampler", kind_of(self.sampler)
-        if isinstance(self.sampler, Summarized):
-            yield from (item for item in self.sampler._summary() if item[0] != "length")
 
     def settings(self) -> dict[str, Any]:
         """Return what the global order depends on: not the number of ranks."""

@@ -35,7 +35,7 @@ from penstock.sampling.samplers import (
     IndexSampler,
     as_weights,
     check_positive,
-    digest,
+    stated,
 )
 from penstock.sampling.shards import lengths_in
 
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from penstock.sampling.class_balanced import Alpha
     from penstock.sampling.samplers import Indices
 
-_MOST_STATED: Final = 64  # sources whose numbers a state lists; of more it has a digest
 _PRECISION: Final = 10**12  # as exact as ratios of decimal fractions in float64 are
 
 
@@ -144,10 +143,6 @@ class MixtureSampler(IndexSampler):
         self.shares = np.array([part / total for part in parts])
         self.quotas = np.array(quotas, np.int64)
 
-    def __len__(self) -> int:
-        """Return `num_samples`."""
-        return self.num_samples
-
     def indices(self) -> Indices:
         """Return the order of the current epoch; an array, unless it were a long one."""
         order = _MixtureOrder(self)
@@ -155,7 +150,7 @@ class MixtureSampler(IndexSampler):
 
     def settings(self) -> dict[str, Any]:
         """Return what the orders depend on: lengths and quotas; of many their digests."""
-        lengths, quotas = _stated(self.lengths), _stated(self.quotas)
+        lengths, quotas = stated(self.lengths, 64), stated(self.quotas, 64)
         return {**super().settings(), "lengths": lengths, "quotas": quotas}
 
 
@@ -189,10 +184,6 @@ class _MixtureOrder(ComputedOrder):
             here = np.flatnonzero(sources == source)
             indices[here] += self._items[source][places[here]]
         return indices
-
-
-def _stated(numbers: NDArray[np.int64]) -> list[int] | str:
-    return numbers.tolist() if len(numbers) <= _MOST_STATED else digest(numbers)
 
 
 def _parts(weights: ArrayLike | Mapping[Any, float], names: tuple[Hashable, ...]) -> list[int]:

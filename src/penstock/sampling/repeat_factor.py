@@ -119,10 +119,6 @@ class RepeatFactorSampler(IndexSampler):
             images, factor = items.items_of(position), self.class_repeat_factors[position]
             self.repeat_factors[images] = np.maximum(self.repeat_factors[images], factor)
 
-    def __len__(self) -> int:
-        """Return `num_samples`."""
-        return self.num_samples
-
     def indices(self) -> NDArray[np.int64]:
         """Return the order of the current epoch, of shape (num_samples,); a fresh array."""
         rng, wanted = self.rng(), self.num_samples

@@ -19,7 +19,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Mapping, Sequence, Sized
-from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from penstock.data.dataset import Dataset
 from penstock.deprecation import removed_arguments
 from penstock.distributed import Rank, current_rank, rank_in_environment
 from penstock.errors import ConfigError
-from penstock.randomness.keys import Purpose, seed_sequence
+from penstock.randomness.keys import Purpose, checked_count, seed_sequence
 from penstock.sampling.distributed import check_pad
 from penstock.sampling.permutation import LARGEST, Permutation
 from penstock.sampling.samplers import (
@@ -37,17 +37,14 @@ from penstock.sampling.samplers import (
     IndexSampler,
     check_positive,
     digest,
+    stated,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from numpy.typing import NDArray
 
     from penstock.data.dataset import Allocator
     from penstock.sampling.samplers import Indices
-
-_MOST_STATED: Final = 16  # shards whose lengths a state lists: it stays below 1 KB
 
 
 class AbsentShard(Dataset[Any]):
@@ -68,7 +65,7 @@ class AbsentShard(Dataset[Any]):
 
     def __init__(self, length: int) -> None:
         """Set the number of samples, 0 or more."""
-        self._length = _length_in("shard 0", length)
+        self._length = checked_count("length", length)
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -120,6 +117,8 @@ class ShardSampler(IndexSampler):
         >>> [list(sampler) for sampler in nodes]
         [[4, 5, 2, 3], [1, 0, 6, 7]]
     """
+
+    _shows = ("num_nodes", "node", "ranks_per_node", "local_rank", "length", "seed", "epoch")
 
     @removed_arguments(shuffle="an array of the indices of sampler.shards(), in their order")
     def __init__(
@@ -194,11 +193,12 @@ class ShardSampler(IndexSampler):
     @property
     def num_samples(self) -> int:
         """Indices of this rank in an epoch; the same in all epochs, but with "none" and "epoch"."""
-        ranks = self.ranks_per_node
-        if self.pad == "none":
-            of_node = int(self.lengths[self._current() == self.node].sum())
-            return max(-((self.local_rank - of_node) // ranks), 0)
-        return int(self._totals.min() // ranks if self.pad == "drop" else self._most())
+        if self.pad == "repeat":
+            return self._most()
+        if self.pad == "drop":
+            return int(self._totals.min()) // self.ranks_per_node
+        of_node = int(self.lengths[self._current() == self.node].sum())
+        return max(-((self.local_rank - of_node) // self.ranks_per_node), 0)
 
     def _most(self) -> int:
         """Indices of the rank that has most samples."""
@@ -210,10 +210,6 @@ class ShardSampler(IndexSampler):
         return (
             int(self.lengths.sum()) if self.pad == "none" else self.num_samples * self.num_replicas
         )
-
-    def __len__(self) -> int:
-        """Return `num_samples`."""
-        return self.num_samples
 
     def shards(self, node: int | None = None) -> NDArray[np.int64]:
         """Return the shards that a node reads in the current epoch, in the order it reads them.
@@ -267,19 +263,12 @@ class ShardSampler(IndexSampler):
         # As places of the global order: of uneven ranks, those of the longest one.
         return (self._most() if self.pad == "none" else self.num_samples) * self.num_replicas
 
-    def _summary(self) -> Iterator[tuple[str, object]]:
-        yield "shards", len(self.lengths)
-        yield "node", f"{self.node} of {self.num_nodes}"
-        yield "local_rank", f"{self.local_rank} of {self.ranks_per_node}"
-        yield from super()._summary()
-
     def settings(self) -> dict[str, Any]:
         """Return what the global order depends on: not the number of ranks on a node."""
-        few = len(self.lengths) <= _MOST_STATED
         return {
             "kind": "ShardSampler",
             "seed": self.seed,
-            "lengths": self.lengths.tolist() if few else digest(self.lengths),
+            "lengths": stated(self.lengths, 16),
             "num_nodes": self.num_nodes,
             "assignment": digest(self._node_of),
             "fixed": self.is_fixed,
@@ -325,24 +314,24 @@ def _chosen_place(
     num_nodes: int | None, node: int | None, ranks_per_node: int | None, local_rank: int | None
 ) -> tuple[int, int, int, int]:
     """Return the four, those that were not given as torchrun's variables say."""
-    for pair in ((num_nodes, node), (ranks_per_node, local_rank)):
-        if pair.count(None) == 1:
-            raise ConfigError(
-                "give both num_nodes and node, or neither, and so ranks_per_node and local_rank; "
-                f"but got {num_nodes=}, {node=}, {ranks_per_node=}, {local_rank=}."
-            )
+    is_placed, is_local = num_nodes is not None, ranks_per_node is not None
+    if is_placed != (node is not None) or is_local != (local_rank is not None):
+        raise ConfigError(
+            "give both num_nodes and node, or neither, and so ranks_per_node and local_rank; "
+            f"but got {num_nodes=}, {node=}, {ranks_per_node=}, {local_rank=}."
+        )
+    rank, world_size = current_rank()
     if ranks_per_node is None or local_rank is None:
         local = rank_in_environment("LOCAL_RANK", "LOCAL_WORLD_SIZE")
-        if local is None and num_nodes is None and current_rank().world_size > 1:
+        if local is None and not is_placed and world_size > 1:
             raise ConfigError(
-                f"this is one of {current_rank().world_size} ranks, but which of them share a node "
-                "is not known: LOCAL_RANK and LOCAL_WORLD_SIZE, which torchrun sets, are not set. "
-                "Give num_nodes, node, ranks_per_node and local_rank."
+                f"this is one of {world_size} ranks, but which of them share a node is not known: "
+                "LOCAL_RANK and LOCAL_WORLD_SIZE, which torchrun sets, are not set. Give "
+                "num_nodes, node, ranks_per_node and local_rank."
             )
         local_rank, ranks_per_node = local or Rank(0, 1)
     check_positive("ranks_per_node", ranks_per_node)
     if num_nodes is None or node is None:
-        rank, world_size = current_rank()
         if world_size % ranks_per_node:
             raise ConfigError(
                 f"{world_size} ranks are no whole number of nodes with {ranks_per_node} each: "
@@ -350,12 +339,11 @@ def _chosen_place(
             )
         num_nodes, node = world_size // ranks_per_node, rank // ranks_per_node
     check_positive("num_nodes", num_nodes)
-    for name, value, stop in (
-        ("node", node, num_nodes),
-        ("local_rank", local_rank, ranks_per_node),
-    ):
-        if not 0 <= value < stop:
-            raise ConfigError(f"{name} should be 0 to {stop - 1}, but got {name}={value}.")
+    if not (0 <= node < num_nodes and 0 <= local_rank < ranks_per_node):
+        raise ConfigError(
+            f"node should be 0 to {num_nodes - 1} and local_rank 0 to {ranks_per_node - 1}, but "
+            f"got {node=}, {local_rank=}."
+        )
     # Of numpy's integers there would be no JSON.
     return int(num_nodes), int(node), int(ranks_per_node), int(local_rank)
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import itertools
 import os
@@ -12,17 +13,18 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, get_args
 
 import numpy as np
 
-from penstock.data.labels.columns import class_column, has_columns, labels_of_column
 from penstock.data.labels.values import (
     NotLabelsError,
     Objects,
     TextRows,
     are_paths,
+    check_no_columns,
     chosen_labels,
     joined_labels,
     labels_by_objects,
     numbered,
     to_labels,
+    to_rows,
 )
 from penstock.data.names import name_samples
 from penstock.data.packed_list import PackedList
@@ -154,37 +156,24 @@ def labels_given_or_known(
     """
     _check_no_stream(source, who)
     is_plain = not is_dataset and type(source) in (list, tuple, np.ndarray, range)
-    reason = ""
+    reason = f"column={column!r} is of a dataset, and labels were given"
     if not is_plain:
         try:
             return _found(source, column, 0)
         except NotLabelsError as error:
             reason = str(error)
-    try:
-        if is_dataset:
-            raise NotLabelsError("a dataset")
-        given = to_labels(source)
-    except NotLabelsError as error:
-        if is_plain or hasattr(source, "dtype"):
-            raise ConfigError(
-                f"{who} takes one label per sample (integers, bools or strings), a list of class "
-                f"numbers per sample, or a dataset; this {_kind_of(source)} is {error}. If it "
-                f"holds samples, give {who} `penstock.labels_of(dataset, {_FUNCTION})`."
-            ) from None
-        if column is not None:
-            raise ConfigError(f"{who} finds no labels in {_kind_of(source)}: {reason}.") from None
-        raise ConfigError(
-            f"{who} cannot see the labels of the samples of {_kind_of(source)}: {reason}. Give the "
-            f"dataset an attribute `labels` (one label per sample), name what holds them by "
-            "`column=`, give the samplers a list of the labels, or read every sample by a "
-            f"function: `penstock.labels_of(dataset, {_FUNCTION})`."
-        ) from None
-    if column is not None:
-        raise ConfigError(
-            f"column={column!r} is of a dataset, and {who} was given labels: give it the dataset, "
-            "or leave column out."
-        )
-    return given
+    if column is None and not is_dataset:
+        try:
+            return to_labels(source)
+        except NotLabelsError as error:
+            if is_plain or hasattr(source, "dtype"):
+                reason = f"it is {error}"
+    raise ConfigError(
+        f"{who} cannot see the labels of the samples of {_kind_of(source)}: {reason}. Give one "
+        "label per sample (integers, bools or strings), a list of class numbers per sample, or a "
+        "dataset with an attribute `labels`; name what holds them by `column=`; or read every "
+        f"sample: `penstock.labels_of(dataset, {_FUNCTION})`."
+    )
 
 
 def _check_no_stream(source: Any, who: str) -> None:  # noqa: ANN401
@@ -305,7 +294,8 @@ def _are_integers(value: Any) -> bool:  # noqa: ANN401
 
 
 def _joined(parts: Sequence[Any], column: Column, depth: int) -> Labels:
-    if len(set().union(*(_texts_of(part, column, depth) for part in parts))) > 1:
+    texts = [_names(part, column, depth) for part in parts] if column is not None else []
+    if len({*texts} - {None}) > 1:
         raise NotLabelsError(
             f"its datasets number the texts of {column!r} differently: give all the same "
             "attribute_names"
@@ -318,18 +308,6 @@ def _joined(parts: Sequence[Any], column: Column, depth: int) -> Labels:
             kind = type(part).__qualname__
             raise NotLabelsError(f"dataset {position} ({kind}) has none: {error}") from None
     return joined_labels([labels for labels in found if len(labels)])
-
-
-def _texts_of(dataset: object, column: Column, depth: int) -> set[tuple[str, ...]]:
-    """The texts that the numbers of a column stand for, in each of the datasets within that say."""
-    if dataset is None or depth > _DEEPEST:
-        return set()
-    names = _get(dataset, "attribute_names")
-    if isinstance(names, Mapping) and column in names:
-        return {tuple(names[column])}
-    parts = _get(dataset, "datasets")
-    within = parts if isinstance(parts, (list, tuple)) else [_get(dataset, "dataset")]
-    return set().union(*(_texts_of(part, column, depth + 1) for part in within))
 
 
 def _only(
@@ -479,3 +457,102 @@ def _own_names(dataset: Any, column: Column) -> tuple[str, ...] | None:  # noqa:
         if isinstance(names, (list, tuple)) and names and all(isinstance(n, str) for n in names):
             return tuple(names)
     return None
+
+
+# The column of a Hugging Face `datasets.Dataset`, read from its Arrow table.
+
+_NAMES: Final = ("label", "labels", "target", "targets")
+
+
+def has_columns(dataset: object) -> bool:
+    """Return whether a dataset is an Arrow table with features, as those of Hugging Face are."""
+    return (
+        isinstance(getattr(dataset, "features", None), Mapping)
+        and hasattr(dataset, "_indices")
+        and hasattr(getattr(dataset, "data", None), "column")
+    )
+
+
+def class_column(dataset: Any, wanted: str | None = None) -> tuple[str, Any] | None:  # noqa: ANN401
+    """Return name and feature of the column of the classes; None if no column looks like it.
+
+    It is the only one whose feature is a `ClassLabel`, or a list of them; a whole column goes
+    before a field within one, as `objects.category` is. Without any it is the one called "label",
+    "labels", "target" or "targets".
+    """
+    columns = dict(_leaves("", dataset.features))
+    if wanted is not None:
+        if wanted not in columns:
+            raise NotLabelsError(f"there is no column {wanted!r}; there are {', '.join(columns)}")
+        return wanted, columns[wanted]
+    classes = [name for name, feature in columns.items() if type(feature).__name__ == "ClassLabel"]
+    classes = [name for name in classes if "." not in name] or classes
+    if len(classes) > 1:
+        raise NotLabelsError(
+            f"several columns are classes ({', '.join(classes)}): choose one, as by "
+            f"`penstock.labels_of(dataset, column={classes[0]!r})`"
+        )
+    usual = [name for name in _NAMES if name in columns]
+    name = next(iter([*classes, *usual]), None)
+    return None if name is None else (name, columns[name])
+
+
+def _leaves(name: str, feature: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401
+    while not isinstance(feature, Mapping) and hasattr(feature, "feature"):  # a list of them
+        feature = feature.feature
+    if not isinstance(feature, Mapping):
+        yield name, feature
+        return
+    for inner, of_inner in feature.items():
+        yield from _leaves(f"{name}.{inner}" if name else inner, of_inner)
+
+
+def labels_of_column(dataset: Any, wanted: str | None = None) -> Labels:  # noqa: ANN401
+    """Return what the column of the classes holds, in the order of the dataset's rows.
+
+    That order is the dataset's own, after `select`, `shuffle`, `sort` and the like. No copy is made
+    where the table is in one piece.
+    """
+    column = class_column(dataset, wanted)
+    if column is None:
+        names = list(map(str, dataset.features))
+        raise NotLabelsError(
+            f"none of its columns ({', '.join(names)}) is a ClassLabel or called `label`: choose "
+            f"one, as by `penstock.labels_of(dataset, column={next(iter(names), 'label')!r})`"
+        )
+    # A name may have a dot of its own, as after `flatten()`.
+    name, *fields = column[:1] if column[0] in dataset.features else column[0].split(".")
+    try:
+        labels = _read_column(dataset.data.column(name), fields)
+    except NotLabelsError as error:
+        raise NotLabelsError(f"column {column[0]!r} is {error}") from None
+    order = dataset._indices  # a table of one column, or None for the rows as they lie
+    return labels if order is None else chosen_labels(labels, order.column(0).to_numpy())
+
+
+def _read_column(column: Any, fields: list[str]) -> Labels:  # noqa: ANN401 - of Arrow
+    """Follow fields down through structs and one list."""
+    pc: Any = importlib.import_module("pyarrow.compute")  # the dataset is made of its tables
+    counts = None
+    while True:
+        kind = str(column.type)
+        if column.null_count:
+            raise NotLabelsError(f"without a value in {column.null_count} rows")
+        if kind.startswith("struct") and fields:
+            column, fields = pc.struct_field(column, fields[0]), fields[1:]
+        elif "list" in kind.split("<")[0] and counts is None:
+            counts = pc.list_value_length(column).to_numpy().astype(np.int64)
+            column = pc.list_flatten(column)
+        elif "<" in kind:
+            raise NotLabelsError(f"of type {kind}")
+        else:
+            break
+    values = column.to_numpy()
+    if counts is None:
+        return values if values.dtype.kind in "iu" else to_labels(values)
+    if values.dtype.kind in "fb" and len(set(counts.tolist())) == 1:  # a number for every class
+        return to_labels(values.reshape(len(counts), -1))
+    flat = to_labels(values)
+    if isinstance(flat, RaggedArray):
+        raise NotLabelsError("lists of lists")
+    return flat if len(counts) and (counts == 1).all() else check_no_columns(to_rows(flat, counts))

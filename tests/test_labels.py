@@ -123,7 +123,7 @@ def test_a_stream_is_sent_to_the_shuffle_that_balances(base):
 
 @pytest.mark.parametrize("wrong", [5, iter([]), None, {1, 2}], ids=lambda value: type(value))
 def test_what_is_no_dataset_is_refused(wrong):
-    with pytest.raises(ConfigError, match="takes a dataset with __len__ and __getitem__"):
+    with pytest.raises(ConfigError, match="labels_of cannot see the labels"):
         labels_of(wrong)
 
 

@@ -326,7 +326,7 @@ def test_batches_in_the_place_of_indices_are_named():
     for make in (Loader, DataLoader):
         with pytest.raises(ConfigError, match="give it as batch_sampler=BatchSampler"):
             make(DATA, sampler=batches)
-    with pytest.raises(TypeError, match="gives batches"):
+    with pytest.raises(TypeError, match="What gives batches"):
         DistributedSampler(batches, 2, 0)
 
 

@@ -82,19 +82,6 @@ class ClassCounts:
         longer = max(way_before, way_after)
         self.progress = (way_before - way_after) / longer if longer > 1e-9 else 0.0
 
-    def record(self) -> dict[str, Any]:
-        """Return the sums of it as JSON has them; null where the smallest class has none."""
-        before, after = self.ratio_before, self.ratio_after
-        return {
-            "total_before": int(self.before.sum()),
-            "total_after": int(self.after.sum()),
-            "largest_to_smallest_before": before if math.isfinite(before) else None,
-            "largest_to_smallest_after": after if math.isfinite(after) else None,
-            "effective_classes_before": self.effective_before,
-            "effective_classes_after": self.effective_after,
-            "progress": self.progress,
-        }
-
 
 def _measured(counts: NDArray[Any]) -> tuple[NDArray[np.float64], float, float]:
     """Return shares, the ratio of largest to smallest, and the effective number of classes."""
@@ -183,28 +170,6 @@ class BalanceReport(Summarized):
         ]
         return "\n".join([*lines, *textwrap.wrap(self.verdict, _WIDTH)])
 
-    def record(self) -> dict[str, Any]:
-        """Return all of it as JSON has it."""
-        columns = {
-            "class": [_plain(value) for value in self.classes.tolist()],
-            "name": self.class_names,
-            "images_before": self.images.before.tolist(),
-            "images_after": self.images.after.tolist(),
-        }
-        if self.objects is not None:
-            columns["objects_before"] = self.objects.before.tolist()
-            columns["objects_after"] = self.objects.after.tolist()
-        plain = ("sampler", "num_samples", "num_unlabelled", "epoch_size", "num_shown")
-        rest = ("num_never_shown", "most_repeats", "verdict")
-        return {
-            **{name: getattr(self, name) for name in (*plain, *rest)},
-            "images": self.images.record(),
-            "objects": None if self.objects is None else self.objects.record(),
-            "classes": [
-                dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)
-            ],
-        }
-
 
 @removed_arguments(epochs="sampler.set_epoch(epoch), and a report of each epoch")
 def balance_report(
@@ -287,12 +252,11 @@ def _names(
     if not isinstance(names, Mapping):
         is_numbered = classes.dtype.kind in "biu"
         names = dict(enumerate(names)) if names is not None and is_numbered else {}
-    return tuple(str(names.get(value, _plain(value))) for value in classes.tolist())
+    return tuple(_text(names.get(value, value)) for value in classes.tolist())
 
 
-def _plain(label: Any) -> Any:  # noqa: ANN401
-    """Return a class as JSON has it."""
-    return label.decode("utf-8", "backslashreplace") if isinstance(label, bytes) else label
+def _text(name: str | bytes | int) -> str:
+    return name.decode("utf-8", "backslashreplace") if isinstance(name, bytes) else str(name)
 
 
 # How often a sampler shows each sample: counted on a copy of it, so that it stays as it was.

@@ -366,13 +366,12 @@ def _sizes(
 def _known_sizes(source: Any) -> Any:  # noqa: ANN401
     """Sizes as given, or as the dataset has them; None if it has none. No sample is read."""
     if (sizes := getattr(source, "sizes_px", None)) is not None:
-        return np.asarray(sizes)
+        return sizes
     inner, indices = getattr(source, "dataset", None), getattr(source, "indices", None)
     if inner is not None and indices is not None:
         sizes = _known_sizes(inner)
-        return None if sizes is None else sizes[np.asarray(indices, np.int64)]
-    is_given = isinstance(source, (list, tuple)) or hasattr(source, "__array__")
-    return np.asarray(source) if is_given else None
+        return None if sizes is None else np.asarray(sizes)[np.asarray(indices, np.int64)]
+    return source if isinstance(source, (list, tuple)) or hasattr(source, "__array__") else None
 
 
 def _shape_keys(source: Any) -> NDArray[np.int64]:  # noqa: ANN401
@@ -380,21 +379,20 @@ def _shape_keys(source: Any) -> NDArray[np.int64]:  # noqa: ANN401
 
     In steps, so that many are equal, and chance puts these together anew in each epoch.
     """
-    sizes = _known_sizes(source)
-    if sizes is None or sizes.ndim != 2 or sizes.shape[1] != 2 or sizes.dtype.kind not in "iu":
-        found = "" if sizes is None else f" of shape {sizes.shape}, dtype {sizes.dtype}"
+    sizes = np.asarray(_known_sizes(source))
+    if sizes.ndim != 2 or sizes.shape[1] != 2 or sizes.dtype.kind not in "iu":
         raise ConfigError(
             "by aspect ratio BucketBatchSampler takes height and width of each image, integers of "
             "shape (images, 2), or a dataset with such sizes_px, or a subset of one; got a "
-            f"{type(source).__name__}{found}. `penstock.images.headers.read_header` finds the size "
-            "of a file without decoding it."
+            f"{type(source).__name__} (shape {sizes.shape}, dtype {sizes.dtype}). "
+            "`penstock.images.headers.read_header` finds the size of a file without decoding it."
         )
     unknown = np.flatnonzero((sizes <= 0).any(axis=1))
     if unknown.size:
         raise ConfigError(
             f"heights and widths should be above 0, but those of image {unknown[0]} are "
-            f"{tuple(sizes[unknown[0]].tolist())} ({unknown.size} such of {len(sizes)}): its size "
-            "is not known. `penstock check` finds images that cannot be read."
+            f"{tuple(sizes[unknown[0]].tolist())} ({unknown.size} such of {len(sizes)}). "
+            "`penstock check` finds images that cannot be read."
         )
     heights, widths = np.log2(sizes.astype(np.float64)).T
     ratios = np.rint((heights - widths) * _RATIO_STEPS).astype(np.int64)

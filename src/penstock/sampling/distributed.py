@@ -46,6 +46,13 @@ def check_pad(pad: object) -> None:
         raise ConfigError(f"pad should be 'repeat', 'drop' or 'none', but got pad={pad!r}.")
 
 
+def share_length(length: int, rank: int, num_replicas: int, pad: str) -> int:
+    """Return how many indices of an order of `length` are a rank's."""
+    if pad == "none":
+        return max(-((rank - length) // num_replicas), 0)
+    return length // num_replicas if pad == "drop" else -(-length // num_replicas)
+
+
 class DistributedSampler(IndexSampler):
     """One rank's share of an order that all ranks agree on: of any sampler's, or a dataset's.
 
@@ -112,17 +119,13 @@ class DistributedSampler(IndexSampler):
         self._found_alone = rank is None and num_replicas is None and chosen.world_size == 1
         self.pad = pad
         self.sampler: Any = source
-        if isinstance(source, BatchSampler):
-            raise TypeError(
-                f"DistributedSampler deals out indices, but {type(source).__name__} gives batches. "
-                "Give that one num_replicas= and rank=, if it takes them, or wrap the sampler "
-                "inside it."
-            )
         is_dataset = hasattr(source, "__getitem__")
-        if not hasattr(source, "__len__") or not (is_dataset or hasattr(source, "__iter__")):
+        is_sampler = hasattr(source, "__iter__") and not isinstance(source, BatchSampler)
+        if not hasattr(source, "__len__") or not (is_dataset or is_sampler):
             raise TypeError(
-                "DistributedSampler takes a dataset or a sampler that has a length, but got "
-                f"{type(source).__name__}."
+                "DistributedSampler takes a dataset or a sampler of indices that has a length, but "
+                f"got {type(source).__name__}. What gives batches may take num_replicas= and rank= "
+                "itself; else wrap the sampler inside it."
             )
         if is_dataset:
             is_random = len(source) and shuffle in (None, True)
@@ -140,10 +143,7 @@ class DistributedSampler(IndexSampler):
     @property
     def num_samples(self) -> int:
         """Indices of this rank in an epoch."""
-        length, ranks = len(self.sampler), self.num_replicas
-        if self.pad == "none":
-            return max(-((self.rank - length) // ranks), 0)
-        return length // ranks if self.pad == "drop" else -(-length // ranks)
+        return share_length(len(self.sampler), self.rank, self.num_replicas, self.pad)
 
     @property
     def total_size(self) -> int:

@@ -122,21 +122,15 @@ class MixtureSampler(IndexSampler):
             some = np.flatnonzero(lengths)
             weights[some] = class_shares(np.array(lengths)[some], alpha)
         parts = lengths if weights is None else _parts(weights, self.names)
-        for name, length, part in zip(self.names, lengths, parts, strict=True):
-            if part and not length:
-                raise ConfigError(
-                    f"source {name!r} has no samples to draw, but a weight above 0. Give it "
-                    "weight 0, or leave it out."
-                )
         self.num_samples = _epoch_length(num_samples, lengths, parts)
         quotas, total = _largest_remainder(self.num_samples, parts), sum(parts)
-        for name, quota, part in zip(self.names, quotas, parts, strict=True):
-            if part and not quota:
+        for name, length, quota, part in zip(self.names, lengths, quotas, parts, strict=True):
+            if part and not (length and quota):
                 raise ConfigError(
-                    f"source {name!r} would never be drawn: {part / total:.3g} of "
-                    f"num_samples={self.num_samples} is less than one sample. num_samples="
-                    f"{-(-total // min(filter(None, parts)))} is enough for every source; weight 0 "
-                    "leaves one out."
+                    f"source {name!r} would never be drawn: it has {length} samples, and its share "
+                    f"of num_samples={self.num_samples} is {self.num_samples * part / total:.3g}. "
+                    f"num_samples={-(-total // min(filter(None, parts)))} is enough for every "
+                    "source with samples; weight 0 leaves one out."
                 )
         self.source_length = sum(lengths)
         self.lengths = np.array(lengths, np.int64)

@@ -11,7 +11,7 @@ from penstock.data.labels.known import class_names_of, labels_given_or_known
 from penstock.deprecation import removed_arguments
 from penstock.errors import ConfigError
 from penstock.sampling.class_items import ClassItems
-from penstock.sampling.samplers import IndexSampler, check_bool, check_positive, digest
+from penstock.sampling.samplers import IndexSampler, check_bool, digest
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -55,7 +55,10 @@ class RepeatFactorSampler(IndexSampler):
         CVPR 2019, appendix. Systematic sampling: Madow, 1949.
     """
 
-    @removed_arguments(shuffle="numpy.sort of indices()")
+    @removed_arguments(
+        shuffle="numpy.sort of indices()",
+        num_samples="set_epoch, and as many epochs as it takes",
+    )
     def __init__(
         self,
         labels: Any,  # noqa: ANN401 - labels in many forms, or a dataset that knows them
@@ -63,7 +66,6 @@ class RepeatFactorSampler(IndexSampler):
         seed: int | None = None,
         *,
         root: bool = True,
-        num_samples: int | None = None,
         column: str | int | None = None,
     ) -> None:
         """Count the classes, and set the repeat factors.
@@ -77,9 +79,6 @@ class RepeatFactorSampler(IndexSampler):
                 the smallest of them nothing is repeated.
             seed: Decides the orders; None: that of the loader.
             root: Whether to take the root.
-            num_samples: Indices in an epoch; None is round(sum of r_i). More than that is as many
-                whole epochs, each with draws of its own, and the beginning of another; a part of an
-                epoch is a random one, so that the images' ratios stay what they are.
             column: Which field of the annotations, column or attribute of a dataset the labels are:
                 as for `penstock.labels_of`.
 
@@ -93,8 +92,6 @@ class RepeatFactorSampler(IndexSampler):
                 f"class is not repeated; but got threshold={threshold!r}."
             )
         check_bool("root", root)
-        if num_samples is not None:
-            check_positive("num_samples", num_samples)
         self.threshold = float(threshold)
         self.root = root
         self.labels = labels_given_or_known(labels, type(self).__name__, column)
@@ -103,8 +100,7 @@ class RepeatFactorSampler(IndexSampler):
             raise ConfigError("RepeatFactorSampler got labels of 0 samples: there is no epoch.")
         self.source_length = len(self.labels)
         self._set_factors()
-        self._epoch_size = round(float(self.repeat_factors.sum()))
-        self.num_samples = self._epoch_size if num_samples is None else int(num_samples)
+        self.num_samples = round(float(self.repeat_factors.sum()))
 
     def _set_factors(self) -> None:
         items = ClassItems(self.labels)
@@ -121,23 +117,16 @@ class RepeatFactorSampler(IndexSampler):
 
     def indices(self) -> NDArray[np.int64]:
         """Return the order of the current epoch, of shape (num_samples,); a fresh array."""
-        rng, wanted = self.rng(), self.num_samples
-        sizes = [self._epoch_size] * (wanted // self._epoch_size)
-        if rest := wanted % self._epoch_size:
-            sizes.append(rest)
-        passes = [self._one_pass(rng)[:size] for size in sizes]
-        return passes[0] if len(passes) == 1 else np.concatenate(passes)
-
-    def _one_pass(self, rng: np.random.Generator) -> NDArray[np.int64]:
+        rng = self.rng()
         times = self.repeat_factors.astype(np.int64)
         several = np.flatnonzero(times > 1)  # mostly few, and np.repeat of all would be slow
         again = np.repeat(several, times[several] - 1)
         num_always = len(times) + len(again)
-        order = np.empty(self._epoch_size, np.int64)
+        order = np.empty(self.num_samples, np.int64)
         order[: len(times)] = np.arange(len(times))
         order[len(times) : num_always] = again
         fractions = self.repeat_factors - times
-        order[num_always:] = _systematic(fractions, self._epoch_size - num_always, rng)
+        order[num_always:] = _systematic(fractions, self.num_samples - num_always, rng)
         rng.shuffle(order)
         return order
 

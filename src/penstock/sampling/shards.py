@@ -28,7 +28,7 @@ from penstock.deprecation import removed_arguments
 from penstock.distributed import Rank, current_rank, rank_in_environment
 from penstock.errors import ConfigError
 from penstock.randomness.keys import Purpose, checked_count, seed_sequence
-from penstock.sampling.distributed import check_pad
+from penstock.sampling.distributed import check_pad, share_length
 from penstock.sampling.permutation import LARGEST, Permutation
 from penstock.sampling.samplers import (
     LONGEST_STORED,
@@ -193,16 +193,10 @@ class ShardSampler(IndexSampler):
     @property
     def num_samples(self) -> int:
         """Indices of this rank in an epoch; the same in all epochs, but with "none" and "epoch"."""
-        if self.pad == "repeat":
-            return self._most()
-        if self.pad == "drop":
-            return int(self._totals.min()) // self.ranks_per_node
-        of_node = int(self.lengths[self._current() == self.node].sum())
-        return max(-((self.local_rank - of_node) // self.ranks_per_node), 0)
-
-    def _most(self) -> int:
-        """Indices of the rank that has most samples."""
-        return -(-int(self._totals.max()) // self.ranks_per_node)
+        length = int(self._totals.min() if self.pad == "drop" else self._totals.max())
+        if self.pad == "none":
+            length = int(self.lengths[self._current() == self.node].sum())
+        return share_length(length, self.local_rank, self.ranks_per_node, self.pad)
 
     @property
     def total_size(self) -> int:
@@ -261,7 +255,8 @@ class ShardSampler(IndexSampler):
 
     def _num_items(self) -> int:
         # As places of the global order: of uneven ranks, those of the longest one.
-        return (self._most() if self.pad == "none" else self.num_samples) * self.num_replicas
+        most = share_length(int(self._totals.max()), 0, self.ranks_per_node, "repeat")
+        return (most if self.pad == "none" else self.num_samples) * self.num_replicas
 
     def settings(self) -> dict[str, Any]:
         """Return what the global order depends on: not the number of ranks on a node."""

@@ -103,15 +103,9 @@ def labels_of(
     if objects not in get_args(Objects):
         raise ConfigError(f"objects is 'all', 'first' or 'rarest', not {objects!r}.")
     _check_no_stream(dataset, "labels_of")
-    length = length_or_none(dataset)
-    if length is None or not hasattr(dataset, "__getitem__"):
-        raise ConfigError(
-            "labels_of takes a dataset with __len__ and __getitem__; "
-            f"{_kind_of(dataset)} has not both."
-        )
     try:
         found = (
-            to_labels(_read(dataset, length, get_label))
+            to_labels(_read(dataset, get_label))
             if get_label is not None
             else labels_given_or_known(dataset, "labels_of", column, is_dataset=True)
         )
@@ -121,9 +115,9 @@ def labels_of(
         raise ConfigError(f"The labels of {_kind_of(dataset)} are {error}.") from None
 
 
-def _read(dataset: Any, length: int, get_label: Callable[[Any], Any]) -> list[Any]:  # noqa: ANN401
+def _read(dataset: Any, get_label: Callable[[Any], Any]) -> list[Any]:  # noqa: ANN401
     labels = []
-    for index in range(length):
+    for index in range(len(dataset)):
         try:
             labels.append(get_label(dataset[index]))
         except Exception as error:

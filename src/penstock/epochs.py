@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import warnings
 import weakref
-from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, cast
 
@@ -26,7 +25,7 @@ from penstock.sampling.samplers import differences
 from penstock.warn import users_level
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from types import GeneratorType
 
     from penstock.engine.backends import Backend
@@ -335,17 +334,9 @@ def _check_counts(
 
 def _parsed(state: Any) -> tuple[int, Progress, int | None, int | None, dict[str, Any]]:  # noqa: ANN401
     """Return the epoch, what was given of it, its number of samples, seed and fingerprint."""
-    if not isinstance(state, Mapping) or "format" not in state:
-        raise StateError(
-            f"this is not a state of a Penstock loader: {repr(state)[:200]}. Give the dict that "
-            "state_dict() returned (json.loads makes it of JSON)"
-        )
-    if state["format"] != _FORMAT:
-        raise StateError(
-            f"this state has format {state['format']!r}; this version of Penstock reads format "
-            f"{_FORMAT}"
-        )
     try:
+        if state["format"] != _FORMAT:
+            raise ValueError(f"format {state['format']!r}, where {_FORMAT} is read")
         num_failed, num_asked = (
             checked_count("failed", number) for number in state.get("failed", (0, 0))
         )
@@ -368,5 +359,7 @@ def _parsed(state: Any) -> tuple[int, Progress, int | None, int | None, dict[str
         return epoch, progress, samples, state["seed"], dict(state["fingerprint"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StateError(
-            f"this is not a state of a Penstock loader: {type(error).__name__}: {error}"
+            f"this is not a state of a Penstock loader ({type(error).__name__}: {error}): "
+            f"{repr(state)[:200]}. Give the dict that state_dict() returned (json.loads makes it "
+            "of JSON)"
         ) from error

@@ -18,16 +18,8 @@ from penstock.engine.plan import BatchIndices, mark_user_array
 from penstock.errors import ConfigError
 from penstock.randomness.generators import GuardedIterator, guarded_draws
 from penstock.randomness.keys import Purpose, seed_sequence
-from penstock.sampling.distributed import DistributedSampler
-from penstock.sampling.samplers import (
-    BatchLayout,
-    BatchSampler,
-    IndexSampler,
-    Sampler,
-    batches_of,
-    digest,
-    pieces_of,
-)
+from penstock.sampling import BatchSampler, DistributedSampler, IndexSampler, Sampler
+from penstock.sampling.samplers import BatchLayout, batches_of, digest, pieces_of
 from penstock.warn import users_level
 
 if TYPE_CHECKING:
@@ -345,31 +337,27 @@ def _check_dealt_once(parts: list[Any], dataset: object) -> None:
         ranks = getattr(part, "num_replicas", None)
         if isinstance(part, (IndexSampler, BatchSampler)) or not isinstance(ranks, int):
             continue
-        dealt = getattr(part, "dataset", None)
-        if type(part).__name__ == "DistributedSampler" and isinstance(dealt, Sampler):
+        kind = type(part).__name__
+        if kind == "DistributedSampler" and isinstance(getattr(part, "dataset", None), Sampler):
             raise ConfigError(
-                f"torch's DistributedSampler takes a dataset, but got a "
-                f"{type(dealt).__name__}: it deals out its positions, not its indices. "
-                "penstock.sampling.DistributedSampler deals out the order of any sampler."
+                f"torch's {kind} takes a dataset, but got a {type(part.dataset).__name__}: it "
+                "deals out its positions, not its indices. penstock.sampling.DistributedSampler "
+                "deals out the order of any sampler."
             )
         for inner in _held_by(part, dataset) if ranks > 1 else ():
             if isinstance(inner, IndexSampler) and inner.world_size > 1:
                 raise ConfigError(
                     f"{type(inner).__name__} gives this rank its share of {inner.world_size} "
-                    f"already, and {type(part).__name__} would deal that share out once more, so "
-                    "that most samples never came. Leave one of the two out. A client that adds "
-                    "one of its own has an option for it: Lightning's Trainer "
-                    "use_distributed_sampler=False, and so Fabric's setup_dataloaders"
+                    f"already, and {kind} would deal that share out once more. Leave one of the "
+                    "two out. A client that adds one of its own has an option for it: Lightning's "
+                    "`Trainer` use_distributed_sampler=False, and so Fabric's setup_dataloaders"
                 )
 
 
 def _held_by(sampler: object, dataset: object) -> list[Any]:
     """Return the attributes of a foreign sampler, and theirs: some hold samplers in datasets."""
-    found: list[Any] = []
-    for held in vars(sampler).values() if hasattr(sampler, "__dict__") else ():
-        if held is not dataset:
-            found += [held, *getattr(held, "__dict__", {}).values()]
-    return found
+    own = [held for held in getattr(sampler, "__dict__", {}).values() if held is not dataset]
+    return own + [part for held in own for part in getattr(held, "__dict__", {}).values()]
 
 
 def _check_length(order: IndexSampler, length: int | None) -> None:
@@ -432,7 +420,7 @@ def _kinds(sampler: Any, depth: int = 1) -> dict[str, Any]:  # noqa: ANN401
     return {**settings, "of": _kinds(inner[-1], depth + 1)} if inner else settings
 
 
-def _digest_of(indices: Any) -> str | None:  # noqa: ANN401 - a sequence
+def _digest_of(indices: Any) -> str:  # noqa: ANN401 - a sequence
     try:
         return digest(np.asarray(indices, np.int64))
     except (TypeError, ValueError, OverflowError):  # keys, or batches of different lengths

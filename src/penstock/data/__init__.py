@@ -3,6 +3,7 @@
 
 from typing import TYPE_CHECKING
 
+from penstock.data.dataset import Allocator, Dataset, IterableDataset, shard
 from penstock.deprecation import removed_names
 from penstock.lazy import lazy_names
 
@@ -15,12 +16,6 @@ if TYPE_CHECKING:
         StackDataset,
         Subset,
         random_split,
-    )
-    from penstock.data.dataset import (
-        Allocator,
-        Dataset,
-        IterableDataset,
-        shard,
     )
     from penstock.data.packed_list import PackedList
     from penstock.data.ragged import RaggedArray
@@ -52,12 +47,6 @@ _get, __dir__ = lazy_names(
             "StackDataset",
             "Subset",
             "random_split",
-        ),
-        ".dataset": (
-            "shard",
-            "Dataset",
-            "Allocator",
-            "IterableDataset",
         ),
         ".packed_list": ("PackedList",),
         ".ragged": ("RaggedArray",),

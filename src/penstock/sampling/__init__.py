@@ -5,6 +5,17 @@ from typing import TYPE_CHECKING
 
 from penstock.deprecation import removed_names
 from penstock.lazy import lazy_names
+from penstock.sampling.distributed import DistributedSampler
+from penstock.sampling.permutation import Permutation
+from penstock.sampling.samplers import (
+    BatchSampler,
+    IndexSampler,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 if TYPE_CHECKING:
     from penstock.sampling.balance import balance_report
@@ -12,19 +23,8 @@ if TYPE_CHECKING:
     from penstock.sampling.balanced_shuffle import BalancedShuffle
     from penstock.sampling.buckets import BucketBatchSampler
     from penstock.sampling.class_balanced import ClassBalancedSampler
-    from penstock.sampling.distributed import DistributedSampler
     from penstock.sampling.mixture import MixtureSampler
-    from penstock.sampling.permutation import Permutation
     from penstock.sampling.repeat_factor import RepeatFactorSampler
-    from penstock.sampling.samplers import (
-        BatchSampler,
-        IndexSampler,
-        RandomSampler,
-        Sampler,
-        SequentialSampler,
-        SubsetRandomSampler,
-        WeightedRandomSampler,
-    )
     from penstock.sampling.shards import AbsentShard, ShardSampler, assign_shards
 
 __all__ = [
@@ -57,19 +57,8 @@ _get, __dir__ = lazy_names(
         ".balanced_shuffle": ("BalancedShuffle",),
         ".buckets": ("BucketBatchSampler",),
         ".class_balanced": ("ClassBalancedSampler",),
-        ".distributed": ("DistributedSampler",),
         ".mixture": ("MixtureSampler",),
-        ".permutation": ("Permutation",),
         ".repeat_factor": ("RepeatFactorSampler",),
-        ".samplers": (
-            "BatchSampler",
-            "IndexSampler",
-            "RandomSampler",
-            "Sampler",
-            "SequentialSampler",
-            "SubsetRandomSampler",
-            "WeightedRandomSampler",
-        ),
         ".shards": ("AbsentShard", "ShardSampler", "assign_shards"),
     },
 )

@@ -13,7 +13,7 @@ from penstock.data.labels.known import class_names_of, labels_given_or_known
 from penstock.data.ragged import RaggedArray
 from penstock.deprecation import removed_arguments
 from penstock.errors import ConfigError
-from penstock.sampling.class_items import ClassItems
+from penstock.sampling.class_items import ClassItems, shuffled_rows
 from penstock.sampling.samplers import IndexSampler, check_bool, check_positive
 
 if TYPE_CHECKING:
@@ -195,7 +195,8 @@ class ClassBalancedSampler(IndexSampler):
             counts = _whole_counts(shares * self.num_samples, rng)
         else:
             counts = rng.multinomial(self.num_samples, shares)
-        sequence = np.repeat(np.arange(len(counts), dtype=self._items.code_dtype), counts)
+        codes = np.arange(len(counts), dtype=np.min_scalar_type(len(self.classes)))
+        sequence = np.repeat(codes, counts)
         rng.shuffle(sequence)
         if self._replacement is True:
             return self._items.independent(sequence, rng)
@@ -203,9 +204,7 @@ class ClassBalancedSampler(IndexSampler):
 
     def _classes_in_turn(self, in_a_row: int, rng: np.random.Generator) -> NDArray[Any]:
         num_turns = -(-self.num_samples // in_a_row)
-        num_cycles = -(-num_turns // len(self.classes))
-        classes = np.arange(len(self.classes), dtype=self._items.code_dtype)
-        cycles = rng.permuted(np.tile(classes, (num_cycles, 1)), axis=1)
+        cycles = shuffled_rows(-(-num_turns // len(self.classes)), len(self.classes), rng)
         return np.repeat(cycles.ravel()[:num_turns], in_a_row)[: self.num_samples]
 
     def settings(self) -> dict[str, Any]:

@@ -97,11 +97,6 @@ class ClassItems:
         """Samples without any class, ascending: a view."""
         return self.items_of(len(self.classes))
 
-    @property
-    def code_dtype(self) -> np.dtype[Any]:
-        """The smallest type of integers that holds every position of a class."""
-        return np.min_scalar_type(len(self.classes))
-
     @functools.cached_property
     def digest(self) -> str:
         """What tells these samples and classes from others: part of a loader's fingerprint."""

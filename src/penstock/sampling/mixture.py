@@ -30,7 +30,6 @@ from penstock.errors import ConfigError
 from penstock.sampling.class_balanced import check_alpha, class_shares
 from penstock.sampling.permutation import LARGEST, Permutation
 from penstock.sampling.samplers import (
-    LONGEST_STORED,
     ComputedOrder,
     IndexSampler,
     as_weights,
@@ -139,8 +138,7 @@ class MixtureSampler(IndexSampler):
 
     def indices(self) -> Indices:
         """Return the order of the current epoch; an array, unless it were a long one."""
-        order = _MixtureOrder(self)
-        return order if len(order) > LONGEST_STORED else order[:]
+        return _MixtureOrder(self).stored()
 
     def settings(self) -> dict[str, Any]:
         """Return what the orders depend on: lengths and quotas; of many their digests."""

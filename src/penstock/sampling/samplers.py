@@ -350,8 +350,7 @@ class SequentialSampler(IndexSampler):
 
     def indices(self) -> Indices:
         """Return 0, 1, 2 …: a fresh array, or one that is not stored if it were a long one."""
-        ascending = ComputedOrder(len(self.data_source))
-        return ascending if len(ascending) > LONGEST_STORED else ascending[:]
+        return ComputedOrder(len(self.data_source)).stored()
 
     def settings(self) -> dict[str, Any]:
         """Return what the orders depend on."""
@@ -378,6 +377,10 @@ class ComputedOrder:
     def at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the indices at positions from 0 on."""
         return positions
+
+    def stored(self) -> Indices:
+        """Return an array of it, or the order itself if it is a long one."""
+        return self if len(self) > LONGEST_STORED else self[:]
 
 
 class RandomSampler(IndexSampler):

@@ -31,7 +31,6 @@ from penstock.randomness.keys import Purpose, checked_count, seed_sequence
 from penstock.sampling.distributed import check_pad, share_length
 from penstock.sampling.permutation import LARGEST, Permutation
 from penstock.sampling.samplers import (
-    LONGEST_STORED,
     ComputedOrder,
     EveryNth,
     IndexSampler,
@@ -237,8 +236,7 @@ class ShardSampler(IndexSampler):
         if self.num_replicas != self.num_nodes * self.ranks_per_node:
             return self._of_nodes(range(self.num_nodes))  # a copy's, for `balance_report`
         order = self._of_nodes([self.node])
-        share = EveryNth(order, self.local_rank, self.ranks_per_node, self.num_samples)
-        return share if len(share) > LONGEST_STORED else share[:]
+        return EveryNth(order, self.local_rank, self.ranks_per_node, self.num_samples).stored()
 
     def _of_nodes(self, nodes: Sequence[int]) -> _ShardOrder:
         node_of = self._current()

@@ -47,11 +47,7 @@ def _foreseen(source: SeededIndices, number: int) -> Epoch | None:
 
 
 def _check_stream(dataset: object, progress: Progress) -> None:
-    """Say whether a stream can begin where it was, before its state is loaded.
-
-    Raises:
-        StateError: the state holds the dataset's, and the dataset has no `load_state_dict`.
-    """
+    """Raise `StateError`, or warn, where a stream cannot begin at the place of a state."""
     shards = progress.given.shards.values()
     kind = type(dataset).__name__
     if any(shard.state is not None for shard in shards) and not can_resume(dataset):
@@ -93,11 +89,9 @@ class EpochIterator:
 
     @property
     def __next__(self) -> Callable[[], Any]:
-        """The generator's own `__next__`, which returns the next batch.
-
-        A property, since no bytecode may run between the generator's `yield` and the loop: an
-        interrupt there would take a batch away that is counted. This runs before.
-        """
+        """The generator's own `__next__`, which returns the next batch."""
+        # A property, since no bytecode may run between the generator's `yield` and the loop: an
+        # interrupt there would take a batch away that is counted. This runs before.
         batches = self._batches
         if batches is not None and batches.gi_suspended:  # who asks for another has the last one
             progress = self.epoch.progress
@@ -128,11 +122,7 @@ class EpochIterator:
 
 
 class Schedule:
-    """Epochs of one loader: which comes next, and what was given of the last one begun.
-
-    Concurrency:
-        One thread.
-    """
+    """Epochs of one loader: which comes next, and what was given of the last one begun."""
 
     def __init__(self, seed: int | None) -> None:
         """Begin before epoch 0, with the seed of the loader, if it has one."""
@@ -252,11 +242,7 @@ class Schedule:
     def load_state_dict(
         self, state: Mapping[str, Any], source: IndexSource, dataset: object
     ) -> None:
-        """Let the next iterator go on where `state` was saved.
-
-        Raises:
-            StateError: an iterator is running, or the state is not of such a loader.
-        """
+        """Let the next iterator go on where `state` was saved, or raise `StateError`."""
         if self._is_running:
             raise StateError(
                 "a state was loaded while an iterator of this loader is running (epoch "
@@ -299,10 +285,8 @@ def _check_counts(
     given: Given,
     samples_in: Callable[[int | None, int], int | None],
 ) -> None:
-    """Compare the counts of a state with each other, and with the batches that the epoch has.
-
-    Another number of ranks may have had another last batch, or one more; the others are the same.
-    """
+    """Compare the counts of a state with each other, and with the batches that the epoch has."""
+    # Another number of ranks may have had another last batch, or one more; the others are the same.
 
     def size_of_first(count: int) -> int:
         return samples_in(epoch, max(count, 0)) or 0
@@ -352,7 +336,7 @@ def _parsed(state: Any) -> tuple[int, Progress, int | None, int | None, dict[str
             num_failed,
         )
         progress = Progress(given, draws=dict(state["draws"]) if "draws" in state else None)
-        samples = state.get("samples")  # None where no loader can know it
+        samples = state.get("samples")  # None where it is not known
         if samples is not None:
             samples = checked_count("samples", samples)
         epoch = checked_epoch(state["epoch"])

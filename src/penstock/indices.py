@@ -109,11 +109,9 @@ class SeededIndices(IndexSource):
             self._order = inner
 
     def begin(self, epoch: int, progress: Progress) -> Iterator[object]:
-        """Return an epoch's indices as `BatchIndices`, from batch `progress.given.num_steps` on.
-
-        The order is decided now, not when the first index is asked for: by then the sampler may
-        have been notified of another epoch.
-        """
+        """Return an epoch's indices as `BatchIndices`, from batch `progress.given.num_steps` on."""
+        # The order is decided now, not when the first index is asked for: by then the sampler may
+        # have been notified of another epoch.
         sequence = seed_sequence(self._seed, Purpose.ORDER, epoch)
         tell_seed(self._seed, *self._parts)
         with guarded_draws(self._outer, sequence):
@@ -127,12 +125,10 @@ class SeededIndices(IndexSource):
         return self._one_by_one(first, drawn, progress.given.num_steps)
 
     def foresee(self, epoch: int) -> Iterator[object] | None:
-        """Return an epoch's indices without notifying a sampler; None if that is impossible.
-
-        It is possible with Penstock's own samplers, whose order is a function of the epoch's
-        number. Batches of different sizes are left out: planning them twice costs more than it
-        saves.
-        """
+        """Return an epoch's indices without notifying a sampler; None if that is impossible."""
+        # It is possible with Penstock's own samplers, whose order is a function of the epoch's
+        # number. Batches of different sizes are left out: planning them twice costs more than it
+        # saves.
         parts = with_inner(self._outer)
         is_even = self._batches is None or self._batches.is_even
         if self._order is None or not is_even or not all(map(_is_ours, parts)):
@@ -267,11 +263,9 @@ def with_inner(*samplers: Any) -> list[Any]:  # noqa: ANN401
 
 
 def inner_of(sampler: Any) -> list[Any]:  # noqa: ANN401
-    """Return the samplers that a sampler is made of: its `batch_sampler` and its `sampler`.
-
-    Its own attributes may be of any kind. Where `__getattr__` answers for them, only torch's and
-    Penstock's samplers are accepted: a mock has an attribute of any name.
-    """
+    """Return the samplers that a sampler is made of: its `batch_sampler` and its `sampler`."""
+    # Its own attributes may be of any kind. Where `__getattr__` answers for them, only torch's and
+    # Penstock's samplers are accepted: a mock has an attribute of any name.
     found = []
     for name in ("batch_sampler", "sampler"):
         is_own = inspect.getattr_static(sampler, name, None) is not None
@@ -287,11 +281,9 @@ def _is_iterable(value: object) -> bool:
 
 
 def covers(dataset: object, *samplers: Any) -> bool:  # noqa: ANN401
-    """Return whether samplers are known to draw from all of `dataset`, each sample as likely.
-
-    Only the common ones are known: an unknown one may keep to a part of the data set, of which no
-    other sample must get into the batches.
-    """
+    """Return whether samplers are known to draw from all of `dataset`, each sample as likely."""
+    # Only the common ones are known: an unknown one may keep to a part of the data set, of which no
+    # other sample must get into the batches.
     inner = [part for part in with_inner(*samplers) if not inner_of(part)]
     return bool(inner) and all(
         type(part).__name__ in _COVERING
@@ -307,16 +299,7 @@ def check_samplers(
     batch_sampler: Any,  # noqa: ANN401
     batch_size: int | None,
 ) -> None:
-    """Compare the samplers that a user gave to a loader with its dataset, and with the ranks.
-
-    Raises:
-        ConfigError: one was made for a dataset of more samples, or gives batches and is in the
-            place of one that gives indices, or deals out the share of another one more time.
-
-    Warns:
-        UserWarning: one was made for fewer samples; or there are several ranks, and it gives all of
-            its order to each.
-    """
+    """Compare the samplers that a user gave to a loader with its dataset, and with the ranks."""
     if batch_size is not None and isinstance(sampler, BatchSampler):
         kind = type(sampler).__name__
         raise ConfigError(

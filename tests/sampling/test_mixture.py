@@ -238,7 +238,7 @@ def test_settings_tell_what_the_order_depends_on_and_nothing_else():
         (lambda: MixtureSampler([5, 5], {0: 1, 1: 1}), r"for \[0, 1\], .* are \['0', '1'\]"),
         (lambda: MixtureSampler([5, 5], [1, -1]), "0 or more, for each .* got .*-1"),
         (lambda: MixtureSampler([5, 5], [np.inf, 1]), "finite number, .* got .*inf"),
-        (lambda: MixtureSampler([5, 5], [0, 0]), "all are 0"),
+        (lambda: MixtureSampler([5, 5], [0, 0]), "not all 0"),
         (
             lambda: MixtureSampler([5, 0], [1, 1]),
             "source '1' would never be drawn: it has 0 samples",

@@ -106,6 +106,19 @@ def test_a_length_that_rounds_far_from_the_sum_still_rounds_each_factor(labels, 
     assert times.min() == 1
 
 
+@pytest.mark.parametrize("num_samples", [1, 7, 12, 13, 30])
+def test_another_length_keeps_the_ratios(num_samples):
+    sampler = RepeatFactorSampler(RaggedArray.of(ROWS), 0.4, seed=3, num_samples=num_samples)
+    assert len(sampler) == num_samples
+    num_epochs = 3000
+    total = counted(sampler, num_epochs).sum(0)
+    # Factors are 1 and 2 here, so that nothing is drawn but the part of an epoch.
+    factors = sampler.repeat_factors
+    assert sorted(set(factors)) == [1.0, 2.0]
+    expected = num_epochs * num_samples * factors / factors.sum()
+    assert stats.chisquare(total, expected).pvalue > IMPOSSIBLE
+
+
 def test_thresholds_and_roots():
     labels = np.array([0] * 99 + [1])
     rare = [
@@ -134,6 +147,8 @@ def test_the_datasets_names_are_kept():
 
 
 def test_an_epoch_of_nothing_is_refused():
+    with pytest.raises(ConfigError, match=r"num_samples should be a positive integer value"):
+        RepeatFactorSampler(np.array([0, 1]), 0.1, num_samples=0)
     with pytest.raises(ConfigError):
         RepeatFactorSampler(np.array([], np.int64), 0.1)
 

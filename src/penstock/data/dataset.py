@@ -7,8 +7,8 @@
 # - `get_batch(indices, alloc)`: the batch itself, already collated; and, where that is not always
 #   possible, a property `can_get_batch`, asked before the first batch of an epoch.
 #
-# `get_batch` must equal collating the samples. A subclass that changes the samples but knows
-# nothing of `get_batch` would break that, so `batch_reader` looks at which class defines what.
+# `get_batch` must equal collating the samples. A subclass that changes the samples and has
+# no `get_batch` of its own would break that, so `batch_reader` looks at which class defines what.
 
 from __future__ import annotations
 
@@ -207,12 +207,10 @@ def adapted(
     collate_fn: Callable[[list[Any]], Any] | None,
     **orders: object,
 ) -> tuple[Any, Callable[[list[Any]], Any] | None]:
-    """Return the dataset and the collate function that a loader is to work with.
-
-    They are those that it was given, but for a `ray.data.Dataset` and what
-    `penstock.ray.from_ray_data` made of one; these have an order of their own, so that the
-    arguments that choose one are refused. Nothing is imported to find out.
-    """
+    """Return the dataset and the collate function that a loader is to work with."""
+    # They are those that it was given, but for a `ray.data.Dataset` and what
+    # `penstock.ray.from_ray_data` made of one; these have an order of their own, so that the
+    # arguments that choose one are refused. Nothing is imported to find out.
     data: Any = sys.modules.get("ray.data")
     reading: Any = sys.modules.get("penstock.ray.reading")
     kinds = [getattr(data, name, None) for name in ("Dataset", "DataIterator")]
@@ -225,7 +223,7 @@ def adapted(
 
 
 def announce_epoch(dataset: object, epoch: int) -> None:
-    """Tell a dataset the number of the epoch, if it has a method `set_epoch`.
+    """Give a dataset the number of the epoch, if it has a method `set_epoch`.
 
     A combinator without one passes it to its parts.
     """
@@ -247,7 +245,7 @@ def follows_epochs(dataset: object) -> bool:
 
 
 def can_resume(dataset: object) -> bool:
-    """Return whether an iterable dataset tells its place, and can begin there."""
+    """Return whether an iterable dataset returns its place, and can begin there."""
     return all(
         callable(getattr(dataset, method, None)) for method in ("state_dict", "load_state_dict")
     )
@@ -274,11 +272,10 @@ def length_of(value: Any) -> int | None:  # noqa: ANN401
 
 
 def is_current(cls: type, method: str, older: tuple[str, ...]) -> bool:
-    """Return whether the `method` of `cls` is as new as its versions of the methods `older`.
-
-    That is: the class that defines `method` comes before, or is, those that define the others in
-    the MRO. A fast path written for one version of the slow path may not be taken for a later one.
-    """
+    """Return whether the `method` of `cls` is as new as its versions of the methods `older`."""
+    # That is: the class that defines `method` comes before, or is, those that define the others in
+    # the MRO. A fast path written for one version of the slow path may not be taken for a later
+    # one.
     for base in cls.__mro__:
         if vars(base).get(method) is not None:
             return True

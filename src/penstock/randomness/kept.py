@@ -46,7 +46,7 @@ def kept_generators(dataset: object) -> list[KeptGenerator]:
     """Return the generators in the plain attributes of a dataset, and of what it is made of.
 
     Lists, tuples and dicts are looked into, a short way each; attributes in `__slots__` are not. No
-    property is asked and no code of the dataset runs. Samplers, the process's own generators and
+    property is read and no code of the dataset runs. Samplers, the process's own generators and
     what Penstock's classes keep for themselves are left out.
     """
     found: list[KeptGenerator] = []

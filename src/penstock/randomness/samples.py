@@ -148,11 +148,9 @@ class SampleStreams:
     """
 
     def __init__(self, seed: int, epoch: int, *, seeds_globals: bool = True) -> None:
-        """Derive the key of an epoch.
-
-        `seeds_globals` is whether to seed the global generators as well: not in a worker that is a
-        thread, as they belong to the whole process. `sample_rng` is the same either way.
-        """
+        """Derive the key of an epoch."""
+        # `seeds_globals` is whether to seed the global generators as well: not in a worker that is
+        # a thread, as they belong to the whole process. `sample_rng` is the same either way.
         self.seeds_globals = seeds_globals
         key = seed_sequence(seed, Purpose.SAMPLES, epoch).generate_state(2, np.uint64)
         self._source = np.random.Philox(key=key)
@@ -215,13 +213,11 @@ class SampleStreams:
         self._begin(_ITERATOR_RNG, _ITERATOR, 0, 0)
 
     def begin_first_sample(self, position: int) -> None:
-        """Seed everything for the first sample of a worker's shard of an iterable.
-
-        A generator function runs from its beginning to its first sample here, and may shuffle a
-        list of files on the way, which has to come out the same everywhere. So the global
-        generators are seeded alike in all workers and ranks, up to `end_prologue`; `sample_rng` is
-        the sample's own.
-        """
+        """Seed everything for the first sample of a worker's shard of an iterable."""
+        # A generator function runs from its beginning to its first sample here, and may shuffle a
+        # list of files on the way, which has to come out the same everywhere. So the global
+        # generators are seeded alike in all workers and ranks, up to `end_prologue`; `sample_rng`
+        # is the sample's own.
         self._place(_RNG, _ITERATOR, position, 0)
         self._global_position = 1
         self._seed_globals()
@@ -331,11 +327,10 @@ class _Active:
 
 @contextlib.contextmanager
 def one_sample(k: int) -> Iterator[None]:
-    """Seed everything for sample k of a batch that is read at once, in the block.
-
-    For a reader of batches that has to read a sample by itself after all. Within one sample, where
-    a dataset reads others to make its own of, nothing happens: they all draw from the one stream.
-    """
+    """Seed everything for sample k of a batch that is read at once, in the block."""
+    # For a reader of batches that has to read a sample by itself after all. Within one sample,
+    # where a dataset reads others to make its own of, nothing happens: they all draw from the one
+    # stream.
     streams = _here.streams
     if streams is None or not streams._count:
         yield

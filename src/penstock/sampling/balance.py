@@ -174,7 +174,7 @@ class BalanceReport(Summarized):
 @removed_arguments(epochs="sampler.set_epoch(epoch), and a report of each epoch")
 def balance_report(
     sampler: Any,  # noqa: ANN401 - any sampler, or indices
-    labels: Any = None,  # noqa: ANN401 - labels in many forms, or a dataset that knows them
+    labels: Any = None,  # noqa: ANN401 - labels in many forms, or a dataset that has them
     *,
     class_names: Sequence[str] | Mapping[Any, str] | None = None,
 ) -> BalanceReport:
@@ -186,7 +186,7 @@ def balance_report(
             shares an epoch among ranks is counted as a whole, of all ranks; torch's own
             DistributedSampler as its rank alone. Samplers that draw from global or own torch
             generators draw what the epoch decides.
-        labels: The class of each sample or the classes of each, or a dataset that knows them. None
+        labels: The class of each sample or the classes of each, or a dataset that has them. None
             takes the attribute `labels` of the sampler, or of the one that it wraps.
         class_names: Names by class number, or a dict by class; a class without one is its own
             name. None takes those that the dataset or the sampler has.

@@ -54,7 +54,7 @@ class BalancedBatchSampler(BatchSampler):
 
     def __init__(
         self,
-        labels: Any,  # noqa: ANN401 - labels, or a dataset that knows them
+        labels: Any,  # noqa: ANN401 - labels, or a dataset that has them
         p_classes: int,
         k_samples: int,
         num_batches: int | None = None,
@@ -67,7 +67,7 @@ class BalancedBatchSampler(BatchSampler):
         """Find the samples of each class.
 
         Args:
-            labels: One label per sample, or several of each; or a dataset that knows them. See
+            labels: One label per sample, or several of each; or a dataset that has them. See
                 `penstock.labels_of`.
             p_classes: Classes in a batch, at least 1.
             k_samples: Samples of each, at least 1.

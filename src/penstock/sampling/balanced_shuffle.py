@@ -125,7 +125,7 @@ class BalancedShuffle(IterableDataset[Any]):
             raise ConfigError(
                 f"BalancedShuffle takes a stream, something with __iter__, but "
                 f"{type(dataset).__name__} has none. For a data set with an index there is "
-                "ClassBalancedSampler, which knows all labels beforehand."
+                "ClassBalancedSampler, which has all labels beforehand."
             )
         check_positive("buffer_size", buffer_size)
         check_alpha(alpha)
@@ -358,13 +358,7 @@ def _register_with_torch() -> None:
 
 
 def class_of_sample(sample: Any, get_label: Callable[[Any], Any] | None = None) -> Hashable:  # noqa: ANN401
-    """Return the class of a sample, equal for equal labels.
-
-    Without `get_label` it is the last of a tuple or list.
-
-    Raises:
-        NotLabelsError: it has no class, or several; the message goes on a sentence about it.
-    """
+    """Return the class of a sample, equal for equal labels; the last of a tuple or list."""
     if get_label is not None:
         label = get_label(sample)
     elif isinstance(sample, (tuple, list)) and len(sample) > 1:
@@ -386,11 +380,10 @@ def class_of_sample(sample: Any, get_label: Callable[[Any], Any] | None = None) 
 
 
 class _Reservoir:
-    """Samples of one class: gives those never given first, at random, then round by round.
+    """Samples of one class: gives those never given first, at random, then round by round."""
 
-    In a round every sample that was given before comes once. A fresh one that comes in is given
-    before the round goes on, and takes part from the next.
-    """
+    # In a round every sample that was given before comes once. A fresh one that comes in is given
+    # before the round goes on, and takes part from the next.
 
     def __init__(self) -> None:
         """Hold nothing."""
@@ -414,11 +407,9 @@ class _Reservoir:
                 return self._given[number]
 
     def crowd_out(self, rng: np.random.Generator) -> Entry | None:
-        """Let go of a sample; return it if it was never given, else None.
-
-        Of those given before the one goes that was first given the longest ago, so that all stay
-        equally long. Where none was given, any goes, so that all fresh ones have the same chance.
-        """
+        """Let go of a sample; return it if it was never given, else None."""
+        # Of those given before the one goes that was first given the longest ago, so that all stay
+        # equally long. Where none was given, any goes, so that all fresh ones have the same chance.
         if self._given:
             self._given.popitem(last=False)
             return None

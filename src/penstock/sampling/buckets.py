@@ -209,11 +209,7 @@ class _WindowOrder(IndexSampler):
 
 
 class _BucketOrder(BatchOrder):
-    """The batches of one rank in a row.
-
-    Attributes:
-        sizes: Samples of all ranks in a batch of each bucket.
-    """
+    """The batches of one rank in a row; `sizes` are of all ranks, for each bucket."""
 
     is_shuffled: bool = True
     is_cut: bool = False

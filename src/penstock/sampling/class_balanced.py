@@ -92,7 +92,7 @@ class ClassBalancedSampler(IndexSampler):
         Args:
             labels: A label for each sample, an integer or a string; or some for each: a list of
                 lists, a `RaggedArray`, an array of 0 and 1 of shape (samples, classes). Or a
-                dataset that knows them, see `penstock.labels_of`.
+                dataset that has them, see `penstock.labels_of`.
             alpha: 0 to 2, or "effective". A pair is those of the first and of the last epoch.
             num_samples: Indices in an epoch, at least 1. None means as many as there are samples;
                 without replacement, as "undersample": the longest epoch in which no class gives
@@ -222,11 +222,9 @@ class ClassBalancedSampler(IndexSampler):
         return {**settings, **dynamic, "num_epochs": num_epochs}
 
     def _all_shares(self) -> NDArray[np.float64]:
-        """`shares`, and behind them that of samples without a label, if there are any.
-
-        A share of 0 must not stand there: `Generator.multinomial` gives the last one what rounding
-        leaves over.
-        """
+        """`shares`, and behind them that of samples without a label, if there are any."""
+        # A share of 0 must not stand there: `Generator.multinomial` gives the last one what
+        # rounding leaves over.
         shares, num_without = self.shares, len(self._items.unlabelled)
         if num_without:
             shares = np.append(shares, num_without / self._items.num_samples)
@@ -293,11 +291,10 @@ def _rounded(numbers: NDArray[np.float64], how: Any) -> NDArray[np.float64]:  # 
 
 
 def _whole_counts(quotas: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.int64]:
-    """Round quotas up or down by chance, so that the sum stays and each is right in the mean.
-
-    Systematic sampling (Madow 1949): the fractions in a row, in random order, and a comb of teeth 1
-    apart laid over them, beginning anywhere. A quota is rounded up if a tooth meets its fraction.
-    """
+    """Round quotas up or down by chance, so that the sum stays and each is right in the mean."""
+    # Systematic sampling (Madow 1949): the fractions in a row, in random order, and a comb of teeth
+    # 1 apart laid over them, beginning anywhere. A quota is rounded up if a tooth meets its
+    # fraction.
     counts = _rounded(quotas, np.floor).astype(np.int64)
     fractions = np.maximum(quotas - counts, 0.0)
     fractions[_is_whole(quotas)] = 0.0

@@ -23,12 +23,10 @@ _LEAST_TABLE: Final = 1 << 16
 
 
 def class_codes(labels: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.unsignedinteger[Any]]]:
-    """Return the classes that occur, ascending, and the position among them of each label.
-
-    Classes are uint64 if the labels are, int64 for other integers, else as the labels are. The
-    positions are of the smallest type that holds all of them, and one more: numpy sorts integers of
-    8 or 16 bits by counting them, in O(n).
-    """
+    """Return the classes that occur, ascending, and the position among them of each label."""
+    # Classes are uint64 if the labels are, int64 for other integers, else as the labels are. The
+    # positions are of the smallest type that holds all of them, and one more: numpy sorts integers
+    # of 8 or 16 bits by counting them, in O(n).
     if labels.dtype.kind in "iu" and len(labels):
         is_huge = labels.dtype.kind == "u" and labels.dtype.itemsize == 8
         labels = labels.astype(np.uint64 if is_huge else np.int64, copy=False)
@@ -99,7 +97,7 @@ class ClassItems:
 
     @functools.cached_property
     def digest(self) -> str:
-        """What tells these samples and classes from others: part of a loader's fingerprint."""
+        """A digest of these samples and classes: part of a loader's fingerprint."""
         return digest(self._items) + digest(self.counts)
 
     def independent(
@@ -151,11 +149,9 @@ class ClassItems:
 def _drawn_by_turns(
     size: int, entries: NDArray[np.int64], together: int, rng: np.random.Generator
 ) -> NDArray[np.integer[Any]]:
-    """Return numbers below `size` for some classes that have so many items each.
-
-    `entries` says how many entries of `together` numbers each class has; the numbers of one entry
-    differ, if there are so many. Shape (entries.sum(), together), the first class first.
-    """
+    """Return numbers below `size` for some classes that have so many items each."""
+    # `entries` says how many entries of `together` numbers each class has; the numbers of one entry
+    # differ, if there are so many. Shape (entries.sum(), together), the first class first.
     wanted = entries * together
     if len(wanted) == 1 and wanted[0] <= size:
         # Of a large class perhaps few are wanted: no need to shuffle all of them.
@@ -181,13 +177,12 @@ def shuffled_rows(
 def _keep_apart(
     rows: NDArray[Any], turn: NDArray[np.int64], together: int, rng: np.random.Generator
 ) -> None:
-    """Let no group of `together` numbers have one more often than it must.
-
-    A group may begin at the end of one row, and end at the beginning of another. There, the numbers
-    that the first row had in it give way to the next ones of their row; the rest is shuffled again.
-    So a row depends on one before it. But every so many rows a group ends with a row: all that are
-    as many rows behind such an end can be done at once. `turn` says which row of its class each is.
-    """
+    """Let no group of `together` numbers have one more often than it must."""
+    # A group may begin at the end of one row, and end at the beginning of another. There, the
+    # numbers that the first row had in it give way to the next ones of their row; the rest is
+    # shuffled again. So a row depends on one before it. But every so many rows a group ends with a
+    # row: all that are as many rows behind such an end can be done at once. `turn` says which row
+    # of its class each is.
     size = rows.shape[1]
     period = together // math.gcd(size, together)
     for behind in range(1, min(period, int(turn.max(initial=0)) + 1)):

@@ -64,7 +64,7 @@ class MixtureSampler(IndexSampler):
     Attributes:
         names: Of the sources: the keys of the mapping, or "0", "1" …
         lengths: Samples of each, int64 (sources,). This and the two below: do not write.
-        shares: As asked for, summing to 1, float64 (sources,).
+        shares: As given, summing to 1, float64 (sources,).
         quotas: Indices of each in an epoch, summing to `num_samples`, int64 (sources,).
         num_samples: Indices in an epoch.
 
@@ -187,17 +187,15 @@ def _parts(weights: ArrayLike | Mapping[Any, float], names: tuple[Hashable, ...]
             )
         weights = [weights[name] for name in names]
     values = as_weights(weights)
-    if values.shape != (len(names),) or not (np.isfinite(values) & (values >= 0)).all():
+    is_right = values.shape == (len(names),) and (np.isfinite(values) & (values >= 0)).all()
+    if not (is_right and values.any()):
         raise ConfigError(
-            f"weights should be a finite number, 0 or more, for each of the {len(names)} sources "
-            f"{list(names)!r:.80}, but got {values}."
+            f"weights should be a finite number, 0 or more, for each of the "
+            f"{len(names)} sources {list(names)!r:.80}, and not all 0, but got {values}."
         )
     exact = [Fraction(value) for value in values.tolist()]
     common = max(part.denominator for part in exact)  # they are all powers of two
-    parts = [int(part * common) for part in exact]
-    if not any(parts):
-        raise ConfigError("one weight or more should be above 0, but all are 0.")
-    return parts
+    return [int(part * common) for part in exact]
 
 
 def _epoch_length(num_samples: object, lengths: Sequence[int], parts: Sequence[int]) -> int:

@@ -11,7 +11,7 @@ from penstock.data.labels.known import class_names_of, labels_given_or_known
 from penstock.deprecation import removed_arguments
 from penstock.errors import ConfigError
 from penstock.sampling.class_items import ClassItems
-from penstock.sampling.samplers import IndexSampler, check_bool, digest
+from penstock.sampling.samplers import IndexSampler, check_bool, check_positive, digest
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -55,30 +55,31 @@ class RepeatFactorSampler(IndexSampler):
         CVPR 2019, appendix. Systematic sampling: Madow, 1949.
     """
 
-    @removed_arguments(
-        shuffle="numpy.sort of indices()",
-        num_samples="set_epoch, and as many epochs as it takes",
-    )
+    @removed_arguments(shuffle="numpy.sort of indices()")
     def __init__(
         self,
-        labels: Any,  # noqa: ANN401 - labels in many forms, or a dataset that knows them
+        labels: Any,  # noqa: ANN401 - labels in many forms, or a dataset that has them
         threshold: float,
         seed: int | None = None,
         *,
         root: bool = True,
+        num_samples: int | None = None,
         column: str | int | None = None,
     ) -> None:
         """Count the classes, and set the repeat factors.
 
         Args:
             labels: The classes of each image: a list of lists, a `RaggedArray`, a 2-D array of 0
-                and 1 (samples, classes), or one class each; or a dataset that knows them. A class
+                and 1 (samples, classes), or one class each; or a dataset that has them. A class
                 that an image has twice counts once.
             threshold: The share of images, 0 to 1, from which on a class is not repeated; 0.5 for
                 50 %. LVIS has 0.001, with 1,200 classes. Choose it by `class_frequencies`: below
                 the smallest of them nothing is repeated.
             seed: Decides the orders; None: that of the loader.
             root: Whether to take the root.
+            num_samples: Indices in an epoch; None is round(sum of r_i). More than that is as many
+                whole epochs, each with draws of its own, and the beginning of another; a part of an
+                epoch is a random one, so that the images' ratios stay what they are.
             column: Which field of the annotations, column or attribute of a dataset the labels are:
                 as for `penstock.labels_of`.
 
@@ -92,6 +93,8 @@ class RepeatFactorSampler(IndexSampler):
                 f"class is not repeated; but got threshold={threshold!r}."
             )
         check_bool("root", root)
+        if num_samples is not None:
+            check_positive("num_samples", num_samples)
         self.threshold = float(threshold)
         self.root = root
         self.labels = labels_given_or_known(labels, type(self).__name__, column)
@@ -99,10 +102,6 @@ class RepeatFactorSampler(IndexSampler):
         if not len(self.labels):
             raise ConfigError("RepeatFactorSampler got labels of 0 samples: there is no epoch.")
         self.source_length = len(self.labels)
-        self._set_factors()
-        self.num_samples = round(float(self.repeat_factors.sum()))
-
-    def _set_factors(self) -> None:
         items = ClassItems(self.labels)
         self.classes: NDArray[Any] = items.classes
         self.class_frequencies: NDArray[np.float64] = items.counts / items.num_samples
@@ -114,19 +113,28 @@ class RepeatFactorSampler(IndexSampler):
         for position in np.flatnonzero(self.class_repeat_factors > 1).tolist():
             images, factor = items.items_of(position), self.class_repeat_factors[position]
             self.repeat_factors[images] = np.maximum(self.repeat_factors[images], factor)
+        self._epoch_size = round(float(self.repeat_factors.sum()))
+        self.num_samples = self._epoch_size if num_samples is None else int(num_samples)
 
     def indices(self) -> NDArray[np.int64]:
         """Return the order of the current epoch, of shape (num_samples,); a fresh array."""
-        rng = self.rng()
+        rng, wanted = self.rng(), self.num_samples
+        sizes = [self._epoch_size] * (wanted // self._epoch_size)
+        if rest := wanted % self._epoch_size:
+            sizes.append(rest)
+        passes = [self._one_pass(rng)[:size] for size in sizes]
+        return passes[0] if len(passes) == 1 else np.concatenate(passes)
+
+    def _one_pass(self, rng: np.random.Generator) -> NDArray[np.int64]:
         times = self.repeat_factors.astype(np.int64)
         several = np.flatnonzero(times > 1)  # mostly few, and np.repeat of all would be slow
         again = np.repeat(several, times[several] - 1)
         num_always = len(times) + len(again)
-        order = np.empty(self.num_samples, np.int64)
+        order = np.empty(self._epoch_size, np.int64)
         order[: len(times)] = np.arange(len(times))
         order[len(times) : num_always] = again
         fractions = self.repeat_factors - times
-        order[num_always:] = _systematic(fractions, self.num_samples - num_always, rng)
+        order[num_always:] = _systematic(fractions, self._epoch_size - num_always, rng)
         rng.shuffle(order)
         return order
 
@@ -140,12 +148,10 @@ class RepeatFactorSampler(IndexSampler):
 def _systematic(
     fractions: NDArray[np.float64], num_drawn: int, rng: np.random.Generator
 ) -> NDArray[np.int64]:
-    """Return `num_drawn` different positions, each drawn with about its fraction as probability.
-
-    The positions with a fraction are laid out in random order on a line, each as long as its
-    probability; those on which the points u, u + 1, u + 2 … fall are drawn. `num_drawn` is the sum
-    of the fractions, rounded.
-    """
+    """Return `num_drawn` different positions, each drawn with about its fraction as probability."""
+    # The positions with a fraction are laid out in random order on a line, each as long as its
+    # probability; those on which the points u, u + 1, u + 2 … fall are drawn. `num_drawn` is the
+    # sum of the fractions, rounded.
     candidates = np.flatnonzero(fractions)
     if not num_drawn:
         return candidates[:0]
@@ -157,11 +163,9 @@ def _systematic(
 
 
 def _with_sum(fractions: NDArray[np.float64], wanted: int) -> NDArray[np.float64]:
-    """Return the fractions, changed a little so that they sum to a whole number of them.
-
-    A sum that is too large is scaled down. For one that is too small the complements are: scaled
-    up, a fraction might get above 1, and its image would have to come twice more.
-    """
+    """Return the fractions, changed a little so that they sum to a whole number of them."""
+    # A sum that is too large is scaled down. For one that is too small the complements are: scaled
+    # up, a fraction might get above 1, and its image would have to come twice more.
     total, most = float(fractions.sum()), len(fractions)
     if wanted <= total:
         return fractions * (wanted / total)

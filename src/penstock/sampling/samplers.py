@@ -234,7 +234,7 @@ class IndexSampler(Resumable, Sampler[int]):
             p * num_replicas + rank there.
     """
 
-    _shows = ("length", "seed", "epoch")
+    _shows: ClassVar[tuple[str, ...]] = ("length", "seed", "epoch")
 
     seed: int
     epoch: int
@@ -242,7 +242,7 @@ class IndexSampler(Resumable, Sampler[int]):
     num_replicas: int = 1
     #: How often `set_epoch` was called: a loader sees by it that the user's loop has.
     times_notified: int = 0
-    #: Samples of the dataset that it was made for, if it knows; loaders compare it.
+    #: Samples of the dataset that it was made for, or None; loaders compare it.
     source_length: int | None = None
     _own_seed: int | None = None
     _taken_seed: int = 0  # set by itself, so that a `seed` that a subclass or a user sets shows
@@ -281,11 +281,10 @@ class IndexSampler(Resumable, Sampler[int]):
         self.epoch = checked_epoch(epoch)
         self.times_notified += 1
 
-    def rng(self) -> np.random.Generator:
-        """Return a new generator, always the same for one seed and epoch."""
-        return np.random.Generator(
-            np.random.Philox(seed_sequence(self.seed, Purpose.ORDER, self.epoch))
-        )
+    def rng(self, *which: int) -> np.random.Generator:
+        """Return a new generator, always the same for one seed and epoch, and for `which` of it."""
+        sequence = seed_sequence(self.seed, Purpose.ORDER, self.epoch, *which)
+        return np.random.Generator(np.random.Philox(sequence))
 
     def indices(self) -> Indices:
         """Return the current epoch's order: a fresh int64 array, or what is indexed like one."""
@@ -617,7 +616,7 @@ def _check_weights(weights: NDArray[np.float64], num_samples: int, *, replacemen
 
 
 def digest(array: NDArray[Any]) -> str:
-    """Return what tells an array's values from others: 64 bits as text."""
+    """Return a digest of an array's values: 64 bits as text."""
     return hashlib.blake2b(np.ascontiguousarray(array).data, digest_size=8).hexdigest()
 
 

@@ -27,7 +27,7 @@ from penstock.data.dataset import Dataset
 from penstock.deprecation import removed_arguments
 from penstock.distributed import Rank, current_rank, rank_in_environment
 from penstock.errors import ConfigError
-from penstock.randomness.keys import Purpose, checked_count, seed_sequence
+from penstock.randomness.keys import checked_count
 from penstock.sampling.distributed import check_pad, share_length
 from penstock.sampling.permutation import LARGEST, Permutation
 from penstock.sampling.samplers import (
@@ -212,7 +212,7 @@ class ShardSampler(IndexSampler):
         node = self.node if node is None else node
         if not 0 <= node < self.num_nodes:
             raise ConfigError(f"node should be 0 to {self.num_nodes - 1}, but got node={node}.")
-        return self._turns(np.flatnonzero(self._current() == node), node)
+        return self.rng(node).permutation(np.flatnonzero(self._current() == node))
 
     def _current(self) -> NDArray[np.int32]:
         """The node of each shard in the current epoch."""
@@ -227,10 +227,6 @@ class ShardSampler(IndexSampler):
         node_of[shards] = rng.permutation(self.num_nodes)[self._node_of[places]]
         return node_of
 
-    def _turns(self, shards: NDArray[np.int64], node: int) -> NDArray[np.int64]:
-        sequence = seed_sequence(self.seed, Purpose.ORDER, self.epoch, node)
-        return np.random.Generator(np.random.Philox(sequence)).permutation(shards)
-
     def indices(self) -> Indices:
         """Return this rank's share of the current epoch; an array, unless it were a long one."""
         if self.num_replicas != self.num_nodes * self.ranks_per_node:
@@ -243,7 +239,7 @@ class ShardSampler(IndexSampler):
         groups: list[NDArray[np.int64]] = []
         keys = []
         for node in nodes:
-            shards = self._turns(np.flatnonzero(node_of == node), node)
+            shards = self.rng(node).permutation(np.flatnonzero(node_of == node))
             # Of at most `open_shards`, none much smaller than the others.
             number = -(-len(shards) // self.open_shards)
             bounds = np.arange(1, number) * len(shards) // max(number, 1)

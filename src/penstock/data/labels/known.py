@@ -64,9 +64,9 @@ def labels_of(
     column: str | int | None = None,
     objects: Objects = "all",
 ) -> NDArray[np.int64] | RaggedArray:
-    """Return the class of every sample; no sample is read if the dataset knows the classes.
+    """Return the class of every sample; no sample is read if the dataset has the classes.
 
-    Asked are the attributes `labels`, `targets`, `_labels` and the lists `samples`, `_samples`,
+    Searched are the attributes `labels`, `targets`, `_labels` and the lists `samples`, `_samples`,
     `imgs` of (path, class); a method `get_labels()`; and a Hugging Face dataset's columns. Subsets,
     concatenations, stacks, datasets of tensors or arrays, and datasets that wrap another of the
     same length are looked through. Labels that do not fit the dataset's length are not used.
@@ -144,7 +144,7 @@ def labels_given_or_known(
     *,
     is_dataset: bool = False,
 ) -> Labels:
-    """Return labels that were given, in a form of `to_labels`, or those that a dataset knows.
+    """Return labels that were given, in a form of `to_labels`, or those that a dataset has.
 
     The error names `who`. A list may hold labels, unless it `is_dataset`.
     """
@@ -373,10 +373,8 @@ def _get(dataset: Any, name: str) -> Any:  # noqa: ANN401
 
 
 def _own(dataset: Any, name: str) -> Any:  # noqa: ANN401
-    """An attribute as `_get` gives it, but none that a wrapper passes on from what it wraps.
-
-    By `__getattr__` a subset would seem to have the labels of the whole.
-    """
+    """An attribute as `_get` gives it, but none that a wrapper passes on from what it wraps."""
+    # By `__getattr__` a subset would seem to have the labels of the whole.
     value = _get(dataset, name)
     if value is None or _get(dataset, "dataset") is None:
         return value
@@ -393,10 +391,8 @@ def _is_pair(pairs: Sequence[Any]) -> bool:
 
 
 def _is_concatenation(dataset: Any, parts: Sequence[Any]) -> bool:  # noqa: ANN401
-    """Whether it says where each part ends, as torch's ConcatDataset does.
-
-    Without it the order of the samples is not known: something may deal them out in turn.
-    """
+    """Whether it says where each part ends, as torch's ConcatDataset does."""
+    # Without it the order of the samples is not known: something may deal them out in turn.
     ends, lengths = _get(dataset, "cumulative_sizes"), list(map(length_or_none, parts))
     if ends is None or None in lengths:
         return False
@@ -406,10 +402,10 @@ def _is_concatenation(dataset: Any, parts: Sequence[Any]) -> bool:  # noqa: ANN4
 def class_names_of(dataset: object, column: Column = None) -> tuple[str, ...] | None:
     """Return the name of every class, by its number; None where the dataset does not say.
 
-    Asked are `class_names`, `classes`, and the `ClassLabel` of a Hugging Face dataset's column, and
-    those of the datasets within; where the labels are texts, these. Names that leave a class of the
-    labels out are no answer. Those of a `column` are its texts in `attribute_names`; "(none)" is
-    the class of objects that lack it.
+    Searched are `class_names`, `classes`, and the `ClassLabel` of a Hugging Face dataset's column,
+    and those of the datasets within; where the labels are texts, these. Names that leave a class of
+    the labels out are no answer. Those of a `column` are its texts in `attribute_names`; "(none)"
+    is the class of objects that lack it.
     """
     labels = known_labels(dataset, column)
     if isinstance(labels, TextRows):

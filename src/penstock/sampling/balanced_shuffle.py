@@ -25,7 +25,7 @@ from penstock.faults import annotate
 from penstock.optional import when_imported
 from penstock.randomness.keys import Purpose, checked_count, checked_epoch, seed_sequence
 from penstock.randomness.samples import end_prologue
-from penstock.sampling.class_balanced import check_alpha, check_beta, class_shares
+from penstock.sampling.class_balanced import check_alpha, class_shares
 from penstock.sampling.samplers import check_positive
 from penstock.worker_info import shard_unasked
 
@@ -128,8 +128,7 @@ class BalancedShuffle(IterableDataset[Any]):
                 "ClassBalancedSampler, which has all labels beforehand."
             )
         check_positive("buffer_size", buffer_size)
-        check_alpha(alpha)
-        check_beta(beta)
+        check_alpha(alpha, beta)
         self.dataset = dataset
         self.get_label = get_label
         self.buffer_size = buffer_size

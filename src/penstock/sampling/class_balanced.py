@@ -121,8 +121,7 @@ class ClassBalancedSampler(IndexSampler):
                 twice and there are too few.
         """
         super().__init__(seed)
-        self._alphas = _checked_alphas(alpha, num_epochs)
-        check_beta(beta)
+        self._alphas = _checked_alphas(alpha, beta, num_epochs)
         check_bool("exact", exact)
         if not (isinstance(replacement, bool) or replacement == "auto"):
             raise ConfigError(
@@ -262,10 +261,10 @@ class ClassBalancedSampler(IndexSampler):
         return wanted
 
 
-def _checked_alphas(alpha: Any, num_epochs: object) -> tuple[float, float] | None:  # noqa: ANN401
+def _checked_alphas(alpha: Any, beta: float, num_epochs: object) -> tuple[float, float] | None:  # noqa: ANN401
     """Return those of the first and the last epoch, or None for one."""
     if not isinstance(alpha, tuple):
-        check_alpha(alpha)
+        check_alpha(alpha, beta)
         if num_epochs is not None:
             raise ConfigError(f"num_epochs is for a pair as alpha, but got alpha={alpha!r}.")
         return None
@@ -273,7 +272,7 @@ def _checked_alphas(alpha: Any, num_epochs: object) -> tuple[float, float] | Non
         raise ConfigError(f"a pair as alpha is of two numbers, but got alpha={alpha!r}.")
     check_positive("num_epochs", num_epochs)
     for end in alpha:
-        check_alpha(end)
+        check_alpha(end, beta)
     return float(alpha[0]), float(alpha[1])
 
 
@@ -327,8 +326,10 @@ def class_shares(counts: ArrayLike, alpha: Alpha = 1.0, beta: float = 0.999) -> 
     return shares
 
 
-def check_alpha(alpha: Any) -> None:  # noqa: ANN401
-    """Raise `ConfigError` unless `alpha` is from 0 to 2, or "effective"."""
+def check_alpha(alpha: Any, beta: float = 0.0) -> None:  # noqa: ANN401
+    """Raise `ConfigError` unless `alpha` is from 0 to 2, or "effective", and 0 <= beta < 1."""
+    if not 0 <= beta < 1:
+        raise ConfigError(f"beta should be 0 or more and below 1, but got beta={beta!r}.")
     if alpha == "effective":
         return
     if isinstance(alpha, (str, bool)) or not 0 <= alpha <= _MOST_ALPHA:
@@ -337,9 +338,3 @@ def check_alpha(alpha: Any) -> None:  # noqa: ANN401
             f"all equally frequent (or to {_MOST_ALPHA}, which turns their order round), or "
             f'"effective", but got alpha={alpha!r}. The size of an epoch is num_samples.'
         )
-
-
-def check_beta(beta: float) -> None:
-    """Raise `ConfigError` unless 0 <= beta < 1."""
-    if not 0 <= beta < 1:
-        raise ConfigError(f"beta should be 0 or more and below 1, but got beta={beta!r}.")

@@ -104,7 +104,7 @@ def test_unknown_labels_are_refused_with_what_to_give():
     assert message.startswith("labels_of cannot see the labels of the samples of Subset of Files")
     assert "`labels`, `targets`, `_labels`, `samples`, `_samples`, `imgs`" in message
     assert "an attribute `labels`" in message
-    assert "a list of the labels" in message
+    assert "one label per sample" in message
     assert "labels_of(dataset, get_label=lambda sample: sample[1])" in message
     with pytest.raises(ConfigError, match="nothing called 'age' holds them"):
         labels_of(dataset, column="age")
@@ -123,7 +123,7 @@ def test_a_stream_is_sent_to_the_shuffle_that_balances(base):
 
 @pytest.mark.parametrize("wrong", [5, iter([]), None, {1, 2}], ids=lambda value: type(value))
 def test_what_is_no_dataset_is_refused(wrong):
-    with pytest.raises(ConfigError, match="takes a dataset with __len__ and __getitem__"):
+    with pytest.raises(ConfigError, match="labels_of cannot see the labels"):
         labels_of(wrong)
 
 

@@ -526,14 +526,6 @@ def test_a_state_that_contradicts_itself_is_refused_and_changes_nothing(changed,
     assert len(list(loader)) == 9
 
 
-def test_what_a_sampler_of_the_users_own_cannot_have_given_is_refused():
-    loader = Loader(NumpyNoise(6), batch_sampler=[[3, 1], [2], [5, 4]])
-    state = loader.state_dict()
-    loader.load_state_dict({**state, "batches": 3})
-    with pytest.raises(StateError, match="counts 4 batches of an epoch that has 3"):
-        loader.load_state_dict({**state, "batches": 4})
-
-
 class Endless:
     """Has the length of its data, and no end: training that counts iterations."""
 

@@ -11,19 +11,14 @@ from penstock.errors import ConfigError
 
 
 class Rank(NamedTuple):
-    """One of the processes that train together.
-
-    Attributes:
-        rank: From 0 to `world_size - 1`.
-        world_size: Number of the processes, at least 1.
-    """
+    """One of the processes that train together: `rank` is from 0 to `world_size - 1`."""
 
     rank: int
     world_size: int
 
 
 def current_rank() -> Rank:
-    """Return this process's rank: torch's process group knows it, or else torchrun's variables.
+    """Return this process's rank: that of torch's process group, or else torchrun's variables.
 
     Without either this process is alone: rank 0 of 1. Nothing is remembered, so the result may
     change once a group is there.

@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import warnings
 import weakref
-from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, cast
 
@@ -22,11 +21,11 @@ from penstock.engine.plan import Epoch, Given, Progress, ShardPosition
 from penstock.errors import StateError
 from penstock.indices import SeededIndices
 from penstock.randomness.keys import Purpose, checked_count, checked_epoch, seed_sequence
-from penstock.sampling.sampler_state import differences
+from penstock.sampling.samplers import differences
 from penstock.warn import users_level
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from types import GeneratorType
 
     from penstock.engine.backends import Backend
@@ -34,10 +33,6 @@ if TYPE_CHECKING:
     from penstock.indices import Description, IndexSource
 
 _FORMAT: Final = 1
-_FINITE: Final = (  # torch's own, and sequences
-    "SequentialSampler", "RandomSampler", "SubsetRandomSampler", "WeightedRandomSampler",
-    "DistributedSampler", "list", "tuple", "range", "ndarray",
-)  # fmt: skip
 
 
 def worker_base_seed(seed: int) -> int:
@@ -52,11 +47,7 @@ def _foreseen(source: SeededIndices, number: int) -> Epoch | None:
 
 
 def _check_stream(dataset: object, progress: Progress) -> None:
-    """Say whether a stream can begin where it was, before its state is loaded.
-
-    Raises:
-        StateError: the state holds the dataset's, and the dataset has no `load_state_dict`.
-    """
+    """Raise `StateError`, or warn, where a stream cannot begin at the place of a state."""
     shards = progress.given.shards.values()
     kind = type(dataset).__name__
     if any(shard.state is not None for shard in shards) and not can_resume(dataset):
@@ -98,11 +89,9 @@ class EpochIterator:
 
     @property
     def __next__(self) -> Callable[[], Any]:
-        """The generator's own `__next__`, which returns the next batch.
-
-        A property, since no bytecode may run between the generator's `yield` and the loop: an
-        interrupt there would take a batch away that is counted. This runs before.
-        """
+        """The generator's own `__next__`, which returns the next batch."""
+        # A property, since no bytecode may run between the generator's `yield` and the loop: an
+        # interrupt there would take a batch away that is counted. This runs before.
         batches = self._batches
         if batches is not None and batches.gi_suspended:  # who asks for another has the last one
             progress = self.epoch.progress
@@ -133,11 +122,7 @@ class EpochIterator:
 
 
 class Schedule:
-    """Epochs of one loader: which comes next, and what was given of the last one begun.
-
-    Concurrency:
-        One thread.
-    """
+    """Epochs of one loader: which comes next, and what was given of the last one begun."""
 
     def __init__(self, seed: int | None) -> None:
         """Begin before epoch 0, with the seed of the loader, if it has one."""
@@ -257,11 +242,7 @@ class Schedule:
     def load_state_dict(
         self, state: Mapping[str, Any], source: IndexSource, dataset: object
     ) -> None:
-        """Let the next iterator go on where `state` was saved.
-
-        Raises:
-            StateError: an iterator is running, or the state is not of such a loader.
-        """
+        """Let the next iterator go on where `state` was saved, or raise `StateError`."""
         if self._is_running:
             raise StateError(
                 "a state was loaded while an iterator of this loader is running (epoch "
@@ -279,7 +260,7 @@ class Schedule:
                 + "; ".join(found)
                 + ". Make the loader as it was, or begin a new epoch without the state"
             )
-        _check_counts(samples, number, progress.given, settings, samples_in)
+        _check_counts(samples, number, progress.given, samples_in)
         _check_stream(dataset, progress)
         contents, here = state.get("contents"), fingerprint_of(dataset)
         if None not in (contents, here) and contents != here:
@@ -302,13 +283,10 @@ def _check_counts(
     samples: int | None,
     epoch: int,
     given: Given,
-    settings: dict[str, Any],
     samples_in: Callable[[int | None, int], int | None],
 ) -> None:
-    """Compare the counts of a state with each other, and with the batches that the epoch has.
-
-    Another number of ranks may have had another last batch, or one more; the others are the same.
-    """
+    """Compare the counts of a state with each other, and with the batches that the epoch has."""
+    # Another number of ranks may have had another last batch, or one more; the others are the same.
 
     def size_of_first(count: int) -> int:
         return samples_in(epoch, max(count, 0)) or 0
@@ -320,22 +298,14 @@ def _check_counts(
     steps = [batches, *(step for steps in given.ahead for step in steps)]
     size = samples_in(epoch, batches)
     if size is not None:
-        is_right = samples in (size, None) and is_there(batches - 1)
-        if not is_right and is_there(batches - 2) and not is_there(batches):
-            is_right = size_of_first(batches - 1) < (samples or 0)
-        if not is_right or not (steps[-1] == batches or is_there(steps[-1] - 2)):
+        samples = size if samples is None else samples
+        is_right = samples == size
+        if batches and not is_there(batches):
+            is_right = samples > size_of_first(batches - 1)
+        if not is_right or not is_there(steps[-1] - 2):
             found = f"{steps[-1]} batches of epoch {epoch}, with {samples} samples in {batches}"
-    elif (inner := settings.get("sampler", {})).get("length") is not None:
-        most = -(-inner["length"] // settings.get("global_batch_size", 1))
-        while "of" in inner:
-            inner = inner["of"]
-        if inner["kind"] in _FINITE and steps[-1] > most:  # others may give more, as endless ones
-            found = f"{steps[-1]} batches of an epoch that has {most}"
     if steps != sorted(set(steps)):
         found = f"batches {list(given.ahead)} beyond the first {batches}"
-    num_made = sum(shard.num_batches for shard in given.shards.values())
-    if given.shards and num_made < batches:
-        found = f"{batches} batches, of which the workers made {num_made}"
     if found:
         raise StateError(
             f"this state contradicts itself: it counts {found}. It was changed since it was saved. "
@@ -345,17 +315,9 @@ def _check_counts(
 
 def _parsed(state: Any) -> tuple[int, Progress, int | None, int | None, dict[str, Any]]:  # noqa: ANN401
     """Return the epoch, what was given of it, its number of samples, seed and fingerprint."""
-    if not isinstance(state, Mapping) or "format" not in state:
-        raise StateError(
-            f"this is not a state of a Penstock loader: {repr(state)[:200]}. Give the dict that "
-            "state_dict() returned (json.loads makes it of JSON)"
-        )
-    if state["format"] != _FORMAT:
-        raise StateError(
-            f"this state has format {state['format']!r}; this version of Penstock reads format "
-            f"{_FORMAT}"
-        )
     try:
+        if state["format"] != _FORMAT:
+            raise ValueError(f"format {state['format']!r}, where {_FORMAT} is read")
         num_failed, num_asked = (
             checked_count("failed", number) for number in state.get("failed", (0, 0))
         )
@@ -371,12 +333,14 @@ def _parsed(state: Any) -> tuple[int, Progress, int | None, int | None, dict[str
             num_failed,
         )
         progress = Progress(given, draws=dict(state["draws"]) if "draws" in state else None)
-        samples = state.get("samples")  # None where no loader can know it
+        samples = state.get("samples")  # None where it is not known
         if samples is not None:
             samples = checked_count("samples", samples)
         epoch = checked_epoch(state["epoch"])
         return epoch, progress, samples, state["seed"], dict(state["fingerprint"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StateError(
-            f"this is not a state of a Penstock loader: {type(error).__name__}: {error}"
+            f"this is not a state of a Penstock loader ({type(error).__name__}: {error}): "
+            f"{repr(state)[:200]}. Give the dict that state_dict() returned (json.loads makes it "
+            "of JSON)"
         ) from error

@@ -16,11 +16,10 @@ from penstock.data.dataset import follows_epochs, is_current, length_of
 from penstock.distributed import Rank, current_rank
 from penstock.engine.plan import BatchIndices, mark_user_array
 from penstock.errors import ConfigError
-from penstock.randomness.guarded import GuardedIterator, guarded_draws
+from penstock.randomness.generators import GuardedIterator, guarded_draws
 from penstock.randomness.keys import Purpose, seed_sequence
-from penstock.sampling.batches import BatchLayout, BatchSampler, batches_of, pieces_of
-from penstock.sampling.distributed import DistributedSampler
-from penstock.sampling.samplers import IndexSampler, Sampler, digest
+from penstock.sampling import BatchSampler, DistributedSampler, IndexSampler, Sampler
+from penstock.sampling.samplers import BatchLayout, batches_of, digest, pieces_of
 from penstock.warn import users_level
 
 if TYPE_CHECKING:
@@ -110,11 +109,9 @@ class SeededIndices(IndexSource):
             self._order = inner
 
     def begin(self, epoch: int, progress: Progress) -> Iterator[object]:
-        """Return an epoch's indices as `BatchIndices`, from batch `progress.given.num_steps` on.
-
-        The order is decided now, not when the first index is asked for: by then the sampler may
-        have been notified of another epoch.
-        """
+        """Return an epoch's indices as `BatchIndices`, from batch `progress.given.num_steps` on."""
+        # The order is decided now, not when the first index is asked for: by then the sampler may
+        # have been notified of another epoch.
         sequence = seed_sequence(self._seed, Purpose.ORDER, epoch)
         tell_seed(self._seed, *self._parts)
         with guarded_draws(self._outer, sequence):
@@ -128,12 +125,10 @@ class SeededIndices(IndexSource):
         return self._one_by_one(first, drawn, progress.given.num_steps)
 
     def foresee(self, epoch: int) -> Iterator[object] | None:
-        """Return an epoch's indices without notifying a sampler; None if that is impossible.
-
-        It is possible with Penstock's own samplers, whose order is a function of the epoch's
-        number. Batches of different sizes are left out: planning them twice costs more than it
-        saves.
-        """
+        """Return an epoch's indices without notifying a sampler; None if that is impossible."""
+        # It is possible with Penstock's own samplers, whose order is a function of the epoch's
+        # number. Batches of different sizes are left out: planning them twice costs more than it
+        # saves.
         parts = with_inner(self._outer)
         is_even = self._batches is None or self._batches.is_even
         if self._order is None or not is_even or not all(map(_is_ours, parts)):
@@ -268,11 +263,9 @@ def with_inner(*samplers: Any) -> list[Any]:  # noqa: ANN401
 
 
 def inner_of(sampler: Any) -> list[Any]:  # noqa: ANN401
-    """Return the samplers that a sampler is made of: its `batch_sampler` and its `sampler`.
-
-    Its own attributes may be of any kind. Where `__getattr__` answers for them, only torch's and
-    Penstock's samplers are accepted: a mock has an attribute of any name.
-    """
+    """Return the samplers that a sampler is made of: its `batch_sampler` and its `sampler`."""
+    # Its own attributes may be of any kind. Where `__getattr__` answers for them, only torch's and
+    # Penstock's samplers are accepted: a mock has an attribute of any name.
     found = []
     for name in ("batch_sampler", "sampler"):
         is_own = inspect.getattr_static(sampler, name, None) is not None
@@ -288,11 +281,9 @@ def _is_iterable(value: object) -> bool:
 
 
 def covers(dataset: object, *samplers: Any) -> bool:  # noqa: ANN401
-    """Return whether samplers are known to draw from all of `dataset`, each sample as likely.
-
-    Only the common ones are known: an unknown one may keep to a part of the data set, of which no
-    other sample must get into the batches.
-    """
+    """Return whether samplers are known to draw from all of `dataset`, each sample as likely."""
+    # Only the common ones are known: an unknown one may keep to a part of the data set, of which no
+    # other sample must get into the batches.
     inner = [part for part in with_inner(*samplers) if not inner_of(part)]
     return bool(inner) and all(
         type(part).__name__ in _COVERING
@@ -308,16 +299,7 @@ def check_samplers(
     batch_sampler: Any,  # noqa: ANN401
     batch_size: int | None,
 ) -> None:
-    """Compare the samplers that a user gave to a loader with its dataset, and with the ranks.
-
-    Raises:
-        ConfigError: one was made for a dataset of more samples, or gives batches and is in the
-            place of one that gives indices, or deals out the share of another one more time.
-
-    Warns:
-        UserWarning: one was made for fewer samples; or there are several ranks, and it gives all of
-            its order to each.
-    """
+    """Compare the samplers that a user gave to a loader with its dataset, and with the ranks."""
     if batch_size is not None and isinstance(sampler, BatchSampler):
         kind = type(sampler).__name__
         raise ConfigError(
@@ -338,31 +320,27 @@ def _check_dealt_once(parts: list[Any], dataset: object) -> None:
         ranks = getattr(part, "num_replicas", None)
         if isinstance(part, (IndexSampler, BatchSampler)) or not isinstance(ranks, int):
             continue
-        dealt = getattr(part, "dataset", None)
-        if type(part).__name__ == "DistributedSampler" and isinstance(dealt, Sampler):
+        kind = type(part).__name__
+        if kind == "DistributedSampler" and isinstance(getattr(part, "dataset", None), Sampler):
             raise ConfigError(
-                f"torch's DistributedSampler takes a dataset, but got a "
-                f"{type(dealt).__name__}: it deals out its positions, not its indices. "
-                "penstock.sampling.DistributedSampler deals out the order of any sampler."
+                f"torch's {kind} takes a dataset, but got a {type(part.dataset).__name__}: it "
+                "deals out its positions, not its indices. penstock.sampling.DistributedSampler "
+                "deals out the order of any sampler."
             )
         for inner in _held_by(part, dataset) if ranks > 1 else ():
             if isinstance(inner, IndexSampler) and inner.world_size > 1:
                 raise ConfigError(
                     f"{type(inner).__name__} gives this rank its share of {inner.world_size} "
-                    f"already, and {type(part).__name__} would deal that share out once more, so "
-                    "that most samples never came. Leave one of the two out. A client that adds "
-                    "one of its own has an option for it: Lightning's Trainer "
-                    "use_distributed_sampler=False, and so Fabric's setup_dataloaders"
+                    f"already, and {kind} would deal that share out once more. Leave one of the "
+                    "two out. A client that adds one of its own has an option for it: Lightning's "
+                    "`Trainer` use_distributed_sampler=False, and so Fabric's setup_dataloaders"
                 )
 
 
 def _held_by(sampler: object, dataset: object) -> list[Any]:
     """Return the attributes of a foreign sampler, and theirs: some hold samplers in datasets."""
-    found: list[Any] = []
-    for held in vars(sampler).values() if hasattr(sampler, "__dict__") else ():
-        if held is not dataset:
-            found += [held, *getattr(held, "__dict__", {}).values()]
-    return found
+    own = [held for held in getattr(sampler, "__dict__", {}).values() if held is not dataset]
+    return own + [part for held in own for part in getattr(held, "__dict__", {}).values()]
 
 
 def _check_length(order: IndexSampler, length: int | None) -> None:
@@ -425,7 +403,7 @@ def _kinds(sampler: Any, depth: int = 1) -> dict[str, Any]:  # noqa: ANN401
     return {**settings, "of": _kinds(inner[-1], depth + 1)} if inner else settings
 
 
-def _digest_of(indices: Any) -> str | None:  # noqa: ANN401 - a sequence
+def _digest_of(indices: Any) -> str:  # noqa: ANN401 - a sequence
     try:
         return digest(np.asarray(indices, np.int64))
     except (TypeError, ValueError, OverflowError):  # keys, or batches of different lengths

@@ -79,7 +79,7 @@ def test_protocol_5_hands_the_arrays_over_uncopied():
     buffers = []
     dumped = pickle.dumps(packed, 5, buffer_callback=buffers.append)
     assert len(dumped) < 1000
-    assert sum(len(buffer.raw()) for buffer in buffers) == packed.nbytes == 4500 + 8 * 1001
+    assert sum(len(buffer.raw()) for buffer in buffers) == 4500 + 8 * 1001
     assert any(np.shares_memory(np.frombuffer(buffer), packed._bounds) for buffer in buffers[1:])
     assert pickle.loads(dumped, buffers=buffers) == packed
 

@@ -24,7 +24,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     ("module", "name"),
     [
         ("penstock.epochs", "_FORMAT"),
-        ("penstock.sampling.sampler_state", "_FORMAT"),
+        ("penstock.sampling.samplers", "_FORMAT"),
         ("penstock.insight.recording", "_VERSION"),
         ("penstock.stores.records", "_VERSION"),
         ("penstock.stores.mongo.collection", "LAYOUT_VERSION"),

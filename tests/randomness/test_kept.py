@@ -52,7 +52,7 @@ class Module(torch.nn.Module):
 
 
 def paths_of(**attributes):
-    return [kept.path for kept in kept_generators(Kept(**attributes))]
+    return [path for path, _, _ in kept_generators(Kept(**attributes))]
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_every_kind_is_found_in_the_dataset_its_transforms_and_lists_of_them(rng
     chain = SimpleNamespace(transforms=[Jitter(None), Jitter(rng)])
     assert paths_of(transform=chain) == ["Kept.transform.transforms[1].rng"]
     subset = torch.utils.data.Subset(Kept(transform=Jitter(rng)), [0])
-    assert [kept.path for kept in kept_generators(subset)] == ["Subset.dataset.transform.rng"]
+    assert [path for path, _, _ in kept_generators(subset)] == ["Subset.dataset.transform.rng"]
 
 
 def test_the_processs_own_generators_samplers_and_data_are_none():

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import collections
-import json
 import math
 
 import numpy as np
@@ -55,7 +54,6 @@ def test_counts_are_those_of_going_through_the_epoch(images, data):
     assert report.epoch_size == len(order)
     assert report.most_repeats == max(collections.Counter(order).values(), default=0)
     assert str(report)
-    json.dumps(report.record(), allow_nan=False)
 
 
 @pytest.mark.parametrize(
@@ -242,13 +240,9 @@ def test_names_come_from_the_dataset_or_as_given():
     assert balance_report(sampler, [2, 0, 2]).class_names == ("0", "2")  # may be other classes
 
 
-def test_labels_of_bytes_are_texts_in_json():
+def test_labels_of_bytes_are_texts():
     report = balance_report([0, 0], np.array([b"cat", b"dog\xff"]))
     assert report.class_names == ("cat", "dog\\xff")
-    assert [row["class"] for row in json.loads(json.dumps(report.record()))["classes"]] == [
-        "cat",
-        "dog\\xff",
-    ]
 
 
 @pytest.mark.parametrize(
@@ -269,7 +263,6 @@ def test_what_was_even_and_is_ruined_gets_worse():
     labels = np.repeat([0, 1, 2], 30)
     report = balance_report(np.r_[np.zeros(80, int), 30, 60], labels)
     assert report.images.progress == pytest.approx(-1)
-    assert report.record()["images"]["progress"] == report.images.progress
     assert "Balance over samples gets worse (largest to smallest 1.0 : 1 -> 80.0 : 1" in (
         report.verdict
     )
@@ -339,7 +332,7 @@ def test_nothing_to_balance_is_said():
     report = balance_report([0, 1], RaggedArray.of([[], []]))
     assert report.verdict == "No sample has a class: there is nothing to balance."
     assert report.verdict in str(report)
-    assert report.record()["classes"] == []
+    assert report.classes.size == 0
 
 
 def test_the_table_of_two_levels():

@@ -174,7 +174,7 @@ def test_a_state_of_other_labels_or_sizes_is_refused():
         ((LABELS, 0, 2), "p_classes should be a positive integer"),
         ((LABELS, 2, -1), "k_samples should be a positive integer"),
         ((LABELS, 2, 2, 0), "num_batches should be a positive integer"),
-        (([], 2, 2), "nothing to balance"),
+        (([], 2, 2), "the labels of 0 samples have 0"),
         ((object(), 2, 2), "BalancedBatchSampler cannot see the labels"),
     ],
     ids=["classes", "p", "k", "batches", "empty", "unknown"],

@@ -470,7 +470,7 @@ def test_a_generator_that_raised_is_not_taken_for_one_that_ended():
 @pytest.mark.parametrize(
     ("sample", "said"),
     [
-        ({"image": 1}, r"stream \(list\) is a dict of"),
+        ({"image": 1}, r"stream \(list\) is a dict, no pair"),
         ((1, [2, 3]), r"stream \(list\) has as its label \[2, 3\]"),
     ],
 )

@@ -138,7 +138,7 @@ def test_undersampling_gives_no_sample_twice_and_is_the_longest_that_can(labels,
     drawn = sampler.indices()
     assert len(np.unique(drawn)) == len(drawn)
     if min(sampler.counts / sampler.shares) >= 1:  # else one draw of any class
-        with pytest.raises(ConfigError, match=r"At most \d+ are possible"):
+        with pytest.raises(ConfigError, match=r"at most \d+ samples are possible"):
             ClassBalancedSampler(labels, alpha, len(sampler) + 1, replacement=False)
 
 
@@ -256,7 +256,7 @@ def test_balance_moves_from_natural_to_equal_over_the_epochs():
         ),
         (
             lambda: ClassBalancedSampler(["cat"] * 5 + ["dog"], num_samples=4, replacement=False),
-            r"2\.0 samples of class dog, which has 1\. At most 2",
+            "at most 2 samples .* num_samples=4: class dog has 1",
         ),
         (lambda: ClassBalancedSampler([0, 1], (0, 1), num_epochs=0), "num_epochs"),
         (lambda: ClassBalancedSampler([0, 1], (0, 1)), "num_epochs"),

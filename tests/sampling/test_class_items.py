@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from penstock.data.ragged import RaggedArray
-from penstock.errors import ConfigError
 from penstock.sampling import class_items
-from penstock.sampling.class_items import ClassItems, grouped
+from penstock.sampling.class_items import ClassItems
 
 rows_of_labels = st.lists(st.lists(st.integers(-3, 5), max_size=4), min_size=1, max_size=30)
 LABELS = {
@@ -41,9 +40,6 @@ def test_the_items_of_a_class_are_the_samples_with_its_label(kind):
 
 @given(rows_of_labels)
 def test_a_sample_is_an_item_of_each_of_its_classes_once(rows):
-    if not any(rows):
-        with pytest.raises(ConfigError, match="no label at all"):
-            ClassItems(RaggedArray.of(rows)).check_any()
     items = ClassItems(RaggedArray.of(rows))
     assert items.classes.tolist() == sorted({label for row in rows for label in row})
     for position, value in enumerate(items.classes.tolist()):
@@ -51,12 +47,6 @@ def test_a_sample_is_an_item_of_each_of_its_classes_once(rows):
         assert items.items_of(position).tolist() == expected
         assert items.counts[position] == len(expected)
     assert items.unlabelled.tolist() == [index for index, row in enumerate(rows) if not row]
-
-
-@given(st.lists(st.integers(0, 200_000), max_size=60))
-def test_grouping_is_a_stable_sort_of_any_number_of_classes(codes):
-    codes = np.array(codes, np.uint32)
-    assert grouped(codes, 200_001).tolist() == np.argsort(codes, kind="stable").tolist()
 
 
 @given(

@@ -326,7 +326,7 @@ def test_batches_in_the_place_of_indices_are_named():
     for make in (Loader, DataLoader):
         with pytest.raises(ConfigError, match="give it as batch_sampler=BatchSampler"):
             make(DATA, sampler=batches)
-    with pytest.raises(TypeError, match="gives batches"):
+    with pytest.raises(TypeError, match="What gives batches"):
         DistributedSampler(batches, 2, 0)
 
 
@@ -372,7 +372,7 @@ def test_torch_s_distributed_sampler_refuses_a_sampler():
 def test_a_repr_is_short_and_names_the_kind(kind):
     sampler = MAKERS[kind](3)
     assert repr(sampler).startswith(type(sampler).__name__ + "(")
-    assert "seed=3" in repr(sampler)
+    assert f"seed={sampler.seed}" in repr(sampler)
     assert len(repr(sampler)) < 250
 
 

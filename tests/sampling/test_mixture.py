@@ -193,7 +193,9 @@ def test_names_may_be_any_keys_and_weights_go_by_them():
     sampler = MixtureSampler({1: 10, "1": 30, ("web", "de"): 0}, {"1": 3, 1: 1, ("web", "de"): 0})
     assert sampler.names == (1, "1", ("web", "de"))
     assert sampler.quotas.tolist() == [10, 30, 0]
-    with pytest.raises(ConfigError, match=r"source \('web', 'de'\) has no samples"):
+    with pytest.raises(
+        ConfigError, match=r"source \('web', 'de'\) would never be drawn: it has 0 samples"
+    ):
         MixtureSampler({("web", "de"): 0, 1: 3}, [1, 1])
 
 
@@ -236,8 +238,11 @@ def test_settings_tell_what_the_order_depends_on_and_nothing_else():
         (lambda: MixtureSampler([5, 5], {0: 1, 1: 1}), r"for \[0, 1\], .* are \['0', '1'\]"),
         (lambda: MixtureSampler([5, 5], [1, -1]), "0 or more, for each .* got .*-1"),
         (lambda: MixtureSampler([5, 5], [np.inf, 1]), "finite number, .* got .*inf"),
-        (lambda: MixtureSampler([5, 5], [0, 0]), "all are 0"),
-        (lambda: MixtureSampler([5, 0], [1, 1]), "source '1' has no samples"),
+        (lambda: MixtureSampler([5, 5], [0, 0]), "not all 0"),
+        (
+            lambda: MixtureSampler([5, 0], [1, 1]),
+            "source '1' would never be drawn: it has 0 samples",
+        ),
         (lambda: MixtureSampler({"a": 5}, {"b": 1}), r"given for \['b'\], .* are \['a'\]"),
         (lambda: MixtureSampler([5, 5], num_samples=0), "num_samples=0"),
         (lambda: MixtureSampler([5, 5], num_samples=2.5), "num_samples=2.5"),
@@ -245,7 +250,7 @@ def test_settings_tell_what_the_order_depends_on_and_nothing_else():
         (lambda: MixtureSampler([5, 5], [1, 1e-30], "oversample"), r"at most 2\*\*62"),
         (
             lambda: MixtureSampler({"web": 90, "books": 10}, [999, 1]),
-            "source 'books' .* 0.001 of num_samples=100 .* num_samples=1000 is enough",
+            "source 'books' .* of num_samples=100 is 0.1. num_samples=1000 is enough",
         ),
         (lambda: MixtureSampler([5], seed=-1), "seed=-1"),
     ],

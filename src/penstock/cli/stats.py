@@ -22,7 +22,7 @@ from penstock.errors import StoreError, StoreUnreachable
 from penstock.lines import amount, printable, say, say_json
 from penstock.plural import counted
 from penstock.redact import without_password
-from penstock.sampling.balance_text import aligned
+from penstock.sampling.balance import aligned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

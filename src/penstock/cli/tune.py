@@ -33,7 +33,7 @@ from penstock.lines import amount, say
 from penstock.loader import Loader
 from penstock.plural import counted
 from penstock.redact import without_password
-from penstock.sampling.balance_text import aligned
+from penstock.sampling.balance import aligned
 from penstock.usage import cpu_seconds, memory_bytes
 
 if TYPE_CHECKING:

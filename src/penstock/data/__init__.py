@@ -3,6 +3,7 @@
 
 from typing import TYPE_CHECKING
 
+from penstock.data.dataset import Allocator, Dataset, IterableDataset, shard
 from penstock.deprecation import removed_names
 from penstock.lazy import lazy_names
 
@@ -16,14 +17,8 @@ if TYPE_CHECKING:
         Subset,
         random_split,
     )
-    from penstock.data.dataset import (
-        Allocator,
-        Dataset,
-        IterableDataset,
-    )
     from penstock.data.packed_list import PackedList
     from penstock.data.ragged import RaggedArray
-    from penstock.data.sharding import shard
 
 __all__ = [
     "Allocator",
@@ -53,14 +48,8 @@ _get, __dir__ = lazy_names(
             "Subset",
             "random_split",
         ),
-        ".dataset": (
-            "Dataset",
-            "Allocator",
-            "IterableDataset",
-        ),
         ".packed_list": ("PackedList",),
         ".ragged": ("RaggedArray",),
-        ".sharding": ("shard",),
     },
 )
 

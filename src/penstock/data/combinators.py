@@ -95,13 +95,10 @@ class ArrayDataset(Dataset[tuple[Any, ...]]):
 
 def _counted_from_start(indices: NDArray[np.int64], length: int) -> NDArray[np.int64]:
     """`indices` with the negative ones made positive; IndexError if one is out of range."""
-    if indices.size == 0:
-        return indices
-    smallest, largest = int(indices.min()), int(indices.max())
-    if smallest < -length or largest >= length:
-        wrong = smallest if smallest < -length else largest
-        raise IndexError(f"index {wrong} is out of range for a dataset of {length} samples.")
-    return np.where(indices < 0, indices + length, indices) if smallest < 0 else indices
+    wrong = indices[(indices < -length) | (indices >= length)]
+    if wrong.size:
+        raise IndexError(f"index {wrong[0]} is out of range for a dataset of {length} samples.")
+    return np.where(indices < 0, indices + length, indices)
 
 
 def _gather(array: NDArray[Any], indices: NDArray[np.int64], alloc: Allocator) -> NDArray[Any]:

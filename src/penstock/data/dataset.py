@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a dataset is, and when a whole batch may be read from it at once."""
+"""Datasets, what reads a whole batch of one at once, and each worker's shard of a stream."""
 # A map-style dataset gives samples by index (`__getitem__`), an iterable one gives them in turn
 # (`__iter__`). A map-style dataset may also offer
 #
@@ -7,20 +7,25 @@
 # - `get_batch(indices, alloc)`: the batch itself, already collated; and, where that is not always
 #   possible, a property `can_get_batch`, asked before the first batch of an epoch.
 #
-# `get_batch` must equal collating the samples. A subclass that changes the samples but knows
-# nothing of `get_batch` would break that, so `batch_reader` looks at which class defines what.
+# `get_batch` must equal collating the samples. A subclass that changes the samples and has
+# no `get_batch` of its own would break that, so `batch_reader` looks at which class defines what.
 
 from __future__ import annotations
 
 import importlib
+import itertools
 import sys
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, TypeVar
 
-from penstock.randomness.samples import one_sample
+from penstock.errors import ConfigError
+from penstock.randomness.samples import end_prologue, one_sample
 from penstock.summary import Summarized
+from penstock.worker_info import current_shard
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import numpy as np
     from numpy.typing import DTypeLike, NDArray
 
@@ -202,12 +207,10 @@ def adapted(
     collate_fn: Callable[[list[Any]], Any] | None,
     **orders: object,
 ) -> tuple[Any, Callable[[list[Any]], Any] | None]:
-    """Return the dataset and the collate function that a loader is to work with.
-
-    They are those that it was given, but for a `ray.data.Dataset` and what
-    `penstock.ray.from_ray_data` made of one; these have an order of their own, so that the
-    arguments that choose one are refused. Nothing is imported to find out.
-    """
+    """Return the dataset and the collate function that a loader is to work with."""
+    # They are those that it was given, but for a `ray.data.Dataset` and what
+    # `penstock.ray.from_ray_data` made of one; these have an order of their own, so that the
+    # arguments that choose one are refused. Nothing is imported to find out.
     data: Any = sys.modules.get("ray.data")
     rows: Any = sys.modules.get("penstock.ray.rows")
     kinds = [getattr(data, name, None) for name in ("Dataset", "DataIterator")]
@@ -220,7 +223,7 @@ def adapted(
 
 
 def announce_epoch(dataset: object, epoch: int) -> None:
-    """Tell a dataset the number of the epoch, if it has a method `set_epoch`.
+    """Give a dataset the number of the epoch, if it has a method `set_epoch`.
 
     A combinator without one passes it to its parts.
     """
@@ -242,7 +245,7 @@ def follows_epochs(dataset: object) -> bool:
 
 
 def can_resume(dataset: object) -> bool:
-    """Return whether an iterable dataset tells its place, and can begin there."""
+    """Return whether an iterable dataset returns its place, and can begin there."""
     return all(
         callable(getattr(dataset, method, None)) for method in ("state_dict", "load_state_dict")
     )
@@ -269,14 +272,62 @@ def length_of(value: Any) -> int | None:  # noqa: ANN401
 
 
 def is_current(cls: type, method: str, older: tuple[str, ...]) -> bool:
-    """Return whether the `method` of `cls` is as new as its versions of the methods `older`.
-
-    That is: the class that defines `method` comes before, or is, those that define the others in
-    the MRO. A fast path written for one version of the slow path may not be taken for a later one.
-    """
+    """Return whether the `method` of `cls` is as new as its versions of the methods `older`."""
+    # That is: the class that defines `method` comes before, or is, those that define the others in
+    # the MRO. A fast path written for one version of the slow path may not be taken for a later
+    # one.
     for base in cls.__mro__:
         if vars(base).get(method) is not None:
             return True
         if not vars(base).keys().isdisjoint((method, *older)):
             return False  # a later version of the slow path, or `method = None`
     return False
+
+
+T = TypeVar("T")
+
+
+def shard(items: Iterable[T], by: Literal["batch", "item"] = "batch") -> Iterator[T]:
+    """Yield what is this worker's and this rank's of `items`; all of them outside of a loader.
+
+    Call it in `__iter__` of an `IterableDataset`. Without it, every worker and rank yields all.
+    With `seed=`, the global generators are the same in all workers up to its first item, so that
+    the items may be shuffled; from there on they are each sample's own.
+
+    Args:
+        items: The same in every worker and rank. All of them are iterated everywhere, so let them
+            be cheap: names of files, offsets, keys; read what is behind them afterwards.
+        by: "batch" deals as many items as make a batch to each worker in turn, and within the
+            batches one to each rank in turn. If one item becomes one sample, batch k then holds the
+            same samples for any number of workers, or none. "item" deals them out one by one: for
+            files that hold many samples each.
+
+    Raises:
+        ConfigError: `by` is neither.
+
+    Example:
+        >>> from penstock import Loader
+        >>> from penstock.data import IterableDataset
+        >>> class Countdown(IterableDataset[int]):
+        ...     def __iter__(self) -> Iterator[int]:
+        ...         return shard(range(5, 0, -1))
+        >>> [batch.tolist() for batch in Loader(Countdown(), batch_size=2)]
+        [[5, 4], [3, 2], [1]]
+    """
+    if by not in ("batch", "item"):
+        raise ConfigError(f"by should be 'batch' or 'item', but got by={by!r}.")
+    info = current_shard()
+    size = info.batch_size or 1 if by == "batch" else 1
+    num_items = size * info.world_size
+
+    def dealt() -> Iterator[T]:
+        stream = iter(items)
+        for turn in itertools.count():
+            group = list(itertools.islice(stream, num_items))
+            if turn % info.num_workers == info.worker_id:
+                end_prologue()
+                yield from group[info.rank :: info.world_size]
+            if len(group) < num_items:
+                return
+
+    return dealt()

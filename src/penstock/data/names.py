@@ -29,12 +29,11 @@ def name_samples(dataset: Any, indices: Any) -> str:  # noqa: ANN401
 
 
 def describe_sample(dataset: Any, index: Any) -> str | None:  # noqa: ANN401
-    """Return the name of a sample; None if the dataset says none.
-
-    Asked are the dataset's method `describe(index)`, or its list `samples` (or `imgs`) of paths, or
-    of tuples that begin with one; those of the datasets, too, that a subset or a concatenation is
-    made of. What fails says nothing: this is asked while another error is raised.
-    """
+    """Return the name of a sample; None if the dataset says none."""
+    # Searched are the dataset's method `describe(index)`, or its list `samples` (or `imgs`) of
+    # paths, or of tuples that begin with one; those of the datasets, too, that a subset or a
+    # concatenation is made of. What fails returns None: this is called while another error is
+    # raised.
     try:
         return _name(dataset, index, 0)
     except Exception:

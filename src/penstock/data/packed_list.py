@@ -103,13 +103,6 @@ class PackedList(Sequence[T]):
             raise TypeError(f"the items of {self!r} are not strings.")
         return self._packed()
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the arrays held. A slice holds the blob of the list it was cut from."""
-        return self._blob.nbytes + (
-            8 * (len(self) + 1) if _overlaps(self._bounds) else self._bounds.nbytes
-        )
-
     def __len__(self) -> int:
         """Return the number of items."""
         return len(self._bounds)

@@ -26,8 +26,7 @@ from penstock.errors import ConfigError
 from penstock.opening import MAX_TREE_BYTES, read_file
 from penstock.options import backend_name
 from penstock.sampling import BatchSampler, DistributedSampler, IndexSampler
-from penstock.sampling.batches import BatchLayout, BatchOrder
-from penstock.sampling.samplers import ComputedOrder
+from penstock.sampling.samplers import BatchLayout, BatchOrder, ComputedOrder
 from penstock.torch.samplers import seeded_sampler
 from penstock.whole_file import write_whole
 

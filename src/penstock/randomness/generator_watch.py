@@ -120,10 +120,7 @@ class GeneratorWatch:
         if event == "c_call":
             if getattr(arg, "__self__", None) is _GLOBAL_RANDOM and arg.__name__ != "getstate":
                 self._note(frame, "random")
-            elif _TORCH_NAMES.fullmatch(arg.__name__) and not any(
-                isinstance(const, tuple) and "generator" in const
-                for const in frame.f_code.co_consts
-            ):  # where calls are given their own, another thread may change the state
+            elif _TORCH_NAMES.fullmatch(arg.__name__):
                 self._before = numpy_now, _state_of_torch()
 
     def _note(self, frame: FrameType, generator: str) -> None:
@@ -134,11 +131,10 @@ class GeneratorWatch:
         code = (function := next(of_user, frame)).f_code
         if (code, generator) not in self._known:
             self._known.add((code, generator))
-            name = getattr(code, "co_qualname", code.co_name)
             place = f"{os.path.basename(code.co_filename)}:{function.f_lineno}"
             owner = innermost_transform(self._dataset, reversed(frames))
             where = "" if owner is None else f" in the transform {owner}"
-            self.found.append(f"{name} ({place}){where} uses {generator}")
+            self.found.append(f"{code.co_qualname} ({place}){where} uses {generator}")
 
 
 def _refers_to_numpy(frame: FrameType) -> bool:

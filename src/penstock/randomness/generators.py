@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import random
 import sys
@@ -16,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
 _TWISTER_WORDS: Final = 624  # of 32 bits
@@ -26,15 +29,12 @@ _TORCH: Final = _NUMPY + _TWISTER_WORDS // 2 + 1
 
 
 def seed_worker(base_seed: int, worker_id: int) -> None:
-    """Seed `random` and `numpy.random` for a worker.
-
-    `random` gets `base_seed + worker_id`. numpy's Mersenne twister gets four words that mix the
-    same two numbers, so that the two generators, which are the same algorithm, do not run in step.
-
-    Reference:
-        torch.utils.data since torch 1.9 (pytorch#56488): the words are those of numpy's
-        `SeedSequence` over (worker id, low and high half of the base seed, 0).
-    """
+    """Seed `random` and `numpy.random` for a worker."""
+    # `random` gets `base_seed + worker_id`. numpy's Mersenne twister gets four words that mix the
+    # same two numbers, so that the two generators, which are the same algorithm, do not run in
+    # step.
+    # As torch.utils.data since torch 1.9 (pytorch#56488): the words are those of numpy's
+    # `SeedSequence` over (worker id, low and high half of the base seed, 0).
     random.seed(base_seed + worker_id)
     entropy = [worker_id, base_seed & 0xFFFFFFFF, base_seed >> 32, 0]
     np.random.seed(np.random.SeedSequence(entropy).generate_state(4))
@@ -150,3 +150,86 @@ class _TorchTwister:
         self._words[0] = words[-1]
         self._words[self._FIRST : self._FIRST + _TWISTER_WORDS] = words[:-1].view(np.uint32)
         self._generator.set_state(self._state)
+
+
+@contextlib.contextmanager
+def guarded_draws(sampler: object, sequence: np.random.SeedSequence) -> Iterator[None]:
+    """Let `sampler` draw what `sequence` decides, in the block."""
+    users = _States.of(sampler)
+    try:
+        GlobalGenerators().seed(np.random.Philox(sequence))
+        for generator, _ in users.own:
+            generator.manual_seed(int(sequence.generate_state(1, np.uint64)[0]))
+        yield
+    finally:
+        users.restore()
+
+
+class _States(NamedTuple):
+    """The states of the global generators, and of those that a sampler and the one inside keep."""
+
+    globals: GlobalStates
+    own: list[tuple[Any, Any]]
+
+    @classmethod
+    def of(cls, sampler: object) -> _States:
+        parts = (sampler, getattr(sampler, "sampler", None))
+        kept: list[Any] = [getattr(part, "generator", None) for part in parts]
+        own = list(filter(_is_generator, kept))
+        return cls(GlobalStates.now(), [(g, g.get_state()) for g in own])
+
+    def restore(self) -> None:
+        self.globals.restore()
+        for generator, state in self.own:
+            generator.set_state(state)
+
+
+def _is_generator(value: object) -> bool:
+    # By its class: a proxy has attributes of any name.
+    return all(hasattr(type(value), name) for name in ("manual_seed", "get_state", "set_state"))
+
+
+class GuardedIterator:
+    """Iterates a sampler that draws what a sequence decides, step by step, whenever asked."""
+
+    def __init__(self, sampler: Any, sequence: np.random.SeedSequence) -> None:  # noqa: ANN401
+        """Begin to iterate `sampler`."""
+        self._sampler = sampler
+        with guarded_draws(sampler, sequence):
+            self._iterator = iter(sampler)
+            self._states = _States.of(sampler)
+
+    @classmethod
+    def going_on(cls, iterator: Iterator[Any]) -> GuardedIterator:
+        """Return `iterator`, drawing from here on as if the states of now were its own."""
+        self = cls.__new__(cls)
+        self._sampler, self._iterator = None, iterator
+        self._states = _States.of(None)
+        return self
+
+    def __iter__(self) -> GuardedIterator:
+        """Return itself."""
+        return self
+
+    def __next__(self) -> Any:  # noqa: ANN401 - whatever the sampler yields
+        """Return what the sampler yields next."""
+        found = self.take(1)
+        if not found:
+            raise StopIteration
+        return found[0]
+
+    def take(self, count: int) -> list[Any]:
+        """Return what the sampler yields next, up to `count` of it."""
+        users = _States.of(self._sampler)
+        self._states.restore()
+        found: list[Any] = []
+        try:
+            # No islice: it calls iter(), and what is its own iterator may begin again there.
+            while len(found) < count:
+                found.append(next(self._iterator))
+        except StopIteration:
+            pass
+        finally:
+            self._states = _States.of(self._sampler)
+            users.restore()
+        return found

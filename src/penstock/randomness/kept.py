@@ -12,7 +12,7 @@ import random
 import sys
 import types
 import warnings
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -34,22 +34,12 @@ _DATASETS: Final = frozenset(
 _SEEDED: Final = "penstock.vision.transforms.adapters"  # gives its transform the sample's generator
 
 
-class KeptGenerator(NamedTuple):
-    """A generator that a dataset keeps, and the package of its keeper's class."""
-
-    path: str  # as "Noisy.transform.rng"
-    kind: str  # as "numpy.random.Generator"
-    owner: str
-
-
-def kept_generators(dataset: object) -> list[KeptGenerator]:
-    """Return the generators in the plain attributes of a dataset, and of what it is made of.
-
-    Lists, tuples and dicts are looked into, a short way each; attributes in `__slots__` are not. No
-    property is asked and no code of the dataset runs. Samplers, the process's own generators and
-    what Penstock's classes keep for themselves are left out.
-    """
-    found: list[KeptGenerator] = []
+def kept_generators(dataset: object) -> list[tuple[str, str, str]]:
+    """Return path, kind and package of each generator that a dataset, or a part of it, keeps."""
+    # Lists, tuples and dicts are looked into, a short way each; attributes in `__slots__` are not.
+    # No property is read and no code of the dataset runs. Samplers, the process's own generators
+    # and what Penstock's classes keep for themselves are left out.
+    found: list[tuple[str, str, str]] = []
     waiting: list[tuple[object, str, int]] = [(dataset, type(dataset).__name__, 0)]
     seen: set[int] = set()
     while waiting and len(seen) < _MOST_OBJECTS:
@@ -61,7 +51,7 @@ def kept_generators(dataset: object) -> list[KeptGenerator]:
         for part, where in _parts_of(owner, path):
             if (kind := _kind_of(part)) is not None:
                 if package != "penstock":
-                    found.append(KeptGenerator(where, kind, package))
+                    found.append((where, kind, package))
             elif depth < _DEEPEST and _may_keep(part):
                 waiting.append((part, where, depth + 1))
     return found
@@ -75,7 +65,7 @@ def warn_of_kept_generators(dataset: object, seed: int) -> None:
     listed = ", ".join(f"{path} ({kind})" for path, kind, _ in found[:3])
     listed += f" and {len(found) - 3} more" if found[3:] else ""
     remedy = "Draw from penstock.sample_rng(), or make the generator in __getitem__"
-    if any(kept.owner == "albumentations" for kept in found):
+    if any(package == "albumentations" for *_, package in found):
         remedy = "Wrap the chain: penstock.vision.Albumentations(A.Compose([...]))"
     warnings.warn(
         f"seed={seed} does not reach what the dataset keeps: {listed}. Every worker process draws "

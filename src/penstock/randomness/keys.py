@@ -28,24 +28,12 @@ class Purpose(enum.IntEnum):
 
 
 def seed_sequence(seed: int, purpose: Purpose, *which: int) -> np.random.SeedSequence:
-    """Return the source of one purpose's random numbers.
-
-    Args:
-        seed: Not negative, of any size.
-        purpose: Sequences of different purposes are independent.
-        which: Epoch, or rank, or what else tells one of the purpose's sequences from the next;
-            each below 2^32.
-    """
+    """Return the source of one purpose's random numbers; `which`, each below 2^32, of several."""
     return np.random.SeedSequence(seed, spawn_key=(int(purpose), *which))
 
 
 def checked_count(name: str, value: object) -> int:
-    """Return `value` as an int.
-
-    Raises:
-        TypeError: no integer.
-        ConfigError: negative.
-    """
+    """Return an integer, 0 or more, as an int."""
     if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
         raise TypeError(f"{name} should be an integer, but got {name}={value!r}.")
     if value < 0:
@@ -54,23 +42,14 @@ def checked_count(name: str, value: object) -> int:
 
 
 def checked_flag(name: str, value: object) -> bool:
-    """Return `value`.
-
-    Raises:
-        TypeError: neither True nor False.
-    """
+    """Return a bool."""
     if not isinstance(value, bool):
         raise TypeError(f"{name} should be true or false, but got {value!r}.")
     return value
 
 
 def checked_epoch(epoch: object) -> int:
-    """Return the number of an epoch as an int.
-
-    Raises:
-        TypeError: no integer.
-        ConfigError: negative, or 2^32 and more.
-    """
+    """Return the number of an epoch, below 2^32, as an int."""
     number = checked_count("epoch", epoch)
     if number >= _MOST_EPOCHS:
         raise ConfigError(f"epoch should be below 2^32, but got epoch={number}.")

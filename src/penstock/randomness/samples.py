@@ -38,11 +38,6 @@ _COLLATE: Final = 4
 _ITERATOR_RNG: Final = 5
 _ITERATOR: Final = 6
 
-# What `single_out` changes of a batch, and puts back.
-_OF_BATCH: Final = (
-    "_position", "_stride", "_count", "_which", "_attempts", "_global_stream", "_global_position",
-)  # fmt: skip
-
 
 class _ThreadStreams(threading.local):
     streams: SampleStreams | None = None  # of the batch that this thread is making
@@ -153,11 +148,9 @@ class SampleStreams:
     """
 
     def __init__(self, seed: int, epoch: int, *, seeds_globals: bool = True) -> None:
-        """Derive the key of an epoch.
-
-        `seeds_globals` is whether to seed the global generators as well: not in a worker that is a
-        thread, as they belong to the whole process. `sample_rng` is the same either way.
-        """
+        """Derive the key of an epoch."""
+        # `seeds_globals` is whether to seed the global generators as well: not in a worker that is
+        # a thread, as they belong to the whole process. `sample_rng` is the same either way.
         self.seeds_globals = seeds_globals
         key = seed_sequence(seed, Purpose.SAMPLES, epoch).generate_state(2, np.uint64)
         self._source = np.random.Philox(key=key)
@@ -220,13 +213,11 @@ class SampleStreams:
         self._begin(_ITERATOR_RNG, _ITERATOR, 0, 0)
 
     def begin_first_sample(self, position: int) -> None:
-        """Seed everything for the first sample of a worker's shard of an iterable.
-
-        A generator function runs from its beginning to its first sample here, and may shuffle a
-        list of files on the way, which has to come out the same everywhere. So the global
-        generators are seeded alike in all workers and ranks, up to `end_prologue`; `sample_rng` is
-        the sample's own.
-        """
+        """Seed everything for the first sample of a worker's shard of an iterable."""
+        # A generator function runs from its beginning to its first sample here, and may shuffle a
+        # list of files on the way, which has to come out the same everywhere. So the global
+        # generators are seeded alike in all workers and ranks, up to `end_prologue`; `sample_rng`
+        # is the sample's own.
         self._place(_RNG, _ITERATOR, position, 0)
         self._global_position = 1
         self._seed_globals()
@@ -311,20 +302,6 @@ class SampleStreams:
             )
         return k if self._which is None else int(self._which[k])
 
-    def single_out(self, k: int) -> dict[str, Any]:
-        """Begin sample k of a batch by itself; returns what `restore_batch` takes."""
-        outer = {name: getattr(self, name) for name in _OF_BATCH}
-        number = self._number(k)
-        attempt = self._attempts.get(number, self._attempt)
-        self.begin_sample(self._position + number * self._stride, attempt)
-        return outer
-
-    def restore_batch(self, outer: dict[str, Any]) -> None:
-        """End a `single_out`; generators of the batch's other samples begin anew."""
-        vars(self).update(outer)
-        self._attempt = 0
-        self._begun.clear()
-
 
 class _Active:
     """Not `contextlib.contextmanager`, which changes the exceptions that pass; some are frozen."""
@@ -350,20 +327,23 @@ class _Active:
 
 @contextlib.contextmanager
 def one_sample(k: int) -> Iterator[None]:
-    """Seed everything for sample k of a batch that is read at once, in the block.
-
-    For a reader of batches that has to read a sample by itself after all. Within one sample, where
-    a dataset reads others to make its own of, nothing happens: they all draw from the one stream.
-    """
+    """Seed everything for sample k of a batch that is read at once, in the block."""
+    # For a reader of batches that has to read a sample by itself after all. Within one sample,
+    # where a dataset reads others to make its own of, nothing happens: they all draw from the one
+    # stream.
     streams = _here.streams
     if streams is None or not streams._count:
         yield
         return
-    outer = streams.single_out(k)
+    outer = dict(vars(streams))
+    number = streams._number(k)
+    attempt = streams._attempts.get(number, streams._attempt)
+    streams.begin_sample(streams._position + number * streams._stride, attempt)
     try:
         yield
     finally:
-        streams.restore_batch(outer)
+        vars(streams).update(outer)
+        streams._begun.clear()  # generators of the batch's other samples begin anew
 
 
 def _seed_torch() -> None:

@@ -5,26 +5,26 @@ from typing import TYPE_CHECKING
 
 from penstock.deprecation import removed_names
 from penstock.lazy import lazy_names
+from penstock.sampling.distributed import DistributedSampler
+from penstock.sampling.permutation import Permutation
+from penstock.sampling.samplers import (
+    BatchSampler,
+    IndexSampler,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 if TYPE_CHECKING:
     from penstock.sampling.balance import balance_report
     from penstock.sampling.balanced_batches import BalancedBatchSampler
     from penstock.sampling.balanced_shuffle import BalancedShuffle
-    from penstock.sampling.batches import BatchSampler
     from penstock.sampling.buckets import BucketBatchSampler
     from penstock.sampling.class_balanced import ClassBalancedSampler
-    from penstock.sampling.distributed import DistributedSampler
     from penstock.sampling.mixture import MixtureSampler
-    from penstock.sampling.permutation import Permutation
     from penstock.sampling.repeat_factor import RepeatFactorSampler
-    from penstock.sampling.samplers import (
-        IndexSampler,
-        RandomSampler,
-        Sampler,
-        SequentialSampler,
-        SubsetRandomSampler,
-        WeightedRandomSampler,
-    )
     from penstock.sampling.shards import AbsentShard, ShardSampler, assign_shards
 
 __all__ = [
@@ -55,21 +55,10 @@ _get, __dir__ = lazy_names(
         ".balance": ("balance_report",),
         ".balanced_batches": ("BalancedBatchSampler",),
         ".balanced_shuffle": ("BalancedShuffle",),
-        ".batches": ("BatchSampler",),
         ".buckets": ("BucketBatchSampler",),
         ".class_balanced": ("ClassBalancedSampler",),
-        ".distributed": ("DistributedSampler",),
         ".mixture": ("MixtureSampler",),
-        ".permutation": ("Permutation",),
         ".repeat_factor": ("RepeatFactorSampler",),
-        ".samplers": (
-            "IndexSampler",
-            "RandomSampler",
-            "Sampler",
-            "SequentialSampler",
-            "SubsetRandomSampler",
-            "WeightedRandomSampler",
-        ),
         ".shards": ("AbsentShard", "ShardSampler", "assign_shards"),
     },
 )

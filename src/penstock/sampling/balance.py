@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import array
 import copy
-import itertools
 import math
 import random
+import textwrap
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
@@ -19,14 +20,12 @@ from penstock.data.labels.known import class_names_of, labels_given_or_known
 from penstock.data.ragged import RaggedArray
 from penstock.deprecation import removed_arguments
 from penstock.errors import ConfigError
-from penstock.randomness.guarded import guarded_draws
+from penstock.plural import counted
+from penstock.randomness.generators import guarded_draws
 from penstock.randomness.keys import Purpose, seed_sequence
-from penstock.sampling.balance_text import table_of, verdict_of
-from penstock.sampling.batches import BatchSampler
 from penstock.sampling.class_items import ClassItems, class_codes
 from penstock.sampling.distributed import DistributedSampler
-from penstock.sampling.sampler_state import Resumable
-from penstock.sampling.samplers import IndexSampler
+from penstock.sampling.samplers import BatchSampler, IndexSampler, Resumable
 from penstock.summary import Summarized
 
 if TYPE_CHECKING:
@@ -34,11 +33,26 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-
-_BLOCK: Final = 1 << 20  # indices counted at a time: no array of a whole order is made for it
 _INNER: Final = ("sampler", "batch_sampler")
 _LISTS: Final = (list, tuple, range, array.array)
 _GENERATORS: Final = (random.Random, np.random.Generator, np.random.RandomState)
+
+_FIRST_ROWS, _LAST_ROWS = 15, 10  # of more classes than these, the middle is left out
+_WIDTH: Final = 88  # columns, of what is wrapped
+_EVEN: Final = 1.25  # largest to smallest: no imbalance to speak of
+_COMMON: Final = 0.5  # of all images, or of all objects
+_HARDLY: Final = 0.1  # of the way to equal classes: below it, training would not show it
+_LITTLE: Final = 0.3
+#: Up to which part of the way to equal classes (`ClassCounts.progress`) which words hold.
+_WORDS: Final = (
+    (-0.02, "gets worse"),
+    (0.02, "does not change"),
+    (_HARDLY, "hardly changes"),
+    (_LITTLE, "improves a little"),
+    (0.9, "improves"),
+    (0.999, "is nearly even now"),
+    (math.inf, "is even now"),
+)
 
 
 class ClassCounts:
@@ -67,19 +81,6 @@ class ClassCounts:
         way_after = equal - math.log(self.effective_after or 1)
         longer = max(way_before, way_after)
         self.progress = (way_before - way_after) / longer if longer > 1e-9 else 0.0
-
-    def record(self) -> dict[str, Any]:
-        """Return the sums of it as JSON has them; null where the smallest class has none."""
-        before, after = self.ratio_before, self.ratio_after
-        return {
-            "total_before": int(self.before.sum()),
-            "total_after": int(self.after.sum()),
-            "largest_to_smallest_before": before if math.isfinite(before) else None,
-            "largest_to_smallest_after": after if math.isfinite(after) else None,
-            "effective_classes_before": self.effective_before,
-            "effective_classes_after": self.effective_after,
-            "progress": self.progress,
-        }
 
 
 def _measured(counts: NDArray[Any]) -> tuple[NDArray[np.float64], float, float]:
@@ -152,39 +153,28 @@ class BalanceReport(Summarized):
     @property
     def verdict(self) -> str:
         """What changed, at what price, and what would help where it did not; in words."""
-        return verdict_of(self)
+        if not len(self.classes):
+            return "No sample has a class: there is nothing to balance."
+        return " ".join(_sentences(self))
 
     def __str__(self) -> str:
         """Return a table, the sums and the verdict, as text."""
-        return table_of(self)
-
-    def record(self) -> dict[str, Any]:
-        """Return all of it as JSON has it."""
-        columns = {
-            "class": [_plain(value) for value in self.classes.tolist()],
-            "name": self.class_names,
-            "images_before": self.images.before.tolist(),
-            "images_after": self.images.after.tolist(),
-        }
-        if self.objects is not None:
-            columns["objects_before"] = self.objects.before.tolist()
-            columns["objects_after"] = self.objects.after.tolist()
-        plain = ("sampler", "num_samples", "num_unlabelled", "epoch_size", "num_shown")
-        rest = ("num_never_shown", "most_repeats", "verdict")
-        return {
-            **{name: getattr(self, name) for name in (*plain, *rest)},
-            "images": self.images.record(),
-            "objects": None if self.objects is None else self.objects.record(),
-            "classes": [
-                dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)
-            ],
-        }
+        lines = [
+            f"{counted(len(self.classes), 'class')}, {counted(self.num_samples, 'sample')}, before "
+            f"and after {self.sampler}: an epoch of {self.epoch_size:,}",
+            "",
+            *aligned(_class_rows(self)),
+            "",
+            *aligned(_sum_rows(self)),
+            "",
+        ]
+        return "\n".join([*lines, *textwrap.wrap(self.verdict, _WIDTH)])
 
 
 @removed_arguments(epochs="sampler.set_epoch(epoch), and a report of each epoch")
 def balance_report(
     sampler: Any,  # noqa: ANN401 - any sampler, or indices
-    labels: Any = None,  # noqa: ANN401 - labels in many forms, or a dataset that knows them
+    labels: Any = None,  # noqa: ANN401 - labels in many forms, or a dataset that has them
     *,
     class_names: Sequence[str] | Mapping[Any, str] | None = None,
 ) -> BalanceReport:
@@ -196,7 +186,7 @@ def balance_report(
             shares an epoch among ranks is counted as a whole, of all ranks; torch's own
             DistributedSampler as its rank alone. Samplers that draw from global or own torch
             generators draw what the epoch decides.
-        labels: The class of each sample or the classes of each, or a dataset that knows them. None
+        labels: The class of each sample or the classes of each, or a dataset that has them. None
             takes the attribute `labels` of the sampler, or of the one that it wraps.
         class_names: Names by class number, or a dict by class; a class without one is its own
             name. None takes those that the dataset or the sampler has.
@@ -262,12 +252,11 @@ def _names(
     if not isinstance(names, Mapping):
         is_numbered = classes.dtype.kind in "biu"
         names = dict(enumerate(names)) if names is not None and is_numbered else {}
-    return tuple(str(names.get(value, _plain(value))) for value in classes.tolist())
+    return tuple(_text(names.get(value, value)) for value in classes.tolist())
 
 
-def _plain(label: Any) -> Any:  # noqa: ANN401
-    """Return a class as JSON has it."""
-    return label.decode("utf-8", "backslashreplace") if isinstance(label, bytes) else label
+def _text(name: str | bytes | int) -> str:
+    return name.decode("utf-8", "backslashreplace") if isinstance(name, bytes) else str(name)
 
 
 # How often a sampler shows each sample: counted on a copy of it, so that it stays as it was.
@@ -278,21 +267,19 @@ def _times_shown(sampler: Any, num_samples: int) -> NDArray[np.int64]:  # noqa: 
 
     Samplers of others draw with the global generators seeded by the epoch, and those are put back.
     """
-    twin = sampler if _is_indices(sampler) else _copied(sampler, {})
+    twin = sampler if _is_indices(sampler) else _copied(sampler)
     # The innermost sampler that has an epoch is the one that draws.
     epochs = [getattr(part, "epoch", None) for part in _parts_of(twin)]
     epoch = next((number for number in reversed(epochs) if isinstance(number, int)), 0)
-    times = np.zeros(num_samples, np.int64)
     with guarded_draws(twin, seed_sequence(0, Purpose.ORDER, epoch)):
-        for indices in _blocks_of(twin):
-            wrong = indices[(indices < 0) | (indices >= num_samples)]
-            if wrong.size:
-                raise ConfigError(
-                    f"the sampler gave index {wrong[0]}, but there are labels of {num_samples} "
-                    "samples: it was made for another data set."
-                )
-            np.add.at(times, indices, 1)
-    return times
+        indices = _drawn(twin)
+    wrong = indices[(indices < 0) | (indices >= num_samples)]
+    if wrong.size:
+        raise ConfigError(
+            f"the sampler gave index {wrong[0]}, but there are labels of {num_samples} samples: it "
+            "was made for another data set."
+        )
+    return np.bincount(indices, minlength=num_samples)
 
 
 def _parts_of(sampler: Any) -> Iterator[Any]:  # noqa: ANN401
@@ -322,47 +309,41 @@ def _is_indices(sampler: Any) -> bool:  # noqa: ANN401
     return isinstance(sampler, _LISTS) or hasattr(sampler, "__array__")
 
 
-def _copied(sampler: Any, copies: dict[int, Any]) -> Any:  # noqa: ANN401
+def _copied(sampler: Any) -> Any:  # noqa: ANN401
     """Return a copy, also of the samplers and generators in it, but of none of the data."""
-    if id(sampler) in copies:
-        return copies[id(sampler)]
+    kept = {
+        id(value): value
+        for part in _parts_of(sampler)
+        for name, value in getattr(part, "__dict__", {}).items()
+        if name not in _INNER and not isinstance(value, (Resumable, *_GENERATORS))
+    }
     try:
-        twin = copy.copy(sampler)
+        twin = copy.deepcopy(sampler, kept)
     except TypeError:  # as of an iterator: there is no way but to use it up
         return sampler
-    copies[id(sampler)] = twin
-    for name, value in getattr(sampler, "__dict__", {}).items():
-        if isinstance(value, Resumable) or (name in _INNER and value is not None):
-            twin.__dict__[name] = _copied(value, copies)
-        elif isinstance(value, _GENERATORS):
-            twin.__dict__[name] = copy.deepcopy(value)
-    if isinstance(twin, Resumable):
-        twin.forget_state()
-    if isinstance(twin, IndexSampler) and getattr(twin, "num_replicas", 1) > 1:
-        twin.__dict__.update(rank=0, num_replicas=1)
-        if isinstance(twin, DistributedSampler):
-            twin.pad = "none"
+    for part in _parts_of(twin):
+        if isinstance(part, Resumable):
+            part.forget_state()
+        if isinstance(part, IndexSampler) and part.num_replicas > 1:
+            part.__dict__.update(rank=0, num_replicas=1)
+            if isinstance(part, DistributedSampler):
+                part.pad = "none"
     return twin
 
 
-def _blocks_of(sampler: Any) -> Iterator[NDArray[Any]]:  # noqa: ANN401
-    """Yield the indices of an epoch, many at a time."""
+def _drawn(sampler: Any) -> NDArray[np.int64]:  # noqa: ANN401
+    """Return the indices of an epoch."""
     if isinstance(sampler, IndexSampler) and is_current(type(sampler), "indices", ("__iter__",)):
-        order: Any = sampler.indices()
-        for start in range(0, len(order), _BLOCK):
-            yield order[start : start + _BLOCK]
-    elif hasattr(sampler, "__array__"):
-        yield _as_indices(sampler)
-    else:
-        drawn = sampler.index_batches() if isinstance(sampler, BatchSampler) else iter(sampler)
-        for first in drawn:  # looked at before the others
-            indices = _as_indices(first)
-            if indices.ndim == 0:
-                indices = _as_indices([first, *itertools.islice(drawn, _BLOCK - 1)])
-            yield indices
+        return sampler.indices()[:]
+    if hasattr(sampler, "__array__"):
+        return _as_indices(sampler)
+    items = list(sampler.index_batches() if isinstance(sampler, BatchSampler) else sampler)
+    if items and np.ndim(items[0]):
+        return np.concatenate(list(map(_as_indices, items)))
+    return _as_indices(items)
 
 
-def _as_indices(items: Any) -> NDArray[Any]:  # noqa: ANN401
+def _as_indices(items: Any) -> NDArray[np.int64]:  # noqa: ANN401
     found = np.asarray(items)
     if found.size and (found.ndim > 1 or found.dtype.kind not in "iu"):
         raise ConfigError(
@@ -370,3 +351,145 @@ def _as_indices(items: Any) -> NDArray[Any]:  # noqa: ANN401
             f"{type(items).__name__} of {found.dtype}, shape {found.shape}."
         )
     return found.astype(np.int64, copy=False)  # what is empty has any type
+
+
+# The report as text: a table, and a verdict in words.
+
+
+def _class_rows(report: BalanceReport) -> list[list[str]]:
+    """Return the header and a row for each class shown, the largest class first."""
+    images, objects = report.images, report.objects
+    order = np.argsort(-(objects or images).before, kind="stable").tolist()
+    rows = []
+    for n in order:
+        row = [_name(report, n), f"{images.before[n]:,}", f"{images.after[n]:,}"]
+        if objects is None:
+            row += [f"{report.repeats[n]:.2f}", *_shares(images, n)]
+        else:
+            row += [_percent(report.frequencies_before[n]), _percent(report.frequencies_after[n])]
+            row += [f"{objects.before[n]:,}", f"{objects.after[n]:,}", *_shares(objects, n)]
+        rows.append(row)
+    header = ["class", "samples", "shown", "times", "share", "-> after"]
+    if objects is not None:
+        header = ["class", "images", "shown", "of all", "-> after"]
+        header += [_labels(report), "shown", "share", "-> after"]
+    num_hidden = len(rows) - _FIRST_ROWS - _LAST_ROWS
+    if num_hidden > 1:
+        rows[_FIRST_ROWS:-_LAST_ROWS] = [[f"... {num_hidden:,} more", *[""] * (len(header) - 1)]]
+    return [header, *rows]
+
+
+def _shares(counts: ClassCounts, n: int) -> list[str]:
+    return [_percent(counts.shares_before[n]), _percent(counts.shares_after[n])]
+
+
+def _labels(report: BalanceReport) -> str:
+    """What images have any number of."""
+    return "objects" if report.has_boxes else "labels"
+
+
+def _sum_rows(report: BalanceReport) -> list[list[str]]:
+    rows = [["", "before", "after"]]
+    levels = [("", report.images)]
+    if report.objects is not None:
+        levels = [("images: ", report.images), (f"{_labels(report)}: ", report.objects)]
+    for what, counts in levels:
+        ratios = _ratio_text(counts.ratio_before), _ratio_text(counts.ratio_after)
+        rows.append([f"{what}largest to smallest class", *ratios])
+        both = counts.effective_before, counts.effective_after
+        rows.append([f"{what}effective classes", *(f"{n:,.2f}" for n in both)])
+    total = f"{report.num_samples:,}"
+    rows.append(["samples of an epoch", total, f"{report.epoch_size:,}"])
+    rows.append(["different samples", total, f"{report.num_shown:,}"])
+    rows.append(["never shown", "0", f"{report.num_never_shown:,}"])
+    rows.append(["most repeats of a sample", "1", f"{report.most_repeats:,}"])
+    return rows
+
+
+def _sentences(report: BalanceReport) -> Iterator[str]:
+    images, objects = report.images, report.objects
+    what = "samples" if objects is None else "images"
+    yield _change(images, what)
+    if objects is not None:
+        yield _change(objects, _labels(report))
+        if images.progress >= _HARDLY and objects.progress < min(_LITTLE, images.progress / 2):
+            yield from _why_hardly(report, objects)
+    if report.num_never_shown:
+        part = _percent(report.num_never_shown / report.num_samples)
+        yield f"{part} of the {what} are never shown in an epoch."
+    lost = np.flatnonzero(images.after == 0).tolist()
+    if lost:
+        names = ", ".join(_name(report, n) for n in lost[:3])
+        more = f" and {len(lost) - 3:,} more" if len(lost) > 3 else ""
+        yield f"Class{'es' if len(lost) > 1 else ''} never shown: {names}{more}."
+    rarest = int(np.argmin(images.before))
+    if report.repeats[rarest] > _EVEN:
+        yield (
+            f"The rarest class, {_name(report, rarest)}, has "
+            f"{counted(int(images.before[rarest]), what[:-1])}, shown "
+            f"{report.repeats[rarest]:,.1f} times an epoch on average."
+        )
+
+
+def _change(counts: ClassCounts, what: str) -> str:
+    """Say how far balance over one level has changed."""
+    words = next(words for most, words in _WORDS if counts.progress < most)
+    if max(counts.ratio_before, counts.ratio_after) <= _EVEN:
+        words = "was even and stays so"
+    return (
+        f"Balance over {what} {words} (largest to smallest {_ratio_text(counts.ratio_before)} -> "
+        f"{_ratio_text(counts.ratio_after)}, effective classes {counts.effective_before:,.2f} -> "
+        f"{counts.effective_after:,.2f} of {len(counts.before):,})."
+    )
+
+
+def _why_hardly(report: BalanceReport, objects: ClassCounts) -> Iterator[str]:
+    """Say why balance over objects has not followed, and what would do more."""
+    top = int(np.argmax(objects.after))
+    frequency, share = report.frequencies_after[top], objects.shares_after[top]
+    if frequency >= _COMMON or share >= _COMMON:
+        yield (
+            f"Class {_name(report, top)} is in {_percent(frequency)} of the images shown and has "
+            f"{_percent(share)} of their {_labels(report)}: it comes along, whichever images are "
+            "chosen."
+        )
+    if report.has_boxes:
+        yield (
+            "What does more: crops around objects of rare classes (penstock.vision.ObjectCrop with "
+            "class_weights), or weights of classes or a focal loss."
+        )
+    else:
+        yield "Weights of classes in the loss would do more."
+
+
+def aligned(rows: list[list[str]]) -> list[str]:
+    """Return a table, the header first, as lines."""
+    widths = [max(map(_columns, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [row[0] + " " * (widths[0] - _columns(row[0]))]
+        cells += [text.rjust(width) for text, width in zip(row[1:], widths[1:], strict=True)]
+        lines.append("  ".join(cells).rstrip())
+    rule = "-" * max(map(_columns, lines))
+    return [lines[0], rule, *lines[1:]]
+
+
+def _name(report: BalanceReport, n: int) -> str:
+    """Return the name of a class, in one line."""
+    return "".join(c if c.isprintable() else "?" for c in report.class_names[n])
+
+
+def _columns(text: str) -> int:
+    """Return the columns of a terminal that a text takes: signs of East Asia take two."""
+    return sum(
+        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1
+        for c in text
+    )
+
+
+def _percent(part: float) -> str:
+    return f"{part:.1%}" if part >= 0.01 or not part else f"{part:.3%}"
+
+
+def _ratio_text(ratio: float) -> str:
+    return f"{ratio:,.1f} : 1" if math.isfinite(ratio) else "one has none"

@@ -9,10 +9,9 @@ import numpy as np
 
 from penstock.data.labels.known import class_names_of, labels_given_or_known
 from penstock.errors import ConfigError
-from penstock.sampling.batches import BatchLayout, BatchOrder, BatchSampler
 from penstock.sampling.class_items import ClassItems, shuffled_rows
 from penstock.sampling.distributed import chosen_rank
-from penstock.sampling.samplers import check_positive
+from penstock.sampling.samplers import BatchLayout, BatchOrder, BatchSampler, check_positive
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -55,7 +54,7 @@ class BalancedBatchSampler(BatchSampler):
 
     def __init__(
         self,
-        labels: Any,  # noqa: ANN401 - labels, or a dataset that knows them
+        labels: Any,  # noqa: ANN401 - labels, or a dataset that has them
         p_classes: int,
         k_samples: int,
         num_batches: int | None = None,
@@ -68,7 +67,7 @@ class BalancedBatchSampler(BatchSampler):
         """Find the samples of each class.
 
         Args:
-            labels: One label per sample, or several of each; or a dataset that knows them. See
+            labels: One label per sample, or several of each; or a dataset that has them. See
                 `penstock.labels_of`.
             p_classes: Classes in a batch, at least 1.
             k_samples: Samples of each, at least 1.
@@ -91,7 +90,6 @@ class BalancedBatchSampler(BatchSampler):
         self.labels = labels_given_or_known(labels, type(self).__name__, column)
         self.class_names = class_names_of(labels, column)
         items = ClassItems(self.labels)
-        items.check_any()
         if p_classes > len(items.classes):
             raise ConfigError(
                 f"a batch should have p_classes={p_classes} different classes, but the labels of "

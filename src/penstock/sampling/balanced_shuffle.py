@@ -13,7 +13,6 @@ import copy
 import inspect
 import sys
 from collections import Counter, OrderedDict
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
@@ -26,7 +25,7 @@ from penstock.faults import annotate
 from penstock.optional import when_imported
 from penstock.randomness.keys import Purpose, checked_count, checked_epoch, seed_sequence
 from penstock.randomness.samples import end_prologue
-from penstock.sampling.class_balanced import check_alpha, check_beta, class_shares
+from penstock.sampling.class_balanced import check_alpha, class_shares
 from penstock.sampling.samplers import check_positive
 from penstock.worker_info import shard_unasked
 
@@ -41,11 +40,6 @@ T = TypeVar("T")
 
 # Shares are computed anew when this many more samples have come in: 1 %.
 _REFRESH: Final = 1.01
-_PLAIN: Final = (
-    "It may come again, so it is given as a copy (copy.deepcopy), and cannot be copied: let the "
-    "stream give plain data, and open, decode or move it in transform."
-)
-_KEYS: Final = ("labels", "label", "targets", "target")
 
 
 class BalancedShuffle(IterableDataset[Any]):
@@ -117,8 +111,7 @@ class BalancedShuffle(IterableDataset[Any]):
                 to choose from.
             get_label: Returns the class of a sample: anything that can be hashed; arrays and
                 tensors without dimensions count as their number. None takes the last of a tuple or
-                list, and of a dict what is called "label", "labels", "target" or "targets".
-                `operator.itemgetter("kind")` is one that pickles.
+                list. For dicts, `operator.itemgetter("label")` is one that pickles.
             alpha: As of `ClassBalancedSampler`: 0 natural, 0.5 square root, 1 all the same; or
                 "effective", which goes by how many have come so far: nearly all the same at first.
             beta: As of `ClassBalancedSampler`.
@@ -132,11 +125,10 @@ class BalancedShuffle(IterableDataset[Any]):
             raise ConfigError(
                 f"BalancedShuffle takes a stream, something with __iter__, but "
                 f"{type(dataset).__name__} has none. For a data set with an index there is "
-                "ClassBalancedSampler, which knows all labels beforehand."
+                "ClassBalancedSampler, which has all labels beforehand."
             )
         check_positive("buffer_size", buffer_size)
-        check_alpha(alpha)
-        check_beta(beta)
+        check_alpha(alpha, beta)
         self.dataset = dataset
         self.get_label = get_label
         self.buffer_size = buffer_size
@@ -265,8 +257,8 @@ class _ShufflePass:
             raise ConfigError(
                 f"Sample {self._num_asked - 1} (counted from 0) of the stream ({self._kind}) "
                 f"{error}. BalancedShuffle needs one class for each sample: pass get_label=, a "
-                "function that returns it, one number or name; where a sample has several, that of "
-                "the rarest."
+                'function that returns it, such as operator.itemgetter("label"); where a sample '
+                "has several, that of the rarest."
             ) from None
         pool = self._pool_of(name)
         self._num_read += 1
@@ -320,7 +312,12 @@ class _ShufflePass:
             try:
                 sample = copy.deepcopy(sample)
             except Exception as error:
-                annotate(error, f"{self._kind} gave sample {place} to BalancedShuffle. {_PLAIN}")
+                annotate(
+                    error,
+                    f"{self._kind} gave sample {place} to BalancedShuffle. It may come again, so "
+                    "it is given as a copy (copy.deepcopy): let the stream give plain data, and "
+                    "open, decode or move it in transform.",
+                )
                 raise
         transform = self._owner.transform
         return sample if transform is None else transform(sample)
@@ -360,15 +357,13 @@ def _register_with_torch() -> None:
 
 
 def class_of_sample(sample: Any, get_label: Callable[[Any], Any] | None = None) -> Hashable:  # noqa: ANN401
-    """Return the class of a sample, equal for equal labels.
-
-    Without `get_label` it is the last of a tuple or list; of a dict, or of one that stands last,
-    what is called "labels", "label", "targets" or "target".
-
-    Raises:
-        NotLabelsError: it has no class, or several; the message goes on a sentence about it.
-    """
-    label = _usual_label(sample) if get_label is None else get_label(sample)
+    """Return the class of a sample, equal for equal labels; the last of a tuple or list."""
+    if get_label is not None:
+        label = get_label(sample)
+    elif isinstance(sample, (tuple, list)) and len(sample) > 1:
+        label = sample[-1]
+    else:
+        raise NotLabelsError(f"is a {type(sample).__qualname__}, no pair that ends with its class")
     if getattr(label, "ndim", None) == 0 and hasattr(label, "item"):
         label = label.item()  # a tensor's hash is that of the object
     try:
@@ -383,27 +378,11 @@ def class_of_sample(sample: Any, get_label: Callable[[Any], Any] | None = None) 
     return name
 
 
-def _usual_label(sample: Any) -> Any:  # noqa: ANN401
-    is_row = isinstance(sample, (tuple, list))
-    if is_row and sample and isinstance(sample[-1], Mapping):
-        sample = sample[-1]
-    if isinstance(sample, Mapping):
-        for key in _KEYS:
-            if key in sample:
-                return sample[key]
-        keys = sorted(map(str, sample))[:8]
-        raise NotLabelsError(f"is a dict of {keys}, without {' or '.join(map(repr, _KEYS))}")
-    if not is_row or len(sample) < 2:
-        raise NotLabelsError(f"is a {type(sample).__qualname__}, neither a pair nor a dict")
-    return sample[-1]
-
-
 class _Reservoir:
-    """Samples of one class: gives those never given first, at random, then round by round.
+    """Samples of one class: gives those never given first, at random, then round by round."""
 
-    In a round every sample that was given before comes once. A fresh one that comes in is given
-    before the round goes on, and takes part from the next.
-    """
+    # In a round every sample that was given before comes once. A fresh one that comes in is given
+    # before the round goes on, and takes part from the next.
 
     def __init__(self) -> None:
         """Hold nothing."""
@@ -427,11 +406,9 @@ class _Reservoir:
                 return self._given[number]
 
     def crowd_out(self, rng: np.random.Generator) -> Entry | None:
-        """Let go of a sample; return it if it was never given, else None.
-
-        Of those given before the one goes that was first given the longest ago, so that all stay
-        equally long. Where none was given, any goes, so that all fresh ones have the same chance.
-        """
+        """Let go of a sample; return it if it was never given, else None."""
+        # Of those given before the one goes that was first given the longest ago, so that all stay
+        # equally long. Where none was given, any goes, so that all fresh ones have the same chance.
         if self._given:
             self._given.popitem(last=False)
             return None

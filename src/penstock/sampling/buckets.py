@@ -9,10 +9,16 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 
 from penstock.errors import ConfigError
-from penstock.sampling.batches import BatchLayout, BatchOrder, BatchSampler
-from penstock.sampling.class_items import grouped
 from penstock.sampling.distributed import DistributedSampler, chosen_rank
-from penstock.sampling.samplers import IndexSampler, check_bool, check_positive, digest
+from penstock.sampling.samplers import (
+    BatchLayout,
+    BatchOrder,
+    BatchSampler,
+    IndexSampler,
+    check_bool,
+    check_positive,
+    digest,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -203,11 +209,7 @@ class _WindowOrder(IndexSampler):
 
 
 class _BucketOrder(BatchOrder):
-    """The batches of one rank in a row.
-
-    Attributes:
-        sizes: Samples of all ranks in a batch of each bucket.
-    """
+    """The batches of one rank in a row; `sizes` are of all ranks, for each bucket."""
 
     is_shuffled: bool = True
     is_cut: bool = False
@@ -276,7 +278,7 @@ class _BucketOrder(BatchOrder):
         if not self.is_shuffled:
             return np.argsort(self._keys, kind="stable").astype(np.int64, copy=False)
         order = rng.permutation(len(self._keys))
-        return order[grouped(self._buckets[order], len(self.sizes))]
+        return order[np.argsort(self._buckets[order], kind="stable")]
 
     def settings(self) -> dict[str, Any]:
         return {
@@ -293,17 +295,12 @@ class _BucketOrder(BatchOrder):
 def _checked_keys(keys: ArrayLike) -> NDArray[Any]:
     """Return a copy of one finite number per sample, shape (n,)."""
     # Of a dataset, numpy would read every sample.
-    if not isinstance(keys, Sequence) and not hasattr(keys, "__array__"):
-        raise ConfigError(
-            f"keys should be one number per sample, such as its length, but got a "
-            f"{type(keys).__name__}. For a dataset give the lengths of its samples: an array, or a "
-            "list such as [len(text) for text in texts]."
-        )
-    array = np.array(keys)
+    is_given = isinstance(keys, Sequence) or hasattr(keys, "__array__")
+    array = np.array(keys if is_given else None)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iuf"):
         raise ConfigError(
-            "keys should be one number per sample, but got an array of shape "
-            f"{array.shape}, dtype {array.dtype}."
+            "keys should be one number per sample, such as [len(text) for text in texts], but got "
+            f"a {type(keys).__name__} (shape {array.shape}, dtype {array.dtype})."
         )
     if (wrong := np.flatnonzero(~np.isfinite(array))).size:
         raise ConfigError(f"keys should be finite, but keys[{wrong[0]}] is {array[wrong[0]]}.")
@@ -365,13 +362,12 @@ def _sizes(
 def _known_sizes(source: Any) -> Any:  # noqa: ANN401
     """Sizes as given, or as the dataset has them; None if it has none. No sample is read."""
     if (sizes := getattr(source, "sizes_px", None)) is not None:
-        return np.asarray(sizes)
+        return sizes
     inner, indices = getattr(source, "dataset", None), getattr(source, "indices", None)
     if inner is not None and indices is not None:
         sizes = _known_sizes(inner)
-        return None if sizes is None else sizes[np.asarray(indices, np.int64)]
-    is_given = isinstance(source, (list, tuple)) or hasattr(source, "__array__")
-    return np.asarray(source) if is_given else None
+        return None if sizes is None else np.asarray(sizes)[np.asarray(indices, np.int64)]
+    return source if isinstance(source, (list, tuple)) or hasattr(source, "__array__") else None
 
 
 def _shape_keys(source: Any) -> NDArray[np.int64]:  # noqa: ANN401
@@ -379,21 +375,20 @@ def _shape_keys(source: Any) -> NDArray[np.int64]:  # noqa: ANN401
 
     In steps, so that many are equal, and chance puts these together anew in each epoch.
     """
-    sizes = _known_sizes(source)
-    if sizes is None or sizes.ndim != 2 or sizes.shape[1] != 2 or sizes.dtype.kind not in "iu":
-        found = "" if sizes is None else f" of shape {sizes.shape}, dtype {sizes.dtype}"
+    sizes = np.asarray(_known_sizes(source))
+    if sizes.ndim != 2 or sizes.shape[1] != 2 or sizes.dtype.kind not in "iu":
         raise ConfigError(
             "by aspect ratio BucketBatchSampler takes height and width of each image, integers of "
             "shape (images, 2), or a dataset with such sizes_px, or a subset of one; got a "
-            f"{type(source).__name__}{found}. `penstock.images.headers.read_header` finds the size "
-            "of a file without decoding it."
+            f"{type(source).__name__} (shape {sizes.shape}, dtype {sizes.dtype}). "
+            "`penstock.images.headers.read_header` finds the size of a file without decoding it."
         )
     unknown = np.flatnonzero((sizes <= 0).any(axis=1))
     if unknown.size:
         raise ConfigError(
             f"heights and widths should be above 0, but those of image {unknown[0]} are "
-            f"{tuple(sizes[unknown[0]].tolist())} ({unknown.size} such of {len(sizes)}): its size "
-            "is not known. `penstock check` finds images that cannot be read."
+            f"{tuple(sizes[unknown[0]].tolist())} ({unknown.size} such of {len(sizes)}). "
+            "`penstock check` finds images that cannot be read."
         )
     heights, widths = np.log2(sizes.astype(np.float64)).T
     ratios = np.rint((heights - widths) * _RATIO_STEPS).astype(np.int64)

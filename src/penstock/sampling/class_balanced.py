@@ -13,12 +13,10 @@ from penstock.data.labels.known import class_names_of, labels_given_or_known
 from penstock.data.ragged import RaggedArray
 from penstock.deprecation import removed_arguments
 from penstock.errors import ConfigError
-from penstock.sampling.class_items import ClassItems
+from penstock.sampling.class_items import ClassItems, shuffled_rows
 from penstock.sampling.samplers import IndexSampler, check_bool, check_positive
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from numpy.typing import ArrayLike, NDArray
 
 Alpha = float | Literal["effective"]
@@ -46,6 +44,8 @@ class ClassBalancedSampler(IndexSampler):
 
     Attributes:
         labels: As they were given or found.
+        classes: The classes that occur, ascending, shape (classes,).
+        counts: Samples that have each class, int64, likewise.
         class_names: Of the dataset that was given, by class number; None if it has none.
         exact: Whether each epoch has its shares exactly.
         num_samples: Indices in an epoch.
@@ -70,6 +70,8 @@ class ClassBalancedSampler(IndexSampler):
         Class-Balanced Loss Based on Effective Number of Samples, CVPR 2019.
     """
 
+    _shows = ("classes", "alpha", "length", "seed", "epoch")
+
     @removed_arguments(ramp="set_epoch and a sampler of each alpha; a pair goes evenly")
     def __init__(
         self,
@@ -90,7 +92,7 @@ class ClassBalancedSampler(IndexSampler):
         Args:
             labels: A label for each sample, an integer or a string; or some for each: a list of
                 lists, a `RaggedArray`, an array of 0 and 1 of shape (samples, classes). Or a
-                dataset that knows them, see `penstock.labels_of`.
+                dataset that has them, see `penstock.labels_of`.
             alpha: 0 to 2, or "effective". A pair is those of the first and of the last epoch.
             num_samples: Indices in an epoch, at least 1. None means as many as there are samples;
                 without replacement, as "undersample": the longest epoch in which no class gives
@@ -119,8 +121,7 @@ class ClassBalancedSampler(IndexSampler):
                 twice and there are too few.
         """
         super().__init__(seed)
-        self._alphas = _checked_alphas(alpha, num_epochs)
-        check_beta(beta)
+        self._alphas = _checked_alphas(alpha, beta, num_epochs)
         check_bool("exact", exact)
         if not (isinstance(replacement, bool) or replacement == "auto"):
             raise ConfigError(
@@ -143,7 +144,11 @@ class ClassBalancedSampler(IndexSampler):
         self.labels = labels_given_or_known(labels, type(self).__name__, column)
         self.class_names = class_names_of(labels, column)
         self._items = ClassItems(self.labels)
-        self._items.check_any()
+        self.classes, self.counts = self._items.classes, self._items.counts
+        if not len(self.classes):
+            raise ConfigError(
+                f"there is nothing to balance: {len(self.labels)} samples with no label at all."
+            )
         self.source_length = self._items.num_samples
         self._alpha: Any = alpha if isinstance(alpha, (str, tuple)) else float(alpha)
         self._num_epochs = num_epochs
@@ -159,16 +164,6 @@ class ClassBalancedSampler(IndexSampler):
                 'again. Use replacement="auto".'
             )
         self.num_samples = self._resolved(num_samples)
-
-    @property
-    def classes(self) -> NDArray[Any]:
-        """The labels' values, ascending, shape (classes,); do not write to it."""
-        return self._items.classes
-
-    @property
-    def counts(self) -> NDArray[np.int64]:
-        """Samples that have each class, int64 of shape (classes,); do not write to it."""
-        return self._items.counts
 
     @property
     def alpha(self) -> Alpha:
@@ -187,10 +182,6 @@ class ClassBalancedSampler(IndexSampler):
         shares: NDArray[np.float64] = class_shares(self.counts, self.alpha, self._beta) * labelled
         return shares
 
-    def __len__(self) -> int:
-        """Return `num_samples`."""
-        return self.num_samples
-
     def indices(self) -> NDArray[np.int64]:
         """Return the draws of the current epoch, shape (num_samples,); a fresh array."""
         rng = self.rng()
@@ -203,7 +194,8 @@ class ClassBalancedSampler(IndexSampler):
             counts = _whole_counts(shares * self.num_samples, rng)
         else:
             counts = rng.multinomial(self.num_samples, shares)
-        sequence = np.repeat(np.arange(len(counts), dtype=self._items.code_dtype), counts)
+        codes = np.arange(len(counts), dtype=np.min_scalar_type(len(self.classes)))
+        sequence = np.repeat(codes, counts)
         rng.shuffle(sequence)
         if self._replacement is True:
             return self._items.independent(sequence, rng)
@@ -211,15 +203,8 @@ class ClassBalancedSampler(IndexSampler):
 
     def _classes_in_turn(self, in_a_row: int, rng: np.random.Generator) -> NDArray[Any]:
         num_turns = -(-self.num_samples // in_a_row)
-        num_cycles = -(-num_turns // len(self.classes))
-        classes = np.arange(len(self.classes), dtype=self._items.code_dtype)
-        cycles = rng.permuted(np.tile(classes, (num_cycles, 1)), axis=1)
+        cycles = shuffled_rows(-(-num_turns // len(self.classes)), len(self.classes), rng)
         return np.repeat(cycles.ravel()[:num_turns], in_a_row)[: self.num_samples]
-
-    def _summary(self) -> Iterator[tuple[str, object]]:
-        yield "classes", len(self.classes)
-        yield "alpha", self.alpha
-        yield from super()._summary()
 
     def settings(self) -> dict[str, Any]:
         """Return what the draws depend on, the same in all epochs; the labels by their digest."""
@@ -236,11 +221,9 @@ class ClassBalancedSampler(IndexSampler):
         return {**settings, **dynamic, "num_epochs": num_epochs}
 
     def _all_shares(self) -> NDArray[np.float64]:
-        """`shares`, and behind them that of samples without a label, if there are any.
-
-        A share of 0 must not stand there: `Generator.multinomial` gives the last one what rounding
-        leaves over.
-        """
+        """`shares`, and behind them that of samples without a label, if there are any."""
+        # A share of 0 must not stand there: `Generator.multinomial` gives the last one what
+        # rounding leaves over.
         shares, num_without = self.shares, len(self._items.unlabelled)
         if num_without:
             shares = np.append(shares, num_without / self._items.num_samples)
@@ -271,18 +254,17 @@ class ClassBalancedSampler(IndexSampler):
         if is_single and wanted > most:
             scarce = int(np.argmin(self.counts / self.shares))
             raise ConfigError(
-                f"num_samples={wanted} without replacement would take "
-                f"{wanted * self.shares[scarce]:.1f} samples of class {self.classes[scarce]!s}, "
-                f"which has {self.counts[scarce]}. At most {most} are possible; replacement="
-                '"auto" gives a rare class\'s samples again when all of them have come.'
+                f"at most {most} samples are possible without replacement, but got "
+                f"num_samples={wanted}: class {self.classes[scarce]!s} has {self.counts[scarce]}. "
+                'replacement="auto" gives its samples again when all of them have come.'
             )
         return wanted
 
 
-def _checked_alphas(alpha: Any, num_epochs: object) -> tuple[float, float] | None:  # noqa: ANN401
+def _checked_alphas(alpha: Any, beta: float, num_epochs: object) -> tuple[float, float] | None:  # noqa: ANN401
     """Return those of the first and the last epoch, or None for one."""
     if not isinstance(alpha, tuple):
-        check_alpha(alpha)
+        check_alpha(alpha, beta)
         if num_epochs is not None:
             raise ConfigError(f"num_epochs is for a pair as alpha, but got alpha={alpha!r}.")
         return None
@@ -290,7 +272,7 @@ def _checked_alphas(alpha: Any, num_epochs: object) -> tuple[float, float] | Non
         raise ConfigError(f"a pair as alpha is of two numbers, but got alpha={alpha!r}.")
     check_positive("num_epochs", num_epochs)
     for end in alpha:
-        check_alpha(end)
+        check_alpha(end, beta)
     return float(alpha[0]), float(alpha[1])
 
 
@@ -308,11 +290,10 @@ def _rounded(numbers: NDArray[np.float64], how: Any) -> NDArray[np.float64]:  # 
 
 
 def _whole_counts(quotas: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.int64]:
-    """Round quotas up or down by chance, so that the sum stays and each is right in the mean.
-
-    Systematic sampling (Madow 1949): the fractions in a row, in random order, and a comb of teeth 1
-    apart laid over them, beginning anywhere. A quota is rounded up if a tooth meets its fraction.
-    """
+    """Round quotas up or down by chance, so that the sum stays and each is right in the mean."""
+    # Systematic sampling (Madow 1949): the fractions in a row, in random order, and a comb of teeth
+    # 1 apart laid over them, beginning anywhere. A quota is rounded up if a tooth meets its
+    # fraction.
     counts = _rounded(quotas, np.floor).astype(np.int64)
     fractions = np.maximum(quotas - counts, 0.0)
     fractions[_is_whole(quotas)] = 0.0
@@ -345,8 +326,10 @@ def class_shares(counts: ArrayLike, alpha: Alpha = 1.0, beta: float = 0.999) -> 
     return shares
 
 
-def check_alpha(alpha: Any) -> None:  # noqa: ANN401
-    """Raise `ConfigError` unless `alpha` is from 0 to 2, or "effective"."""
+def check_alpha(alpha: Any, beta: float = 0.0) -> None:  # noqa: ANN401
+    """Raise `ConfigError` unless `alpha` is from 0 to 2, or "effective", and 0 <= beta < 1."""
+    if not 0 <= beta < 1:
+        raise ConfigError(f"beta should be 0 or more and below 1, but got beta={beta!r}.")
     if alpha == "effective":
         return
     if isinstance(alpha, (str, bool)) or not 0 <= alpha <= _MOST_ALPHA:
@@ -355,9 +338,3 @@ def check_alpha(alpha: Any) -> None:  # noqa: ANN401
             f"all equally frequent (or to {_MOST_ALPHA}, which turns their order round), or "
             f'"effective", but got alpha={alpha!r}. The size of an epoch is num_samples.'
         )
-
-
-def check_beta(beta: float) -> None:
-    """Raise `ConfigError` unless 0 <= beta < 1."""
-    if not 0 <= beta < 1:
-        raise ConfigError(f"beta should be 0 or more and below 1, but got beta={beta!r}.")

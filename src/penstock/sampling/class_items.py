@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from penstock.data.ragged import RaggedArray
-from penstock.errors import ConfigError
 from penstock.sampling.samplers import digest
 
 if TYPE_CHECKING:
@@ -19,17 +18,15 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _BLOCK: Final = 1 << 20  # numbers shuffled at a time
-_LOW_BITS: Final = 16  # numpy sorts integers of so many bits by counting them, in O(n)
 # Integers that span no more than so many, or than there are labels, are looked up in a table.
 _LEAST_TABLE: Final = 1 << 16
 
 
 def class_codes(labels: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.unsignedinteger[Any]]]:
-    """Return the classes that occur, ascending, and the position among them of each label.
-
-    Classes are uint64 if the labels are, int64 for other integers, else as the labels are. The
-    positions are of the smallest type that holds all of them, and one more.
-    """
+    """Return the classes that occur, ascending, and the position among them of each label."""
+    # Classes are uint64 if the labels are, int64 for other integers, else as the labels are. The
+    # positions are of the smallest type that holds all of them, and one more: numpy sorts integers
+    # of 8 or 16 bits by counting them, in O(n).
     if labels.dtype.kind in "iu" and len(labels):
         is_huge = labels.dtype.kind == "u" and labels.dtype.itemsize == 8
         labels = labels.astype(np.uint64 if is_huge else np.int64, copy=False)
@@ -59,7 +56,7 @@ class ClassItems:
         """Group samples by their labels, as `penstock.labels_of` has them."""
         values = labels.values if isinstance(labels, RaggedArray) else labels
         self.classes, codes = class_codes(values)
-        items = grouped(codes, len(self.classes))
+        items = np.argsort(codes, kind="stable")
         without = items[:0]
         if isinstance(labels, RaggedArray):
             num_labels = np.diff(labels.offsets)
@@ -93,26 +90,14 @@ class ClassItems:
             return np.zeros(len(self.classes), values.dtype)
         return np.asarray(np.add.reduceat(values[labelled], self._starts[:-1]))
 
-    def check_any(self) -> None:
-        """Raise `ConfigError` where no sample has a class."""
-        if not len(self.classes):
-            raise ConfigError(
-                f"there is nothing to balance: {self.num_samples} samples with no label at all."
-            )
-
     @property
     def unlabelled(self) -> NDArray[np.unsignedinteger[Any]]:
         """Samples without any class, ascending: a view."""
         return self.items_of(len(self.classes))
 
-    @property
-    def code_dtype(self) -> np.dtype[Any]:
-        """The smallest type of integers that holds every position of a class."""
-        return np.min_scalar_type(len(self.classes))
-
     @functools.cached_property
     def digest(self) -> str:
-        """What tells these samples and classes from others: part of a loader's fingerprint."""
+        """A digest of these samples and classes: part of a loader's fingerprint."""
         return digest(self._items) + digest(self.counts)
 
     def independent(
@@ -142,7 +127,7 @@ class ClassItems:
             places = self._starts[np.repeat(alike, entries[alike])][:, None] + numbers
             by_class[_ranges(starts[alike], entries[alike])] = self._items[places]
         drawn = np.empty_like(by_class)
-        drawn[grouped(sequence, len(self.sizes))] = by_class
+        drawn[np.argsort(sequence, kind="stable")] = by_class
         return drawn
 
     def _alike(
@@ -158,26 +143,15 @@ class ClassItems:
         return (part for part in np.split(by_size, np.flatnonzero(is_cut) + 1) if len(part))
 
 
-def grouped(codes: NDArray[np.integer[Any]], num_codes: int) -> NDArray[np.int64]:
-    """Return the indices that sort codes below `num_codes`, equal ones in the order they had."""
-    if num_codes <= 1 << _LOW_BITS:
-        return np.argsort(codes.astype(np.uint16, copy=False), kind="stable")
-    first = np.argsort((codes & 0xFFFF).astype(np.uint16), kind="stable")
-    high = (codes >> _LOW_BITS)[first]
-    return first[grouped(high, -(-num_codes >> _LOW_BITS) + 1)]
-
-
 # Turn after turn of the same numbers, each in another random order: for draws without repeats.
 
 
 def _drawn_by_turns(
     size: int, entries: NDArray[np.int64], together: int, rng: np.random.Generator
 ) -> NDArray[np.integer[Any]]:
-    """Return numbers below `size` for some classes that have so many items each.
-
-    `entries` says how many entries of `together` numbers each class has; the numbers of one entry
-    differ, if there are so many. Shape (entries.sum(), together), the first class first.
-    """
+    """Return numbers below `size` for some classes that have so many items each."""
+    # `entries` says how many entries of `together` numbers each class has; the numbers of one entry
+    # differ, if there are so many. Shape (entries.sum(), together), the first class first.
     wanted = entries * together
     if len(wanted) == 1 and wanted[0] <= size:
         # Of a large class perhaps few are wanted: no need to shuffle all of them.
@@ -203,13 +177,12 @@ def shuffled_rows(
 def _keep_apart(
     rows: NDArray[Any], turn: NDArray[np.int64], together: int, rng: np.random.Generator
 ) -> None:
-    """Let no group of `together` numbers have one more often than it must.
-
-    A group may begin at the end of one row, and end at the beginning of another. There, the numbers
-    that the first row had in it give way to the next ones of their row; the rest is shuffled again.
-    So a row depends on one before it. But every so many rows a group ends with a row: all that are
-    as many rows behind such an end can be done at once. `turn` says which row of its class each is.
-    """
+    """Let no group of `together` numbers have one more often than it must."""
+    # A group may begin at the end of one row, and end at the beginning of another. There, the
+    # numbers that the first row had in it give way to the next ones of their row; the rest is
+    # shuffled again. So a row depends on one before it. But every so many rows a group ends with a
+    # row: all that are as many rows behind such an end can be done at once. `turn` says which row
+    # of its class each is.
     size = rows.shape[1]
     period = together // math.gcd(size, together)
     for behind in range(1, min(period, int(turn.max(initial=0)) + 1)):

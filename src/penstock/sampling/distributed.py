@@ -11,22 +11,19 @@ import numpy as np
 
 from penstock.distributed import Rank, current_rank
 from penstock.errors import ConfigError
-from penstock.randomness.guarded import guarded_draws
+from penstock.randomness.generators import guarded_draws
 from penstock.randomness.keys import Purpose, seed_sequence
-from penstock.sampling.batches import BatchSampler
 from penstock.sampling.samplers import (
+    BatchSampler,
     EveryNth,
     IndexSampler,
     RandomSampler,
     SequentialSampler,
     check_positive,
 )
-from penstock.summary import Summarized, kind_of
 from penstock.warn import users_level
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from penstock.sampling.samplers import Indices
 
 
@@ -47,6 +44,13 @@ def check_pad(pad: object) -> None:
     """Raise `ConfigError` unless `pad` is one of three."""
     if pad not in ("repeat", "drop", "none"):
         raise ConfigError(f"pad should be 'repeat', 'drop' or 'none', but got pad={pad!r}.")
+
+
+def share_length(length: int, rank: int, num_replicas: int, pad: str) -> int:
+    """Return how many indices of an order of `length` are a rank's."""
+    if pad == "none":
+        return max(-((rank - length) // num_replicas), 0)
+    return length // num_replicas if pad == "drop" else -(-length // num_replicas)
 
 
 class DistributedSampler(IndexSampler):
@@ -77,6 +81,8 @@ class DistributedSampler(IndexSampler):
         >>> shares[0] == list(drawn)[0::2], shares[1] == list(drawn)[1::2]
         (True, True)
     """
+
+    _shows = ("length", "rank", "num_replicas", "sampler", "seed", "epoch")
 
     def __init__(
         self,
@@ -113,17 +119,13 @@ class DistributedSampler(IndexSampler):
         self._found_alone = rank is None and num_replicas is None and chosen.world_size == 1
         self.pad = pad
         self.sampler: Any = source
-        if isinstance(source, BatchSampler):
-            raise TypeError(
-                f"DistributedSampler deals out indices, but {type(source).__name__} gives batches. "
-                "Give that one num_replicas= and rank=, if it takes them, or wrap the sampler "
-                "inside it."
-            )
         is_dataset = hasattr(source, "__getitem__")
-        if not hasattr(source, "__len__") or not (is_dataset or hasattr(source, "__iter__")):
+        is_sampler = hasattr(source, "__iter__") and not isinstance(source, BatchSampler)
+        if not hasattr(source, "__len__") or not (is_dataset or is_sampler):
             raise TypeError(
-                "DistributedSampler takes a dataset or a sampler that has a length, but got "
-                f"{type(source).__name__}."
+                "DistributedSampler takes a dataset or a sampler of indices that has a length, but "
+                f"got {type(source).__name__}. What gives batches may take num_replicas= and rank= "
+                "itself; else wrap the sampler inside it."
             )
         if is_dataset:
             is_random = len(source) and shuffle in (None, True)
@@ -141,19 +143,12 @@ class DistributedSampler(IndexSampler):
     @property
     def num_samples(self) -> int:
         """Indices of this rank in an epoch."""
-        length, ranks = len(self.sampler), self.num_replicas
-        if self.pad == "none":
-            return max(-((self.rank - length) // ranks), 0)
-        return length // ranks if self.pad == "drop" else -(-length // ranks)
+        return share_length(len(self.sampler), self.rank, self.num_replicas, self.pad)
 
     @property
     def total_size(self) -> int:
         """Indices of all ranks in an epoch."""
         return len(self.sampler) if self.pad == "none" else self.num_samples * self.num_replicas
-
-    def __len__(self) -> int:
-        """Return `num_samples`."""
-        return self.num_samples
 
     def take_seed(self, seed: int) -> None:
         """Take the seed of a loader, here and in the sampler that was given."""
@@ -198,14 +193,6 @@ class DistributedSampler(IndexSampler):
 
     def _num_items(self) -> int:
         return min(self.total_size, len(self.sampler))
-
-    def _summary(self) -> Iterator[tuple[str, object]]:
-        yield "length", len(self)
-        yield "rank", self.rank
-        yield "num_replicas", self.num_replicas
-        yield "sampler", kind_of(self.sampler)
-        if isinstance(self.sampler, Summarized):
-            yield from (item for item in self.sampler._summary() if item[0] != "length")
 
     def settings(self) -> dict[str, Any]:
         """Return what the global order depends on: not the number of ranks."""

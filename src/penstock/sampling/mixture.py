@@ -30,12 +30,11 @@ from penstock.errors import ConfigError
 from penstock.sampling.class_balanced import check_alpha, class_shares
 from penstock.sampling.permutation import LARGEST, Permutation
 from penstock.sampling.samplers import (
-    LONGEST_STORED,
     ComputedOrder,
     IndexSampler,
     as_weights,
     check_positive,
-    digest,
+    stated,
 )
 from penstock.sampling.shards import lengths_in
 
@@ -47,7 +46,6 @@ if TYPE_CHECKING:
     from penstock.sampling.class_balanced import Alpha
     from penstock.sampling.samplers import Indices
 
-_MOST_STATED: Final = 64  # sources whose numbers a state lists; of more it has a digest
 _PRECISION: Final = 10**12  # as exact as ratios of decimal fractions in float64 are
 
 
@@ -66,7 +64,7 @@ class MixtureSampler(IndexSampler):
     Attributes:
         names: Of the sources: the keys of the mapping, or "0", "1" …
         lengths: Samples of each, int64 (sources,). This and the two below: do not write.
-        shares: As asked for, summing to 1, float64 (sources,).
+        shares: As given, summing to 1, float64 (sources,).
         quotas: Indices of each in an epoch, summing to `num_samples`, int64 (sources,).
         num_samples: Indices in an epoch.
 
@@ -123,39 +121,28 @@ class MixtureSampler(IndexSampler):
             some = np.flatnonzero(lengths)
             weights[some] = class_shares(np.array(lengths)[some], alpha)
         parts = lengths if weights is None else _parts(weights, self.names)
-        for name, length, part in zip(self.names, lengths, parts, strict=True):
-            if part and not length:
-                raise ConfigError(
-                    f"source {name!r} has no samples to draw, but a weight above 0. Give it "
-                    "weight 0, or leave it out."
-                )
         self.num_samples = _epoch_length(num_samples, lengths, parts)
         quotas, total = _largest_remainder(self.num_samples, parts), sum(parts)
-        for name, quota, part in zip(self.names, quotas, parts, strict=True):
-            if part and not quota:
+        for name, length, quota, part in zip(self.names, lengths, quotas, parts, strict=True):
+            if part and not (length and quota):
                 raise ConfigError(
-                    f"source {name!r} would never be drawn: {part / total:.3g} of "
-                    f"num_samples={self.num_samples} is less than one sample. num_samples="
-                    f"{-(-total // min(filter(None, parts)))} is enough for every source; weight 0 "
-                    "leaves one out."
+                    f"source {name!r} would never be drawn: it has {length} samples, and its share "
+                    f"of num_samples={self.num_samples} is {self.num_samples * part / total:.3g}. "
+                    f"num_samples={-(-total // min(filter(None, parts)))} is enough for every "
+                    "source with samples; weight 0 leaves one out."
                 )
         self.source_length = sum(lengths)
         self.lengths = np.array(lengths, np.int64)
         self.shares = np.array([part / total for part in parts])
         self.quotas = np.array(quotas, np.int64)
 
-    def __len__(self) -> int:
-        """Return `num_samples`."""
-        return self.num_samples
-
     def indices(self) -> Indices:
         """Return the order of the current epoch; an array, unless it were a long one."""
-        order = _MixtureOrder(self)
-        return order if len(order) > LONGEST_STORED else order[:]
+        return _MixtureOrder(self).stored()
 
     def settings(self) -> dict[str, Any]:
         """Return what the orders depend on: lengths and quotas; of many their digests."""
-        lengths, quotas = _stated(self.lengths), _stated(self.quotas)
+        lengths, quotas = stated(self.lengths, 64), stated(self.quotas, 64)
         return {**super().settings(), "lengths": lengths, "quotas": quotas}
 
 
@@ -191,10 +178,6 @@ class _MixtureOrder(ComputedOrder):
         return indices
 
 
-def _stated(numbers: NDArray[np.int64]) -> list[int] | str:
-    return numbers.tolist() if len(numbers) <= _MOST_STATED else digest(numbers)
-
-
 def _parts(weights: ArrayLike | Mapping[Any, float], names: tuple[Hashable, ...]) -> list[int]:
     """Return integers of the same ratios as the weights, without any rounding."""
     if isinstance(weights, Mapping):
@@ -204,17 +187,15 @@ def _parts(weights: ArrayLike | Mapping[Any, float], names: tuple[Hashable, ...]
             )
         weights = [weights[name] for name in names]
     values = as_weights(weights)
-    if values.shape != (len(names),) or not (np.isfinite(values) & (values >= 0)).all():
+    is_right = values.shape == (len(names),) and (np.isfinite(values) & (values >= 0)).all()
+    if not (is_right and values.any()):
         raise ConfigError(
-            f"weights should be a finite number, 0 or more, for each of the {len(names)} sources "
-            f"{list(names)!r:.80}, but got {values}."
+            f"weights should be a finite number, 0 or more, for each of the "
+            f"{len(names)} sources {list(names)!r:.80}, and not all 0, but got {values}."
         )
     exact = [Fraction(value) for value in values.tolist()]
     common = max(part.denominator for part in exact)  # they are all powers of two
-    parts = [int(part * common) for part in exact]
-    if not any(parts):
-        raise ConfigError("one weight or more should be above 0, but all are 0.")
-    return parts
+    return [int(part * common) for part in exact]
 
 
 def _epoch_length(num_samples: object, lengths: Sequence[int], parts: Sequence[int]) -> int:

@@ -71,8 +71,8 @@ class Permutation:
     are unrelated. It takes less than 1 MB and 60 us to make, whatever n, and some 25 ns per index
     when taken in blocks of 2^16.
 
-    Above `TABLE_LIMIT` items not every one of the n! orders is possible, but no statistics that
-    would matter to a training run can tell.
+    Above `TABLE_LIMIT` items not every one of the n! orders is possible, but no statistic that
+    would matter to a training run shows it.
 
     Attributes:
         n: Number of items.

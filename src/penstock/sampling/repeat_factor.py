@@ -58,7 +58,7 @@ class RepeatFactorSampler(IndexSampler):
     @removed_arguments(shuffle="numpy.sort of indices()")
     def __init__(
         self,
-        labels: Any,  # noqa: ANN401 - labels in many forms, or a dataset that knows them
+        labels: Any,  # noqa: ANN401 - labels in many forms, or a dataset that has them
         threshold: float,
         seed: int | None = None,
         *,
@@ -70,7 +70,7 @@ class RepeatFactorSampler(IndexSampler):
 
         Args:
             labels: The classes of each image: a list of lists, a `RaggedArray`, a 2-D array of 0
-                and 1 (samples, classes), or one class each; or a dataset that knows them. A class
+                and 1 (samples, classes), or one class each; or a dataset that has them. A class
                 that an image has twice counts once.
             threshold: The share of images, 0 to 1, from which on a class is not repeated; 0.5 for
                 50 %. LVIS has 0.001, with 1,200 classes. Choose it by `class_frequencies`: below
@@ -102,11 +102,6 @@ class RepeatFactorSampler(IndexSampler):
         if not len(self.labels):
             raise ConfigError("RepeatFactorSampler got labels of 0 samples: there is no epoch.")
         self.source_length = len(self.labels)
-        self._set_factors()
-        self._epoch_size = round(float(self.repeat_factors.sum()))
-        self.num_samples = self._epoch_size if num_samples is None else int(num_samples)
-
-    def _set_factors(self) -> None:
         items = ClassItems(self.labels)
         self.classes: NDArray[Any] = items.classes
         self.class_frequencies: NDArray[np.float64] = items.counts / items.num_samples
@@ -118,10 +113,8 @@ class RepeatFactorSampler(IndexSampler):
         for position in np.flatnonzero(self.class_repeat_factors > 1).tolist():
             images, factor = items.items_of(position), self.class_repeat_factors[position]
             self.repeat_factors[images] = np.maximum(self.repeat_factors[images], factor)
-
-    def __len__(self) -> int:
-        """Return `num_samples`."""
-        return self.num_samples
+        self._epoch_size = round(float(self.repeat_factors.sum()))
+        self.num_samples = self._epoch_size if num_samples is None else int(num_samples)
 
     def indices(self) -> NDArray[np.int64]:
         """Return the order of the current epoch, of shape (num_samples,); a fresh array."""
@@ -155,12 +148,10 @@ class RepeatFactorSampler(IndexSampler):
 def _systematic(
     fractions: NDArray[np.float64], num_drawn: int, rng: np.random.Generator
 ) -> NDArray[np.int64]:
-    """Return `num_drawn` different positions, each drawn with about its fraction as probability.
-
-    The positions with a fraction are laid out in random order on a line, each as long as its
-    probability; those on which the points u, u + 1, u + 2 … fall are drawn. `num_drawn` is the sum
-    of the fractions, rounded.
-    """
+    """Return `num_drawn` different positions, each drawn with about its fraction as probability."""
+    # The positions with a fraction are laid out in random order on a line, each as long as its
+    # probability; those on which the points u, u + 1, u + 2 … fall are drawn. `num_drawn` is the
+    # sum of the fractions, rounded.
     candidates = np.flatnonzero(fractions)
     if not num_drawn:
         return candidates[:0]
@@ -172,11 +163,9 @@ def _systematic(
 
 
 def _with_sum(fractions: NDArray[np.float64], wanted: int) -> NDArray[np.float64]:
-    """Return the fractions, changed a little so that they sum to a whole number of them.
-
-    A sum that is too large is scaled down. For one that is too small the complements are: scaled
-    up, a fraction might get above 1, and its image would have to come twice more.
-    """
+    """Return the fractions, changed a little so that they sum to a whole number of them."""
+    # A sum that is too large is scaled down. For one that is too small the complements are: scaled
+    # up, a fraction might get above 1, and its image would have to come twice more.
     total, most = float(fractions.sum()), len(fractions)
     if wanted <= total:
         return fractions * (wanted / total)

@@ -1,27 +1,194 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Samplers of indices: each order is a pure function of (seed, epoch), as one int64 array.
+"""Samplers of indices and of batches: each order is a pure function of (seed, epoch).
 
 A long order is computed where it is asked for; Python integers are made a few thousand at a time.
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
-from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
 
-from penstock.data.dataset import length_of
-from penstock.errors import ConfigError
+from penstock.data.dataset import is_current, length_of
+from penstock.errors import ConfigError, StateError
 from penstock.randomness.keys import Purpose, checked_count, checked_epoch, seed_sequence
 from penstock.sampling.permutation import Permutation
-from penstock.sampling.sampler_state import Resumable, SamplerPosition
 from penstock.summary import Summarized
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence, Sized
+    from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 
     from numpy.typing import ArrayLike, NDArray
+
+_FORMAT: Final = 1
+
+
+@dataclass(slots=True)
+class SamplerPosition:
+    """Position of one iterator of a sampler."""
+
+    epoch: int | None  # of its order; None if the sampler has none
+    given: int = 0  # items of it
+    # Of the sampler when it was first asked for them: a digest of many samples takes a while, and
+    # some loaders ask for a state with every batch.
+    settings: dict[str, Any] | None = None
+    is_begun: bool = False  # whether an item was asked for
+
+    def begin(self, epoch: int | None) -> None:
+        """Note that the first item is asked for, in an epoch that may be another by now."""
+        if epoch != self.epoch:
+            self.epoch, self.given = epoch, 0
+        self.is_begun = True
+
+
+class Resumable:
+    """What gives the items of an epoch by number, and can begin with any of them.
+
+    Subclasses iterate from `_next_place()` and count there what they give.
+    """
+
+    _place: SamplerPosition | None = None  # of the iterator made last, or loaded
+
+    def _num_shares(self) -> int:
+        """Items given by all ranks together for one of this rank, as positions count them."""
+        return 1
+
+    def settings(self) -> dict[str, Any]:
+        """Return what the items depend on, as JSON has it."""
+        raise NotImplementedError(f"{type(self).__name__} must define settings().")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return how far the iterator made last has come, as JSON has it; below 1 KB.
+
+        "position" in it counts what was given: indices of all ranks together, or batches. A
+        Penstock loader has a state of its own, of what the loop was given.
+
+        Example:
+            >>> from penstock.sampling import RandomSampler
+            >>> sampler = RandomSampler(range(5), seed=7)
+            >>> indices = iter(sampler)
+            >>> first = next(indices), next(indices)
+            >>> again = RandomSampler(range(5), seed=7)
+            >>> again.load_state_dict(sampler.state_dict())
+            >>> list(again) == list(indices), len(list(again))
+            (True, 5)
+        """
+        if (counter := self._counter()) is not self:
+            return counter.state_dict()
+        epoch, place = getattr(self, "epoch", None), self._place
+        if place is None or place.epoch != epoch:
+            place = SamplerPosition(epoch)
+        if place.settings is None:
+            place.settings = self.settings()
+        return {
+            "format": _FORMAT,
+            "epoch": epoch,
+            "position": place.given * self._num_shares(),
+            "fingerprint": copy.deepcopy(place.settings),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next `iter()` begin where `state` was saved, in its epoch; later ones do not.
+
+        The state of any rank will do, and of another number of ranks; but with `pad="none"`, where
+        a rank may be at its end before others are, that of each rank by itself. Choosing another
+        epoch drops it.
+
+        Raises:
+            StateError: the state is of another sampler, or one with other settings; the message
+                says what differs.
+        """
+        if (counter := self._counter()) is not self:
+            counter.load_state_dict(state)
+            return
+        epoch, position, saved = _parsed(state)
+        if found := differences(saved, self.settings()):
+            raise StateError(
+                f"this state was saved by a sampler with another order than this "
+                f"{type(self).__name__}: " + "; ".join(found) + ". Make the sampler as it was, or "
+                "begin a new epoch without the state"
+            )
+        given = self._given_of(position)
+        if epoch is not None:
+            self.set_epoch(epoch)
+        self._place = SamplerPosition(epoch, given)
+
+    def forget_state(self) -> None:
+        """Let the next `iter()` begin with the first item, whatever state was loaded."""
+        self._counter()._place = None
+
+    def _counter(self) -> Resumable:
+        """Return what counts the items that are given: this, or the sampler inside."""
+        return self
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch."""
+        raise NotImplementedError(f"{type(self).__name__} must define set_epoch().")
+
+    def _num_items(self) -> int:
+        """Items of all ranks in an epoch, without those that are given twice to make it even."""
+        return len(self)  # type: ignore[arg-type]
+
+    def _given_of(self, position: int) -> int:
+        """Return this rank's part of what all have given."""
+        if (shares := self._num_shares()) == 1:
+            return position
+        if position >= self._num_items():
+            return len(self)  # type: ignore[arg-type]
+        given, rest = divmod(position, shares)
+        if rest:
+            raise StateError(
+                f"this state was saved after {position} indices of all ranks together, which "
+                f"{shares} ranks cannot have given alike: {position} is no multiple of {shares}. "
+                f"Resume with a number of ranks that divides {position}"
+            )
+        return given
+
+    def _next_place(self) -> SamplerPosition:
+        """Return where a new iterator begins: where one was loaded that is not used yet."""
+        last, place = self._place, SamplerPosition(getattr(self, "epoch", None))
+        if last is not None and not last.is_begun and last.epoch == place.epoch:
+            place.given = last.given
+            # Some loaders make an iterator and drop it for another before the first item: the place
+            # is handed on until one is used. But of an epoch that is over, a first iterator without
+            # items is all there is to come: the next one is of a new epoch.
+            length = length_of(self)
+            place.is_begun = length is not None and 0 < place.given >= length
+        self._place = place
+        return place
+
+
+def differences(saved: Any, here: Any, name: str = "") -> list[str]:  # noqa: ANN401
+    """Return a sentence for each value that differs in two trees; of another "kind" that alone."""
+    if isinstance(saved, dict) and isinstance(here, dict):
+        found: list[str] = []
+        of_kind = saved.get("kind") != here.get("kind") and {"kind"} <= saved.keys() & here.keys()
+        for key in ["kind"] if of_kind else sorted({*saved, *here}, key=str):
+            inner = f"{name}.{key}" if name else key
+            found += differences(saved.get(key), here.get(key), inner)
+        return found
+    return [] if saved == here else [f"{name} is {saved!r} in the state and {here!r} here"]
+
+
+def _parsed(state: Any) -> tuple[int | None, int, dict[str, Any]]:  # noqa: ANN401
+    """Return the epoch, the position and the fingerprint."""
+    try:
+        if state["format"] != _FORMAT:
+            raise ValueError(f"format {state['format']!r} where {_FORMAT} is read")
+        epoch = None if state["epoch"] is None else checked_epoch(state["epoch"])
+        return epoch, checked_count("position", state["position"]), dict(state["fingerprint"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise StateError(
+            f"this is not a state of a sampler ({type(error).__name__}: {error}): "
+            f"{repr(state)[:200]}. Give the dict that the sampler's state_dict() returned; the "
+            "state of a loader goes to the loader's load_state_dict()"
+        ) from error
+
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -67,7 +234,7 @@ class IndexSampler(Resumable, Sampler[int]):
             p * num_replicas + rank there.
     """
 
-    _shows = ("length", "seed", "epoch")
+    _shows: ClassVar[tuple[str, ...]] = ("length", "seed", "epoch")
 
     seed: int
     epoch: int
@@ -75,7 +242,7 @@ class IndexSampler(Resumable, Sampler[int]):
     num_replicas: int = 1
     #: How often `set_epoch` was called: a loader sees by it that the user's loop has.
     times_notified: int = 0
-    #: Samples of the dataset that it was made for, if it knows; loaders compare it.
+    #: Samples of the dataset that it was made for, or None; loaders compare it.
     source_length: int | None = None
     _own_seed: int | None = None
     _taken_seed: int = 0  # set by itself, so that a `seed` that a subclass or a user sets shows
@@ -91,8 +258,9 @@ class IndexSampler(Resumable, Sampler[int]):
         return len(self)
 
     def __len__(self) -> int:
-        """Return the number of indices in an epoch."""
-        return len(self.indices())
+        """Return the number of indices in an epoch: `num_samples`, where it is set."""
+        number: int | None = getattr(self, "num_samples", None)
+        return len(self.indices()) if number is None else number
 
     def __init__(self, seed: int | None = None) -> None:
         """Begin at epoch 0.
@@ -113,11 +281,10 @@ class IndexSampler(Resumable, Sampler[int]):
         self.epoch = checked_epoch(epoch)
         self.times_notified += 1
 
-    def rng(self) -> np.random.Generator:
-        """Return a new generator, always the same for one seed and epoch."""
-        return np.random.Generator(
-            np.random.Philox(seed_sequence(self.seed, Purpose.ORDER, self.epoch))
-        )
+    def rng(self, *which: int) -> np.random.Generator:
+        """Return a new generator, always the same for one seed and epoch, and for `which` of it."""
+        sequence = seed_sequence(self.seed, Purpose.ORDER, self.epoch, *which)
+        return np.random.Generator(np.random.Philox(sequence))
 
     def indices(self) -> Indices:
         """Return the current epoch's order: a fresh int64 array, or what is indexed like one."""
@@ -182,8 +349,7 @@ class SequentialSampler(IndexSampler):
 
     def indices(self) -> Indices:
         """Return 0, 1, 2 …: a fresh array, or one that is not stored if it were a long one."""
-        ascending = ComputedOrder(len(self.data_source))
-        return ascending if len(ascending) > LONGEST_STORED else ascending[:]
+        return ComputedOrder(len(self.data_source)).stored()
 
     def settings(self) -> dict[str, Any]:
         """Return what the orders depend on."""
@@ -210,6 +376,10 @@ class ComputedOrder:
     def at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the indices at positions from 0 on."""
         return positions
+
+    def stored(self) -> Indices:
+        """Return an array of it, or the order itself if it is a long one."""
+        return self if len(self) > LONGEST_STORED else self[:]
 
 
 class RandomSampler(IndexSampler):
@@ -259,10 +429,6 @@ class RandomSampler(IndexSampler):
     def num_samples(self) -> int:
         """Indices in an epoch; follows the data source's length unless it was given."""
         return len(self.data_source) if self._num_samples is None else self._num_samples
-
-    def __len__(self) -> int:
-        """Return `num_samples`."""
-        return self.num_samples
 
     def indices(self) -> Indices:
         """Return the order of the current epoch, of length `num_samples`."""
@@ -378,10 +544,6 @@ class WeightedRandomSampler(IndexSampler):
         _check_weights(self.weights, num_samples, replacement=replacement)
         self.source_length = len(self.weights)
 
-    def __len__(self) -> int:
-        """Return `num_samples`."""
-        return self.num_samples
-
     def indices(self) -> NDArray[np.int64]:
         """Return the draws of the current epoch, shape (num_samples,); a fresh array."""
         return self._with_replacement() if self.replacement else self._without_replacement()
@@ -437,15 +599,15 @@ def _check_weights(weights: NDArray[np.float64], num_samples: int, *, replacemen
         raise ConfigError(
             f"weights should be a 1d sequence but given weights have shape {weights.shape}."
         )
+    needed, available = 1 if replacement else num_samples, int(np.count_nonzero(weights))
+    with np.errstate(over="ignore"):
+        total = weights.sum()
     wrong = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
     if wrong.size:
         raise ConfigError(
             f"weights should be finite and 0 or more, but weights[{wrong[0]}] is "
             f"{weights[wrong[0]]} ({wrong.size} such of {len(weights)})."
         )
-    needed, available = 1 if replacement else num_samples, int(np.count_nonzero(weights))
-    with np.errstate(over="ignore"):
-        total = weights.sum()
     if available < needed or not np.isfinite(total):
         raise ConfigError(
             f"{needed} or more weights should be above 0 with a finite sum, but {available} of "
@@ -454,5 +616,196 @@ def _check_weights(weights: NDArray[np.float64], num_samples: int, *, replacemen
 
 
 def digest(array: NDArray[Any]) -> str:
-    """Return what tells an array's values from others: 64 bits as text."""
+    """Return a digest of an array's values: 64 bits as text."""
     return hashlib.blake2b(np.ascontiguousarray(array).data, digest_size=8).hexdigest()
+
+
+def stated(numbers: NDArray[np.int64], most: int) -> list[int] | str:
+    """Return numbers for a state, which stays below 1 KB: a digest of more than `most`."""
+    return numbers.tolist() if len(numbers) <= most else digest(numbers)
+
+
+# Indices computed at a time where an order is not stored: 128 KiB, and numpy's cost per call is
+# gone.
+_BLOCK: Final = 1 << 14
+
+
+class BatchLayout(NamedTuple):
+    """How an epoch's batches lie in the order of one rank, and in that of all ranks together.
+
+    The second decides the random numbers of each sample: index j of batch k has place
+    `first + k * per_batch + j * stride`, whichever rank it is on.
+
+    Attributes:
+        first: Place of the first index of this rank's first batch.
+        per_batch: Places from the first index of a batch to that of the next.
+        stride: Places from an index of a batch to the next one.
+        offsets: Batch k of this rank is `order[offsets[k] : offsets[k + 1]]`, int64 of shape
+            (batches + 1,). None: batches are of `batch_size` indices.
+    """
+
+    first: int
+    per_batch: int
+    stride: int
+    offsets: NDArray[np.int64] | None = None
+
+
+class BatchOrder(IndexSampler):
+    """The order of a batch sampler that deals batches out itself: those of one rank in a row."""
+
+    @property
+    def total_size(self) -> int:
+        """Indices of all ranks in an epoch, those included that come twice to make it even."""
+        return len(self) * self.num_replicas
+
+
+class BatchSampler(Resumable, Sampler[list[int]]):
+    """Batches of another sampler's indices.
+
+    Example:
+        >>> from penstock.sampling import SequentialSampler
+        >>> batches = BatchSampler(SequentialSampler(range(5)), batch_size=2, drop_last=False)
+        >>> list(batches), len(batches)
+        ([[0, 1], [2, 3], [4]], 3)
+        >>> list(batches.index_batches())
+        [array([0, 1]), array([2, 3]), array([4])]
+    """
+
+    _shows: ClassVar[tuple[str, ...]] = ("length", "batch_size", "drop_last", "sampler")
+
+    #: Whether every batch, but perhaps the last, is of `batch_size` indices.
+    is_even: bool = True
+
+    def __init__(self, sampler: Iterable[Any], batch_size: int, drop_last: bool) -> None:
+        """Set the size of the batches.
+
+        Args:
+            sampler: Any iterable of indices; of other keys too, as long as only `__iter__` is used.
+            batch_size: Indices in a batch, at least 1.
+            drop_last: Whether a last, shorter batch is left out.
+        """
+        check_positive("batch_size", batch_size)
+        check_bool("drop_last", drop_last)
+        self.sampler = sampler
+        self.batch_size = batch_size
+        self.drop_last = drop_last
+
+    @property
+    def epoch(self) -> int:
+        """The sampler's epoch."""
+        epoch: int = self.sampler.epoch  # type: ignore[attr-defined]
+        return epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Pass the epoch on to the sampler, if it takes one."""
+        if callable(set_epoch := getattr(self.sampler, "set_epoch", None)):
+            set_epoch(epoch)
+
+    def __len__(self) -> int:
+        """Return the number of batches."""
+        length = len(cast("Sized", self.sampler))
+        return length // self.batch_size if self.drop_last else -(-length // self.batch_size)
+
+    def layout(self) -> BatchLayout:
+        """Return where the batches of the current epoch lie. The sampler is an `IndexSampler`."""
+        order = cast("IndexSampler", self.sampler)
+        return BatchLayout(order.rank, self.batch_size * order.world_size, order.world_size)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Yield lists of what the sampler yields, drawn no earlier than asked for.
+
+        After `load_state_dict`, here or of an `IndexSampler` inside, only the rest of them.
+        """
+        counter = self._counter()
+        place = counter._next_place()
+        return self._from(place) if counter is self else self._cut(place)
+
+    def _counter(self) -> Resumable:
+        # The sampler counts its indices. Any other is asked for its indices once more, and those of
+        # the batches given before are passed over.
+        if self.is_even and self._has_order():
+            return cast("IndexSampler", self.sampler)
+        return self
+
+    def _cut(self, place: SamplerPosition) -> Iterator[list[int]]:
+        order = cast("IndexSampler", self.sampler)
+        place.begin(order.epoch)
+        for batch in batches_of(order.indices(), self.batch_size, self.drop_last, place.given):
+            indices = batch.tolist()
+            place.given += len(indices)  # no call follows at which Ctrl-C could hit
+            yield indices
+
+    def _from(self, place: SamplerPosition) -> Iterator[list[int]]:
+        place.begin(getattr(self, "epoch", None))
+        for batch in itertools.islice(self._drawn(), place.given, None):
+            place.given += 1
+            yield batch
+
+    def _drawn(self) -> Iterator[list[int]]:
+        if self._has_order():
+            yield from (batch.tolist() for batch in self._ordered())
+            return
+        # A generator, since islice calls iter(), where what is its own iterator may begin again.
+        indices = (index for index in self.sampler)
+        while batch := list(itertools.islice(indices, self.batch_size)):
+            if len(batch) == self.batch_size or not self.drop_last:
+                yield batch
+            if len(batch) < self.batch_size:
+                return
+
+    def _has_order(self) -> bool:
+        """Whether the sampler's order can be had without iterating."""
+        return isinstance(self.sampler, IndexSampler) and is_current(
+            type(self.sampler), "indices", ("__iter__",)
+        )
+
+    def _ordered(self) -> Iterator[NDArray[np.int64]]:
+        """All batches; the order is that of the epoch at the time of the call."""
+        order, offsets = cast("IndexSampler", self.sampler).indices(), self.layout().offsets
+        if offsets is not None:
+            return pieces_of(order, offsets)
+        return batches_of(order, self.batch_size, self.drop_last)
+
+    def index_batches(self) -> Iterator[NDArray[np.int64] | list[Any]]:
+        """Return the batches as int64 arrays if the sampler is an `IndexSampler`, else as lists.
+
+        The arrays are views of the order of the epoch at the time of the call: do not write.
+        """
+        if self._has_order() and is_current(type(self), "index_batches", ("__iter__",)):
+            return self._ordered()
+        return iter(self)
+
+    def settings(self) -> dict[str, Any]:
+        """Return what the batches depend on, as JSON has it."""
+        inner: Any = self.sampler
+        if isinstance(inner, IndexSampler):
+            ranks, settings = inner.world_size, inner.settings()
+        else:
+            ranks, settings = 1, {"kind": type(inner).__name__, "length": length_of(inner)}
+        return {
+            "sampler": settings,
+            "global_batch_size": self.batch_size * ranks,
+            "drop_last": self.drop_last,
+        }
+
+
+def batches_of(
+    order: Indices, batch_size: int, drop_last: bool, start: int = 0
+) -> Iterator[NDArray[np.int64]]:
+    """Yield the indices of each batch of an order, from position `start` on.
+
+    An array is cut into views. Any other order is computed in blocks.
+    """
+    stop = len(order) - (len(order) - start) % batch_size if drop_last else len(order)
+    is_stored = isinstance(order, np.ndarray)
+    block = max(stop, 1) if is_stored else max(_BLOCK // batch_size, 1) * batch_size
+    for begin in range(start, stop, block):
+        part = np.asarray(order[begin : min(begin + block, stop)], np.int64)
+        for offset in range(0, len(part), batch_size):
+            yield part[offset : offset + batch_size]
+
+
+def pieces_of(order: Indices, offsets: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+    """Yield `order[offsets[k] : offsets[k + 1]]` for each k."""
+    for start, stop in itertools.pairwise(offsets.tolist()):
+        yield np.asarray(order[start:stop], np.int64)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Mapping, Sequence, Sized
-from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import numpy as np
 
@@ -27,27 +27,23 @@ from penstock.data.dataset import Dataset
 from penstock.deprecation import removed_arguments
 from penstock.distributed import Rank, current_rank, rank_in_environment
 from penstock.errors import ConfigError
-from penstock.randomness.keys import Purpose, seed_sequence
-from penstock.sampling.distributed import check_pad
+from penstock.randomness.keys import checked_count
+from penstock.sampling.distributed import check_pad, share_length
 from penstock.sampling.permutation import LARGEST, Permutation
 from penstock.sampling.samplers import (
-    LONGEST_STORED,
     ComputedOrder,
     EveryNth,
     IndexSampler,
     check_positive,
     digest,
+    stated,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from numpy.typing import NDArray
 
     from penstock.data.dataset import Allocator
     from penstock.sampling.samplers import Indices
-
-_MOST_STATED: Final = 16  # shards whose lengths a state lists: it stays below 1 KB
 
 
 class AbsentShard(Dataset[Any]):
@@ -68,7 +64,7 @@ class AbsentShard(Dataset[Any]):
 
     def __init__(self, length: int) -> None:
         """Set the number of samples, 0 or more."""
-        self._length = _length_in("shard 0", length)
+        self._length = checked_count("length", length)
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -120,6 +116,8 @@ class ShardSampler(IndexSampler):
         >>> [list(sampler) for sampler in nodes]
         [[4, 5, 2, 3], [1, 0, 6, 7]]
     """
+
+    _shows = ("num_nodes", "node", "ranks_per_node", "local_rank", "length", "seed", "epoch")
 
     @removed_arguments(shuffle="an array of the indices of sampler.shards(), in their order")
     def __init__(
@@ -194,15 +192,10 @@ class ShardSampler(IndexSampler):
     @property
     def num_samples(self) -> int:
         """Indices of this rank in an epoch; the same in all epochs, but with "none" and "epoch"."""
-        ranks = self.ranks_per_node
+        length = int(self._totals.min() if self.pad == "drop" else self._totals.max())
         if self.pad == "none":
-            of_node = int(self.lengths[self._current() == self.node].sum())
-            return max(-((self.local_rank - of_node) // ranks), 0)
-        return int(self._totals.min() // ranks if self.pad == "drop" else self._most())
-
-    def _most(self) -> int:
-        """Indices of the rank that has most samples."""
-        return -(-int(self._totals.max()) // self.ranks_per_node)
+            length = int(self.lengths[self._current() == self.node].sum())
+        return share_length(length, self.local_rank, self.ranks_per_node, self.pad)
 
     @property
     def total_size(self) -> int:
@@ -210,10 +203,6 @@ class ShardSampler(IndexSampler):
         return (
             int(self.lengths.sum()) if self.pad == "none" else self.num_samples * self.num_replicas
         )
-
-    def __len__(self) -> int:
-        """Return `num_samples`."""
-        return self.num_samples
 
     def shards(self, node: int | None = None) -> NDArray[np.int64]:
         """Return the shards that a node reads in the current epoch, in the order it reads them.
@@ -223,7 +212,7 @@ class ShardSampler(IndexSampler):
         node = self.node if node is None else node
         if not 0 <= node < self.num_nodes:
             raise ConfigError(f"node should be 0 to {self.num_nodes - 1}, but got node={node}.")
-        return self._turns(np.flatnonzero(self._current() == node), node)
+        return self.rng(node).permutation(np.flatnonzero(self._current() == node))
 
     def _current(self) -> NDArray[np.int32]:
         """The node of each shard in the current epoch."""
@@ -238,24 +227,19 @@ class ShardSampler(IndexSampler):
         node_of[shards] = rng.permutation(self.num_nodes)[self._node_of[places]]
         return node_of
 
-    def _turns(self, shards: NDArray[np.int64], node: int) -> NDArray[np.int64]:
-        sequence = seed_sequence(self.seed, Purpose.ORDER, self.epoch, node)
-        return np.random.Generator(np.random.Philox(sequence)).permutation(shards)
-
     def indices(self) -> Indices:
         """Return this rank's share of the current epoch; an array, unless it were a long one."""
         if self.num_replicas != self.num_nodes * self.ranks_per_node:
             return self._of_nodes(range(self.num_nodes))  # a copy's, for `balance_report`
         order = self._of_nodes([self.node])
-        share = EveryNth(order, self.local_rank, self.ranks_per_node, self.num_samples)
-        return share if len(share) > LONGEST_STORED else share[:]
+        return EveryNth(order, self.local_rank, self.ranks_per_node, self.num_samples).stored()
 
     def _of_nodes(self, nodes: Sequence[int]) -> _ShardOrder:
         node_of = self._current()
         groups: list[NDArray[np.int64]] = []
         keys = []
         for node in nodes:
-            shards = self._turns(np.flatnonzero(node_of == node), node)
+            shards = self.rng(node).permutation(np.flatnonzero(node_of == node))
             # Of at most `open_shards`, none much smaller than the others.
             number = -(-len(shards) // self.open_shards)
             bounds = np.arange(1, number) * len(shards) // max(number, 1)
@@ -265,21 +249,15 @@ class ShardSampler(IndexSampler):
 
     def _num_items(self) -> int:
         # As places of the global order: of uneven ranks, those of the longest one.
-        return (self._most() if self.pad == "none" else self.num_samples) * self.num_replicas
-
-    def _summary(self) -> Iterator[tuple[str, object]]:
-        yield "shards", len(self.lengths)
-        yield "node", f"{self.node} of {self.num_nodes}"
-        yield "local_rank", f"{self.local_rank} of {self.ranks_per_node}"
-        yield from super()._summary()
+        most = share_length(int(self._totals.max()), 0, self.ranks_per_node, "repeat")
+        return (most if self.pad == "none" else self.num_samples) * self.num_replicas
 
     def settings(self) -> dict[str, Any]:
         """Return what the global order depends on: not the number of ranks on a node."""
-        few = len(self.lengths) <= _MOST_STATED
         return {
             "kind": "ShardSampler",
             "seed": self.seed,
-            "lengths": self.lengths.tolist() if few else digest(self.lengths),
+            "lengths": stated(self.lengths, 16),
             "num_nodes": self.num_nodes,
             "assignment": digest(self._node_of),
             "fixed": self.is_fixed,
@@ -325,24 +303,24 @@ def _chosen_place(
     num_nodes: int | None, node: int | None, ranks_per_node: int | None, local_rank: int | None
 ) -> tuple[int, int, int, int]:
     """Return the four, those that were not given as torchrun's variables say."""
-    for pair in ((num_nodes, node), (ranks_per_node, local_rank)):
-        if pair.count(None) == 1:
-            raise ConfigError(
-                "give both num_nodes and node, or neither, and so ranks_per_node and local_rank; "
-                f"but got {num_nodes=}, {node=}, {ranks_per_node=}, {local_rank=}."
-            )
+    is_placed, is_local = num_nodes is not None, ranks_per_node is not None
+    if is_placed != (node is not None) or is_local != (local_rank is not None):
+        raise ConfigError(
+            "give both num_nodes and node, or neither, and so ranks_per_node and local_rank; "
+            f"but got {num_nodes=}, {node=}, {ranks_per_node=}, {local_rank=}."
+        )
+    rank, world_size = current_rank()
     if ranks_per_node is None or local_rank is None:
         local = rank_in_environment("LOCAL_RANK", "LOCAL_WORLD_SIZE")
-        if local is None and num_nodes is None and current_rank().world_size > 1:
+        if local is None and not is_placed and world_size > 1:
             raise ConfigError(
-                f"this is one of {current_rank().world_size} ranks, but which of them share a node "
-                "is not known: LOCAL_RANK and LOCAL_WORLD_SIZE, which torchrun sets, are not set. "
-                "Give num_nodes, node, ranks_per_node and local_rank."
+                f"this is one of {world_size} ranks, but which of them share a node is not known: "
+                "LOCAL_RANK and LOCAL_WORLD_SIZE, which torchrun sets, are not set. Give "
+                "num_nodes, node, ranks_per_node and local_rank."
             )
         local_rank, ranks_per_node = local or Rank(0, 1)
     check_positive("ranks_per_node", ranks_per_node)
     if num_nodes is None or node is None:
-        rank, world_size = current_rank()
         if world_size % ranks_per_node:
             raise ConfigError(
                 f"{world_size} ranks are no whole number of nodes with {ranks_per_node} each: "
@@ -350,12 +328,11 @@ def _chosen_place(
             )
         num_nodes, node = world_size // ranks_per_node, rank // ranks_per_node
     check_positive("num_nodes", num_nodes)
-    for name, value, stop in (
-        ("node", node, num_nodes),
-        ("local_rank", local_rank, ranks_per_node),
-    ):
-        if not 0 <= value < stop:
-            raise ConfigError(f"{name} should be 0 to {stop - 1}, but got {name}={value}.")
+    if not (0 <= node < num_nodes and 0 <= local_rank < ranks_per_node):
+        raise ConfigError(
+            f"node should be 0 to {num_nodes - 1} and local_rank 0 to {ranks_per_node - 1}, but "
+            f"got {node=}, {local_rank=}."
+        )
     # Of numpy's integers there would be no JSON.
     return int(num_nodes), int(node), int(ranks_per_node), int(local_rank)
 

@@ -18,19 +18,17 @@ if TYPE_CHECKING:
 def stratified_parts(
     labels: NDArray[Any] | RaggedArray, shares: Sequence[float], seed: int
 ) -> NDArray[np.int64]:
-    """Return the part that each sample goes to, by number.
-
-    Iterative stratification: the rarest class is dealt out first, each of its samples to the part
-    that lacks most of it, and so on with the class that is the rarest of those left. A part without
-    the class comes before one that has it. So of one class per sample each part has what its share
-    says, up or down by less than the number of parts, and at least one where the class has as many
-    samples as there are parts. Samples without a class come last, and even out the sizes. The
-    shares sum to 1.
-
-    Reference:
-        Sechidis, Tsoumakas and Vlahavas, "On the Stratification of Multi-Label Data", ECML PKDD
-            2011.
-    """
+    """Return the part that each sample goes to, by number."""
+    # Iterative stratification: the rarest class is dealt out first, each of its samples to the part
+    # that lacks most of it, and so on with the class that is the rarest of those left. A part
+    # without the class comes before one that has it. So of one class per sample each part has what
+    # its share says, up or down by less than the number of parts, and at least one where the class
+    # has as many samples as there are parts. Samples without a class come last, and even out the
+    # sizes. The shares sum to 1.
+    #
+    # Reference:
+    # Sechidis, Tsoumakas and Vlahavas, "On the Stratification of Multi-Label Data", ECML PKDD
+    # 2011.
     if not isinstance(labels, RaggedArray):
         classes = np.unique(labels, return_inverse=True)[1]
         labels = RaggedArray(classes, np.arange(len(labels) + 1))

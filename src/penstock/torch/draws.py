@@ -48,11 +48,10 @@ from penstock.indices import (
     tell_seed,
     with_inner,
 )
-from penstock.randomness.generators import GlobalStates
-from penstock.randomness.guarded import GuardedIterator
+from penstock.randomness.generators import GlobalStates, GuardedIterator
 from penstock.randomness.keys import checked_count, checked_flag
 from penstock.sampling import IndexSampler
-from penstock.sampling.sampler_state import Resumable
+from penstock.sampling.samplers import Resumable
 from penstock.torch.samplers import (
     STOCK_SAMPLERS,
     OrderSeed,

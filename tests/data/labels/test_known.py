@@ -349,7 +349,7 @@ def test_labels_that_a_pandas_column_holds_are_taken():
 
 
 def test_given_labels_that_are_none_are_refused_with_what_they_are():
-    with pytest.raises(ConfigError, match=r"this list is a list of float\. If it holds samples, "):
+    with pytest.raises(ConfigError, match=r"of list: it is a list of float\. Give one label"):
         labels_given_or_known([0.5, 1.5], "RepeatFactorSampler")
 
 

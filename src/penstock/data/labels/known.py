@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import itertools
 import os
@@ -12,17 +13,18 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, get_args
 
 import numpy as np
 
-from penstock.data.labels.columns import class_column, has_columns, labels_of_column
 from penstock.data.labels.values import (
     NotLabelsError,
     Objects,
     TextRows,
     are_paths,
+    check_no_columns,
     chosen_labels,
     joined_labels,
     labels_by_objects,
     numbered,
     to_labels,
+    to_rows,
 )
 from penstock.data.names import name_samples
 from penstock.data.packed_list import PackedList
@@ -62,9 +64,9 @@ def labels_of(
     column: str | int | None = None,
     objects: Objects = "all",
 ) -> NDArray[np.int64] | RaggedArray:
-    """Return the class of every sample; no sample is read if the dataset knows the classes.
+    """Return the class of every sample; no sample is read if the dataset has the classes.
 
-    Asked are the attributes `labels`, `targets`, `_labels` and the lists `samples`, `_samples`,
+    Searched are the attributes `labels`, `targets`, `_labels` and the lists `samples`, `_samples`,
     `imgs` of (path, class); a method `get_labels()`; and a Hugging Face dataset's columns. Subsets,
     concatenations, stacks, datasets of tensors or arrays, and datasets that wrap another of the
     same length are looked through. Labels that do not fit the dataset's length are not used.
@@ -101,15 +103,9 @@ def labels_of(
     if objects not in get_args(Objects):
         raise ConfigError(f"objects is 'all', 'first' or 'rarest', not {objects!r}.")
     _check_no_stream(dataset, "labels_of")
-    length = length_or_none(dataset)
-    if length is None or not hasattr(dataset, "__getitem__"):
-        raise ConfigError(
-            "labels_of takes a dataset with __len__ and __getitem__; "
-            f"{_kind_of(dataset)} has not both."
-        )
     try:
         found = (
-            to_labels(_read(dataset, length, get_label))
+            to_labels(_read(dataset, get_label))
             if get_label is not None
             else labels_given_or_known(dataset, "labels_of", column, is_dataset=True)
         )
@@ -119,9 +115,9 @@ def labels_of(
         raise ConfigError(f"The labels of {_kind_of(dataset)} are {error}.") from None
 
 
-def _read(dataset: Any, length: int, get_label: Callable[[Any], Any]) -> list[Any]:  # noqa: ANN401
+def _read(dataset: Any, get_label: Callable[[Any], Any]) -> list[Any]:  # noqa: ANN401
     labels = []
-    for index in range(length):
+    for index in range(len(dataset)):
         try:
             labels.append(get_label(dataset[index]))
         except Exception as error:
@@ -148,43 +144,30 @@ def labels_given_or_known(
     *,
     is_dataset: bool = False,
 ) -> Labels:
-    """Return labels that were given, in a form of `to_labels`, or those that a dataset knows.
+    """Return labels that were given, in a form of `to_labels`, or those that a dataset has.
 
     The error names `who`. A list may hold labels, unless it `is_dataset`.
     """
     _check_no_stream(source, who)
     is_plain = not is_dataset and type(source) in (list, tuple, np.ndarray, range)
-    reason = ""
+    reason = f"column={column!r} is of a dataset, and labels were given"
     if not is_plain:
         try:
             return _found(source, column, 0)
         except NotLabelsError as error:
             reason = str(error)
-    try:
-        if is_dataset:
-            raise NotLabelsError("a dataset")
-        given = to_labels(source)
-    except NotLabelsError as error:
-        if is_plain or hasattr(source, "dtype"):
-            raise ConfigError(
-                f"{who} takes one label per sample (integers, bools or strings), a list of class "
-                f"numbers per sample, or a dataset; this {_kind_of(source)} is {error}. If it "
-                f"holds samples, give {who} `penstock.labels_of(dataset, {_FUNCTION})`."
-            ) from None
-        if column is not None:
-            raise ConfigError(f"{who} finds no labels in {_kind_of(source)}: {reason}.") from None
-        raise ConfigError(
-            f"{who} cannot see the labels of the samples of {_kind_of(source)}: {reason}. Give the "
-            f"dataset an attribute `labels` (one label per sample), name what holds them by "
-            "`column=`, give the samplers a list of the labels, or read every sample by a "
-            f"function: `penstock.labels_of(dataset, {_FUNCTION})`."
-        ) from None
-    if column is not None:
-        raise ConfigError(
-            f"column={column!r} is of a dataset, and {who} was given labels: give it the dataset, "
-            "or leave column out."
-        )
-    return given
+    if column is None and not is_dataset:
+        try:
+            return to_labels(source)
+        except NotLabelsError as error:
+            if is_plain or hasattr(source, "dtype"):
+                reason = f"it is {error}"
+    raise ConfigError(
+        f"{who} cannot see the labels of the samples of {_kind_of(source)}: {reason}. Give one "
+        "label per sample (integers, bools or strings), a list of class numbers per sample, or a "
+        "dataset with an attribute `labels`; name what holds them by `column=`; or read every "
+        f"sample: `penstock.labels_of(dataset, {_FUNCTION})`."
+    )
 
 
 def _check_no_stream(source: Any, who: str) -> None:  # noqa: ANN401
@@ -305,7 +288,8 @@ def _are_integers(value: Any) -> bool:  # noqa: ANN401
 
 
 def _joined(parts: Sequence[Any], column: Column, depth: int) -> Labels:
-    if len(set().union(*(_texts_of(part, column, depth) for part in parts))) > 1:
+    texts = [_names(part, column, depth) for part in parts] if column is not None else []
+    if len({*texts} - {None}) > 1:
         raise NotLabelsError(
             f"its datasets number the texts of {column!r} differently: give all the same "
             "attribute_names"
@@ -318,18 +302,6 @@ def _joined(parts: Sequence[Any], column: Column, depth: int) -> Labels:
             kind = type(part).__qualname__
             raise NotLabelsError(f"dataset {position} ({kind}) has none: {error}") from None
     return joined_labels([labels for labels in found if len(labels)])
-
-
-def _texts_of(dataset: object, column: Column, depth: int) -> set[tuple[str, ...]]:
-    """The texts that the numbers of a column stand for, in each of the datasets within that say."""
-    if dataset is None or depth > _DEEPEST:
-        return set()
-    names = _get(dataset, "attribute_names")
-    if isinstance(names, Mapping) and column in names:
-        return {tuple(names[column])}
-    parts = _get(dataset, "datasets")
-    within = parts if isinstance(parts, (list, tuple)) else [_get(dataset, "dataset")]
-    return set().union(*(_texts_of(part, column, depth + 1) for part in within))
 
 
 def _only(
@@ -401,10 +373,8 @@ def _get(dataset: Any, name: str) -> Any:  # noqa: ANN401
 
 
 def _own(dataset: Any, name: str) -> Any:  # noqa: ANN401
-    """An attribute as `_get` gives it, but none that a wrapper passes on from what it wraps.
-
-    By `__getattr__` a subset would seem to have the labels of the whole.
-    """
+    """An attribute as `_get` gives it, but none that a wrapper passes on from what it wraps."""
+    # By `__getattr__` a subset would seem to have the labels of the whole.
     value = _get(dataset, name)
     if value is None or _get(dataset, "dataset") is None:
         return value
@@ -421,10 +391,8 @@ def _is_pair(pairs: Sequence[Any]) -> bool:
 
 
 def _is_concatenation(dataset: Any, parts: Sequence[Any]) -> bool:  # noqa: ANN401
-    """Whether it says where each part ends, as torch's ConcatDataset does.
-
-    Without it the order of the samples is not known: something may deal them out in turn.
-    """
+    """Whether it says where each part ends, as torch's ConcatDataset does."""
+    # Without it the order of the samples is not known: something may deal them out in turn.
     ends, lengths = _get(dataset, "cumulative_sizes"), list(map(length_or_none, parts))
     if ends is None or None in lengths:
         return False
@@ -434,10 +402,10 @@ def _is_concatenation(dataset: Any, parts: Sequence[Any]) -> bool:  # noqa: ANN4
 def class_names_of(dataset: object, column: Column = None) -> tuple[str, ...] | None:
     """Return the name of every class, by its number; None where the dataset does not say.
 
-    Asked are `class_names`, `classes`, and the `ClassLabel` of a Hugging Face dataset's column, and
-    those of the datasets within; where the labels are texts, these. Names that leave a class of the
-    labels out are no answer. Those of a `column` are its texts in `attribute_names`; "(none)" is
-    the class of objects that lack it.
+    Searched are `class_names`, `classes`, and the `ClassLabel` of a Hugging Face dataset's column,
+    and those of the datasets within; where the labels are texts, these. Names that leave a class of
+    the labels out are no answer. Those of a `column` are its texts in `attribute_names`; "(none)"
+    is the class of objects that lack it.
     """
     labels = known_labels(dataset, column)
     if isinstance(labels, TextRows):
@@ -479,3 +447,102 @@ def _own_names(dataset: Any, column: Column) -> tuple[str, ...] | None:  # noqa:
         if isinstance(names, (list, tuple)) and names and all(isinstance(n, str) for n in names):
             return tuple(names)
     return None
+
+
+# The column of a Hugging Face `datasets.Dataset`, read from its Arrow table.
+
+_NAMES: Final = ("label", "labels", "target", "targets")
+
+
+def has_columns(dataset: object) -> bool:
+    """Return whether a dataset is an Arrow table with features, as those of Hugging Face are."""
+    return (
+        isinstance(getattr(dataset, "features", None), Mapping)
+        and hasattr(dataset, "_indices")
+        and hasattr(getattr(dataset, "data", None), "column")
+    )
+
+
+def class_column(dataset: Any, wanted: str | None = None) -> tuple[str, Any] | None:  # noqa: ANN401
+    """Return name and feature of the column of the classes; None if no column looks like it.
+
+    It is the only one whose feature is a `ClassLabel`, or a list of them; a whole column goes
+    before a field within one, as `objects.category` is. Without any it is the one called "label",
+    "labels", "target" or "targets".
+    """
+    columns = dict(_leaves("", dataset.features))
+    if wanted is not None:
+        if wanted not in columns:
+            raise NotLabelsError(f"there is no column {wanted!r}; there are {', '.join(columns)}")
+        return wanted, columns[wanted]
+    classes = [name for name, feature in columns.items() if type(feature).__name__ == "ClassLabel"]
+    classes = [name for name in classes if "." not in name] or classes
+    if len(classes) > 1:
+        raise NotLabelsError(
+            f"several columns are classes ({', '.join(classes)}): choose one, as by "
+            f"`penstock.labels_of(dataset, column={classes[0]!r})`"
+        )
+    usual = [name for name in _NAMES if name in columns]
+    name = next(iter([*classes, *usual]), None)
+    return None if name is None else (name, columns[name])
+
+
+def _leaves(name: str, feature: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401
+    while not isinstance(feature, Mapping) and hasattr(feature, "feature"):  # a list of them
+        feature = feature.feature
+    if not isinstance(feature, Mapping):
+        yield name, feature
+        return
+    for inner, of_inner in feature.items():
+        yield from _leaves(f"{name}.{inner}" if name else inner, of_inner)
+
+
+def labels_of_column(dataset: Any, wanted: str | None = None) -> Labels:  # noqa: ANN401
+    """Return what the column of the classes holds, in the order of the dataset's rows.
+
+    That order is the dataset's own, after `select`, `shuffle`, `sort` and the like. No copy is made
+    where the table is in one piece.
+    """
+    column = class_column(dataset, wanted)
+    if column is None:
+        names = list(map(str, dataset.features))
+        raise NotLabelsError(
+            f"none of its columns ({', '.join(names)}) is a ClassLabel or called `label`: choose "
+            f"one, as by `penstock.labels_of(dataset, column={next(iter(names), 'label')!r})`"
+        )
+    # A name may have a dot of its own, as after `flatten()`.
+    name, *fields = column[:1] if column[0] in dataset.features else column[0].split(".")
+    try:
+        labels = _read_column(dataset.data.column(name), fields)
+    except NotLabelsError as error:
+        raise NotLabelsError(f"column {column[0]!r} is {error}") from None
+    order = dataset._indices  # a table of one column, or None for the rows as they lie
+    return labels if order is None else chosen_labels(labels, order.column(0).to_numpy())
+
+
+def _read_column(column: Any, fields: list[str]) -> Labels:  # noqa: ANN401 - of Arrow
+    """Follow fields down through structs and one list."""
+    pc: Any = importlib.import_module("pyarrow.compute")  # the dataset is made of its tables
+    counts = None
+    while True:
+        kind = str(column.type)
+        if column.null_count:
+            raise NotLabelsError(f"without a value in {column.null_count} rows")
+        if kind.startswith("struct") and fields:
+            column, fields = pc.struct_field(column, fields[0]), fields[1:]
+        elif "list" in kind.split("<")[0] and counts is None:
+            counts = pc.list_value_length(column).to_numpy().astype(np.int64)
+            column = pc.list_flatten(column)
+        elif "<" in kind:
+            raise NotLabelsError(f"of type {kind}")
+        else:
+            break
+    values = column.to_numpy()
+    if counts is None:
+        return values if values.dtype.kind in "iu" else to_labels(values)
+    if values.dtype.kind in "fb" and len(set(counts.tolist())) == 1:  # a number for every class
+        return to_labels(values.reshape(len(counts), -1))
+    flat = to_labels(values)
+    if isinstance(flat, RaggedArray):
+        raise NotLabelsError("lists of lists")
+    return flat if len(counts) and (counts == 1).all() else check_no_columns(to_rows(flat, counts))

@@ -132,11 +132,9 @@ def to_rows(flat: NDArray[Any], counts: NDArray[np.int64]) -> RaggedArray:
 
 
 def check_no_columns(labels: RaggedArray) -> RaggedArray:
-    """Return labels as they are, unless they are rows of as many zeros and ones.
-
-    Whether these are two classes or one column per class cannot be seen, and a wrong guess would
-    go unseen.
-    """
+    """Return labels as they are, unless they are rows of as many zeros and ones."""
+    # Whether these are two classes or one column per class cannot be seen, and a wrong guess would
+    # go unseen.
     widths = set(np.diff(labels.offsets).tolist())
     is_even = len(labels) > 1 and len(widths) == 1 and max(widths) > 1
     if isinstance(labels, TextRows) or not is_even or not np.isin(labels.values, (0, 1)).all():
@@ -158,10 +156,8 @@ def numbered(values: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def are_paths(labels: Any) -> bool:  # noqa: ANN401
-    """Return whether texts, some of them spread over all, are names of files, as of masks.
-
-    Of a list, too, only those are looked at: as an array it might not fit in memory.
-    """
+    """Return whether texts, some of them spread over all, are names of files, as of masks."""
+    # Of a list, too, only those are looked at: as an array it might not fit in memory.
     texts = labels.names if isinstance(labels, TextRows) else labels
     if isinstance(texts, RaggedArray) or not isinstance(texts, (np.ndarray, list, tuple)):
         return False

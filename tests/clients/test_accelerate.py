@@ -422,7 +422,7 @@ def test_even_batches_can_be_changed_between_epochs_as_join_uneven_inputs_does(
     assert counts == {0: ([2] * 3, [2, 2, 1], [2] * 3), 1: ([2] * 3, [2, 2], [2] * 3)}
 
 
-def test_a_share_can_be_pickled_and_computes_orders_where_they_are_asked_for():
+def test_a_share_can_be_pickled():
     order = sampling.RandomSampler(range(100_000), seed=3)  # not stored, but computed
     batches = sampling.BatchSampler(order, 4, False)
     share = BatchShare(batches, order, 4, num_processes=3, process_index=1)

@@ -35,9 +35,7 @@ _FORMAT_OF_UNKNOWN: Final = "{desc}: {n_fmt} [{elapsed}{postfix}]{bar}"
 def open_progress(name: str = "") -> ProgressBar | None:
     """Return a progress bar on stderr, or None where it would not be seen.
 
-    There is none on ranks above 0; where stderr is no terminal, and this is no notebook; in a
-    terminal that cannot move its cursor (TERM is "dumb", "unknown" or not set); where the
-    environment variable CI is set, but for "0" and "false".
+    There is none on ranks above 0, nor where stderr is no terminal and this is no notebook.
 
     Args:
         name: What the loader is for, as "train"; stands before the number of the epoch.
@@ -167,8 +165,4 @@ def _is_notebook() -> bool:
 
 def _is_watched_terminal() -> bool:
     stream = sys.stderr
-    if stream is None or stream.closed or not stream.isatty():
-        return False
-    if os.environ.get("TERM", "dumb") in ("", "dumb", "unknown"):
-        return False
-    return os.environ.get("CI", "").lower() in ("", "0", "false")
+    return stream is not None and not stream.closed and stream.isatty()

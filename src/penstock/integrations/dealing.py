@@ -27,7 +27,6 @@ from penstock.opening import MAX_TREE_BYTES, read_file
 from penstock.options import backend_name
 from penstock.sampling import BatchSampler, DistributedSampler, IndexSampler
 from penstock.sampling.batches import BatchLayout, BatchOrder
-from penstock.sampling.samplers import ComputedOrder
 from penstock.torch.samplers import seeded_sampler
 from penstock.whole_file import write_whole
 
@@ -147,24 +146,11 @@ class _Share(BatchOrder):
 
     def indices(self) -> Indices:
         order = self.sampler.indices()
-        dealt = _Dealt(order, self._share, len(self))
-        return dealt[:] if isinstance(order, np.ndarray) else dealt
+        return order[self._share.positions(np.arange(len(self))) % max(len(order), 1)]
 
     def settings(self) -> dict[str, Any]:
         # Of the order alone: a state is the same on all processes, whatever their number.
         return self.sampler.settings()
-
-
-class _Dealt(ComputedOrder):
-    """A share of an order that is computed where it is asked for."""
-
-    def __init__(self, order: Indices, share: BatchShare, length: int) -> None:
-        super().__init__(length)
-        self._order = order
-        self._share = share
-
-    def at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        return self._order[self._share.positions(positions) % max(len(self._order), 1)]
 
 
 def loader_with(loader: DataLoader[T_co], **changes: Any) -> DataLoader[T_co]:  # noqa: ANN401

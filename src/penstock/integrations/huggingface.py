@@ -314,13 +314,7 @@ class _Column:
 
 def _is_text(kind: pa.DataType) -> bool:
     """Return whether a type is text or bytes."""
-    types = pa.types
-    return bool(
-        types.is_string(kind)
-        or types.is_large_string(kind)
-        or types.is_binary(kind)
-        or types.is_large_binary(kind)
-    )
+    return kind in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
 
 
 def _kind_of_rows(kind: pa.DataType) -> tuple[np.dtype[Any], tuple[int, ...]] | None:
@@ -334,10 +328,9 @@ def _kind_of_rows(kind: pa.DataType) -> tuple[np.dtype[Any], tuple[int, ...]] | 
         kind = kind.storage_type
     sizes = []
     while not _is_number(kind):
-        is_fixed = pa.types.is_fixed_size_list(kind)
-        if not (is_fixed or pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+        if not isinstance(kind, pa.ListType | pa.LargeListType | pa.FixedSizeListType):
             return None
-        sizes.append(kind.list_size if is_fixed else -1)
+        sizes.append(getattr(kind, "list_size", -1))
         kind = kind.value_type
     if shape is not None:
         if not shape or len(shape) != len(sizes):

@@ -8,7 +8,6 @@ Names are `penstock.` and what it is; units are UCUM's: `penstock.batches`, `pen
 from __future__ import annotations
 
 import functools
-import threading
 import weakref
 from typing import TYPE_CHECKING, Final
 
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = ["observe"]
 
-_lock: Final = threading.Lock()
 _loaders: Final[weakref.WeakKeyDictionary[Meter, WatchedLoaders]] = weakref.WeakKeyDictionary()
 
 
@@ -50,7 +48,7 @@ def observe(
         ConfigError: another loader of the meter has these attributes.
 
     Concurrency:
-        Any thread; readers of OpenTelemetry collect in threads of their own.
+        One thread observes loaders; readers of OpenTelemetry collect in threads of their own.
 
     Example:
         >>> from opentelemetry.sdk.metrics import MeterProvider
@@ -73,20 +71,19 @@ def observe(
     """
     if meter is None:
         meter = _default_meter()
-    with _lock:
-        loaders = _loaders.get(meter)
-        if loaders is None:
-            loaders = _loaders[meter] = WatchedLoaders()
-            # Each once for all loaders: of two with one name a meter drops the second's callback
-            # without a word, and none can be taken away again.
-            for measure in MEASURES:
-                kind = "counter" if measure.is_counter else "gauge"
-                getattr(meter, f"create_observable_{kind}")(
-                    f"penstock.{measure.name}",
-                    callbacks=[functools.partial(_observe, loaders, measure)],
-                    unit=measure.unit,
-                    description=measure.text,
-                )
+    loaders = _loaders.get(meter)
+    if loaders is None:
+        loaders = _loaders[meter] = WatchedLoaders()
+        # Each once for all loaders: of two with one name a meter drops the second's callback
+        # without a word, and none can be taken away again.
+        for measure in MEASURES:
+            kind = "counter" if measure.is_counter else "gauge"
+            getattr(meter, f"create_observable_{kind}")(
+                f"penstock.{measure.name}",
+                callbacks=[functools.partial(_observe, loaders, measure)],
+                unit=measure.unit,
+                description=measure.text,
+            )
     loaders.add(loader, dict(attributes or {}))
 
 

@@ -43,7 +43,7 @@ class StatsCollector(Collector):
     Loaders are referred to weakly. One that is gone has no metrics any more.
 
     Concurrency:
-        Any thread; `prometheus_client` scrapes in one of its own.
+        One thread adds loaders; `prometheus_client` scrapes in one of its own.
 
     Example:
         >>> from prometheus_client import CollectorRegistry, generate_latest

@@ -33,7 +33,7 @@ from torch.utils.data import BatchSampler
 from penstock import sampling
 from penstock.errors import ConfigError, StateError
 from penstock.integrations.accelerate import PreparedLoader, prepare, skip_first_batches
-from penstock.integrations.dealing import BatchShare, DealtBatches
+from penstock.integrations.dealing import BatchShare
 from penstock.torch import DataLoader
 from penstock.torch.device import prefetcher
 
@@ -407,7 +407,7 @@ def test_even_batches_can_be_changed_between_epochs_as_join_uneven_inputs_does(
         if is_seeded:
             share = BatchShare(batches, order, 2, num_processes=2, process_index=rank)
         else:
-            share = DealtBatches(BatchSamplerShard(batches, 2, rank), rank, 2)
+            share = BatchSamplerShard(batches, 2, rank)
         prepared = prepare(accelerator, made())
         prepared.loader = DataLoader(Numbered(9), batch_sampler=share, seed=SEED)
 
@@ -422,7 +422,7 @@ def test_even_batches_can_be_changed_between_epochs_as_join_uneven_inputs_does(
     assert counts == {0: ([2] * 3, [2, 2, 1], [2] * 3), 1: ([2] * 3, [2, 2], [2] * 3)}
 
 
-def test_a_share_can_be_pickled_and_computes_orders_where_they_are_asked_for():
+def test_a_share_can_be_pickled():
     order = sampling.RandomSampler(range(100_000), seed=3)  # not stored, but computed
     batches = sampling.BatchSampler(order, 4, False)
     share = BatchShare(batches, order, 4, num_processes=3, process_index=1)

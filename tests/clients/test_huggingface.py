@@ -350,6 +350,13 @@ def test_arrays_that_have_no_rows_in_them(form):
         assert shape is None or given_[0]["x"].shape == shape
 
 
+def test_a_batch_that_cannot_be_names_its_column():
+    table = datasets.Dataset(pa.table({"tokens": [[1], None]}))
+    with pytest.raises(CollateError) as caught:
+        from_huggingface(table).get_batch(np.arange(2), np.empty)
+    assert caught.value.__notes__[:1] == ["in the column 'tokens'"]
+
+
 def test_ragged_lists_of_a_dataset_as_it_is_are_torchs_error():
     table = datasets.Dataset.from_dict({"tokens": [[1, 2], [3], [4, 5]]})
     with pytest.raises(RuntimeError, match="equal size"):
@@ -406,7 +413,7 @@ def test_what_is_no_dataset_is_refused():
     table = tabular(5)
     with pytest.raises(TypeError, match=r"got DatasetDict. Choose one of \['test', 'train'\]"):
         from_huggingface(datasets.DatasetDict(train=table, test=table))
-    with pytest.raises(ConfigError, match="no column 'y'; there are"):
+    with pytest.raises(ValueError, match="'y'"):
         from_huggingface(table, ["id", "y"])
     with pytest.raises(ConfigError, match="set_transform"):
         from_huggingface(table.with_transform(lambda batch: batch))

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import pathlib
 
 import numpy as np
 import pytest
@@ -173,9 +172,7 @@ def test_a_slow_sample_with_an_odd_key_is_told_as_text():
         (np.float32(0.5), 0.5),
         (float("inf"), None),
         (np.bool_(True), True),
-        (pathlib.Path("a/b"), "a/b"),
         ((1, 2), [1, 2]),
-        (int, "int"),
         (len, "builtin_function_or_method"),
         (np.zeros(3), "ndarray"),
         ("broken \udc80", "broken ?"),
@@ -184,12 +181,6 @@ def test_a_slow_sample_with_an_odd_key_is_told_as_text():
 def test_values_become_what_json_has(value, expected):
     assert plain(value) == expected
     json.dumps(plain(value), allow_nan=False)
-
-
-def test_a_list_that_holds_itself_ends():
-    loop: list[object] = []
-    loop.append(loop)
-    json.dumps(plain(loop))
 
 
 @pytest.mark.parametrize("data", [None, [], "text", {}, {"format": "other"}])

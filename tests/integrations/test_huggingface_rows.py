@@ -12,8 +12,9 @@ from penstock.collate import default_collate
 from penstock.errors import CollateError
 
 pa = pytest.importorskip("pyarrow")
+pytest.importorskip("datasets")
 
-from penstock.integrations.huggingface_rows import column_of, rows_of  # noqa: E402
+from penstock.integrations.huggingface import _Column as Column  # noqa: E402
 
 INT = st.integers(-100, 100)
 # Type -> values of it, None now and then.
@@ -61,8 +62,7 @@ def is_like(value, expected):
 
 @given(chunked(), st.randoms(use_true_random=False))
 def test_rows_are_those_that_arrow_takes_and_a_batch_is_the_rows_collated(column, random):
-    found = column_of(column)
-    assert found.num_missing == column.null_count
+    found = Column(column)
     expected = column.to_pylist()
     values = [found.value(row) for row in range(len(expected))]
     assert all(map(is_like, values, expected))
@@ -82,27 +82,24 @@ def test_rows_are_those_that_arrow_takes_and_a_batch_is_the_rows_collated(column
 @pytest.mark.parametrize("count", [2, 300])
 def test_a_row_that_lacks_a_value_is_named(count):
     lists = pa.chunked_array([[[1] * count], [None, [2] * count]], pa.list_(pa.int64()))
-    column = column_of(lists)
+    column = Column(lists)
     assert column.take(np.array([2, 0]), np.empty)[:, 0].tolist() == [2, 1]
-    with pytest.raises(CollateError, match=r"sample 1 .* has no value \(a null\)") as caught:
-        rows_of({"tokens": column}, np.array([0, 1]), np.empty)
-    assert caught.value.__notes__[:-1] == ["in the column 'tokens'"]
-    inner = column_of(pa.chunked_array([[[0.5] * count, [None] * count]], pa.list_(pa.float32())))
+    with pytest.raises(CollateError, match=r"sample 1 .* has no value \(a null\)"):
+        column.take(np.array([0, 1]), np.empty)
+    inner = Column(pa.chunked_array([[[0.5] * count, [None] * count]], pa.list_(pa.float32())))
     assert np.isnan(inner.take(np.array([0, 1]), np.empty)).all(axis=1).tolist() == [False, True]
 
 
-def test_numbers_are_written_into_the_memory_of_the_batch():
-    columns = {"n": pa.array([1, 2]), "l": pa.array([[1.0], [2.0]])}
+@pytest.mark.parametrize("values", [[1, 2], [[1.0], [2.0]]])
+def test_numbers_are_written_into_the_memory_of_the_batch(values):
     given = []
-    batch = rows_of(
-        {name: column_of(pa.chunked_array([column])) for name, column in columns.items()},
-        np.array([1, 0]),
-        lambda shape, dtype: given.append(np.empty(shape, dtype)) or given[-1],
+    batch = Column(pa.chunked_array([values])).take(
+        np.array([1, 0]), lambda *form: given.append(np.empty(*form)) or given[-1]
     )
-    assert [id(array) for array in batch.values()] == [id(array) for array in given]
+    assert batch is given[0]
 
 
 def test_lists_of_different_lengths_name_two_rows():
-    column = column_of(pa.chunked_array([[[1, 2], [3]]]))
+    column = Column(pa.chunked_array([[[1, 2], [3]]]))
     with pytest.raises(CollateError, match=r"sample 0 .* shape \(2,\) and sample 1 .* \(1,\)"):
         column.take(np.array([0, 1]), np.empty)

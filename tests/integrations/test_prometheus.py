@@ -114,7 +114,7 @@ def test_a_loader_that_is_gone_is_told_of_no_more_and_leaves_its_labels(registry
 def test_a_second_collector_in_a_registry_is_refused(registry):
     loader = Fixed()
     StatsCollector(loader, registry=registry)
-    with pytest.raises(ConfigError, match="this registry has metrics of Penstock already"):
+    with pytest.raises(ValueError, match="Duplicated timeseries"):
         StatsCollector(loader, registry=registry)
 
 
@@ -122,7 +122,7 @@ def test_labels_of_other_names_are_refused():
     first, second = Fixed(), Fixed()
     collector = StatsCollector(first, {"loader": "train"})
     with pytest.raises(
-        ConfigError, match=r"labels \['name'\] cannot be: .* first loader, \['loader'\]"
+        ConfigError, match=r"labels \['name'\] cannot be: .* the first's, \['loader'\]"
     ):
         collector.add(second, {"name": "val"})
 

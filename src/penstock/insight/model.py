@@ -23,7 +23,6 @@ from penstock.insight.units import duration
 from penstock.plural import counted
 
 if TYPE_CHECKING:
-    from penstock.insight.budgets import Auto
     from penstock.insight.stats import Span
 
 __all__ = ["DELIVERY_S", "WORKER_BYTES", "Means", "WorkerLimits"]
@@ -73,17 +72,6 @@ class WorkerLimits:
     cpu_budget: float | None = None
     memory_bytes: int | None = None
     shares_lock: bool = False
-
-    @classmethod
-    def of(
-        cls, limits: Auto, cores: float, memory_left_bytes: int | None, *, shares_lock: bool
-    ) -> WorkerLimits:
-        """Return what the user's limits, or their defaults, come to on this machine."""
-        memory_bytes = limits.memory
-        if memory_bytes is None and memory_left_bytes is not None:
-            memory_bytes = memory_left_bytes // 2
-        budget = None if limits.cpu is None else min(limits.cpu, cores)
-        return cls(cores, budget, memory_bytes, shares_lock)
 
     @property
     def max_workers(self) -> int:

@@ -14,7 +14,6 @@ import datetime
 import functools
 import logging
 import multiprocessing
-import warnings
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 from penstock.engine.backends import traits_of
@@ -23,7 +22,7 @@ from penstock.faults import FaultPolicy
 from penstock.insight.budgets import Auto, cores_of_rank, local_ranks
 from penstock.summary import Summarized, kind_of, length_or_none
 from penstock.system_limits import memory_now
-from penstock.warn import users_level, users_place
+from penstock.warn import users_place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -73,10 +72,6 @@ class AutoWorkers(int):
     def __repr__(self) -> str:
         """Say what it means."""
         return "'auto'" if self.limits == Auto() else repr(self.limits)
-
-    def __str__(self) -> str:
-        """Say what it means."""
-        return "auto" if self.limits == Auto() else repr(self.limits)
 
     def __eq__(self, other: object) -> bool:
         """Equal to "auto", and to the number."""
@@ -252,15 +247,13 @@ class Monitor:
     def _call(self, subscriber: _Subscriber) -> None:
         try:
             subscriber.callback(self.stats())
-        except Exception as error:
+        except Exception:
             # Training is not to end because a chart cannot be drawn.
             self._drop(subscriber)
-            _log.exception("a subscriber of the loader's stats failed")
-            warnings.warn(
-                f"{subscriber.callback!r}, a subscriber of the loader's stats, raised "
-                f"{type(error).__name__}: {error}. It is not called again; training goes on.",
-                RuntimeWarning,
-                stacklevel=users_level(),
+            _log.exception(
+                "%r, a subscriber of the loader's stats, failed. It is not called again; training "
+                "goes on.",
+                subscriber.callback,
             )
 
     def subscribe(self, callback: Any, every_s: float) -> Callable[[], None]:  # noqa: ANN401
@@ -420,8 +413,8 @@ class Observed(Summarized):
     ) -> Callable[[], None]:
         """Have `callback` called with the stats from time to time, and at every epoch's end.
 
-        It is called in the main process's thread, between two batches. One that raises is warned
-        of, and not called again.
+        It is called in the main process's thread, between two batches. An error of it is logged,
+        and it is not called again.
 
         Args:
             callback: Takes `Stats`.
@@ -452,7 +445,7 @@ def settings_of(loader: object) -> dict[str, Any]:
 
 def _described(value: object) -> Any:  # noqa: ANN401 - what JSON has
     if isinstance(value, AutoWorkers):
-        return str(value)
+        return repr(value).strip("'")
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, FaultPolicy):

@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import numbers
-import os
 import typing
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
@@ -26,11 +24,9 @@ _NAMES: Final[dict[type, str]] = {
     str: "a text",
 }  # fmt: skip
 _LONGEST: Final = 2000  # characters of a text
-_DEEPEST: Final = 8
-_MOST_ITEMS: Final = 1000
 
 
-def plain(value: object, depth: int = 0) -> JSON:
+def plain(value: object) -> JSON:
     """Return a value as JSON has it: exact for numbers, texts, lists and dicts of such.
 
     Of anything else only the name of its class is kept: its text may hold an address with a
@@ -50,19 +46,13 @@ def plain(value: object, depth: int = 0) -> JSON:
     if isinstance(value, numbers.Real):
         number = float(value)
         return number if math.isfinite(number) else None
-    if isinstance(value, (str, os.PathLike)):
-        return plain_text(os.fspath(value))
-    if isinstance(value, type):
-        return value.__name__
-    if depth < _DEEPEST and isinstance(value, Mapping):
-        pairs = itertools.islice(value.items(), _MOST_ITEMS)
-        named = [(key if isinstance(key, str) else str(plain(key)), item) for key, item in pairs]
-        return {
-            plain_text(key): "***" if _is_secret(key, item) else plain(item, depth + 1)
-            for key, item in named
-        }
-    if depth < _DEEPEST and isinstance(value, (list, tuple)):
-        return [plain(item, depth + 1) for item in value[:_MOST_ITEMS]]
+    if isinstance(value, str):
+        return plain_text(value)
+    if isinstance(value, Mapping):
+        named = [(plain_text(str(key)), item) for key, item in value.items()]
+        return {key: "***" if _is_secret(key, item) else plain(item) for key, item in named}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
     return type(value).__name__
 
 

@@ -117,7 +117,9 @@ class Recording:
 
     def to_json(self) -> dict[str, JSON]:
         """Return it as dicts, lists, numbers and texts that `json.dumps` takes; a copy."""
-        return {"format": _FORMAT, "version": _VERSION, **_as_json(asdict(self))}
+        content = plain(asdict(self))
+        assert isinstance(content, dict)
+        return {"format": _FORMAT, "version": _VERSION, **content}
 
     @classmethod
     def from_json(cls, data: object) -> Self:
@@ -149,15 +151,6 @@ def _check_columns(batches: dict[str, list[int | None]]) -> None:
             f"The recording is damaged: batches lack the columns {missing}, and {wrong} are not of "
             f"{num} batches."
         )
-
-
-def _as_json(value: Any) -> Any:  # noqa: ANN401
-    """Turn tuples into lists and keys into texts; numbers that JSON has not into null."""
-    if isinstance(value, dict):
-        return {str(key): _as_json(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_as_json(item) for item in value]
-    return plain(value)
 
 
 def make_recording(

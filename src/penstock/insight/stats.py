@@ -87,11 +87,6 @@ class Span(Summarized):
         yield from ((f.name, value) for f in fields(self) if (value := getattr(self, f.name)))
 
     @property
-    def batches_per_s(self) -> float:
-        """Batches per second; 0.0 if nothing was measured."""
-        return self.batches / self.seconds if self.seconds else 0.0
-
-    @property
     def samples_per_s(self) -> float:
         """Samples per second; 0.0 if nothing was measured."""
         return self.samples / self.seconds if self.seconds else 0.0

@@ -154,14 +154,10 @@ def _stages(columns: Columns) -> Iterator[Event]:
 
 
 def _counters(columns: Columns) -> Iterator[Event]:
+    moments = columns["asked_ns"].tolist()
     for name, column in (("ready batches", "ready"), ("workers", "num_workers")):
-        before = None
-        for moment, value in zip(
-            columns["asked_ns"].tolist(), columns[column].tolist(), strict=True
-        ):
-            if value != before:
-                yield _event("C", _TRAINER, 0, name, moment, args={name: value})
-            before = value
+        for moment, value in zip(moments, columns[column].tolist(), strict=True):
+            yield _event("C", _TRAINER, 0, name, moment, args={name: value})
 
 
 def _marks(recording: Recording, columns: Columns) -> Iterator[Event]:

@@ -5,9 +5,9 @@
                   ▲            (the model's number)       │                      │
                   └── costs change for good ── settled ◀──┴──────────────────────┘
 
-A window is of 12 batches or more, as times differ by 10 to 20 % from batch to batch. A result that
-speaks against the model is measured twice. Threads wait for each other's lock, which looks like
-reading: the model is not believed, and they are doubled as long as that pays.
+A window is of 12 batches or more, as times differ by 10 to 20 % from batch to batch. Threads wait
+for each other's lock, which looks like reading: the model is not believed, and they are doubled as
+long as that pays.
 """
 
 from __future__ import annotations
@@ -33,8 +33,6 @@ _PREFETCH: Final = 2
 _WARM_UP: Final = 4  # batches that do not count at the very start
 _WINDOW: Final = 12  # batches; at least
 _SETTLED_WINDOW: Final = 24
-_UNEVEN_WINDOW: Final = 8  # batches, times the square of their variation ...
-_LONGEST_WINDOW: Final = 96  # ... but no more than that
 _SMALLEST_GAIN: Final = 0.04  # what brings less is given back
 _GAIN_OF_THREADS: Final = 0.15  # from twice as many
 _NOISE: Final = 0.3  # on a machine that others use too
@@ -42,11 +40,9 @@ _CAPACITY_GAIN: Final = 0.2  # more of it is more than noise of the workers' own
 _A_WAIT_NS: Final = 150_000  # a batch that lies ready is there in some 50 us
 _STEP: Final = 1.25  # numbers that differ by less are not worth a try
 _SHORT_WAIT: Final = 0.03  # share of the time; below it no more workers are needed
-_LONG_WAIT: Final = 0.05
 _LONGEST_START_NS: Final = 10_000_000_000  # an interpreter that imports torch takes 2 to 5 s
 _DRIFT: Final = 1.3
 _USUAL_VARIATION: Final = 0.3  # of batches; those that differ more keep others waiting
-_USUAL_ERROR: Final = 0.06  # of two windows of batches that differ by 15 %
 _QUICKEST_S: Final = 2e-4  # below it there is noise of the clock and of the loader itself
 _PATIENCE: Final = 3  # windows in a row that differ ...
 _MOST_PATIENCE: Final = 24  # ... and twice as many after each alarm: costs may go to and fro
@@ -87,7 +83,11 @@ class Tuner:
             is_forked: Workers are processes that share the main process's memory: their resident
                 memory is not their own, and each counts as 50 MB.
         """
-        self._limits = WorkerLimits.of(limits, cores, memory_left_bytes, shares_lock=shares_lock)
+        memory_bytes = limits.memory
+        if memory_bytes is None and memory_left_bytes is not None:
+            memory_bytes = memory_left_bytes // 2
+        cpu_budget = None if limits.cpu is None else min(limits.cpu, cores)
+        self._limits = WorkerLimits(cores, cpu_budget, memory_bytes, shares_lock)
         self.workers = WorkerSettings(self._limits.first_workers, prefetch_factor or _PREFETCH)
         self.reason = ""
         self.max_workers = self._limits.max_workers
@@ -102,7 +102,6 @@ class Tuner:
     def _forget(self, variation: float = 0.0) -> None:
         """Begin anew: nothing is known of the costs but their variation."""
         self._rows: list[TimingRow] = []
-        self._looks = 1  # windows in a row that are judged together
         self._num_before = 0  # batches that may be left out before the window begins
         self._variation = variation  # of a batch in a worker; the largest of any window
         self._basis: Means | None = None  # costs under the first workers, which hardly queue
@@ -133,7 +132,7 @@ class Tuner:
             self._num_before = 0 if is_waited_for else self._num_before - 1
             return None
         self._rows.append(row)
-        num_more = len(self._rows) - self._looks * self._window
+        num_more = len(self._rows) - self._window
         if num_more < 0 or (num_more < self.workers.num_workers and not is_waited_for):
             return None
         before = self.workers
@@ -142,10 +141,8 @@ class Tuner:
 
     @property
     def _window(self) -> int:
-        # Where one batch in fifty takes long, a window is to hold some of them.
-        uneven = min(int(_UNEVEN_WINDOW * self._variation**2), _LONGEST_WINDOW)
         least = _WINDOW if self._usual is None else _SETTLED_WINDOW
-        return max(least, math.prod(self.workers), uneven)
+        return max(least, math.prod(self.workers))
 
     def _judge(self) -> None:
         """Decide, now that a window is full."""
@@ -174,12 +171,8 @@ class Tuner:
         self._basis = self._basis or now
         if self._before is not None:
             num_before, before = self._before
-            has_paid = self._has_paid(before, now)
-            if self._looks == 1 and (num < num_before or not has_paid):
-                self._looks = 2  # the window goes on, to twice its length
-                return
             self._before = None
-            if not has_paid:
+            if not self._has_paid(before, now):
                 self._most = num_before if num > num_before else self._most
                 self._least = num_before if num < num_before else self._least
                 self._change(
@@ -195,7 +188,7 @@ class Tuner:
             self._change(*attempt)
             return
         self._usual, self._usual_variation = now, self._variation
-        self._rows, self._looks = [], 1
+        self._rows = []
 
     def _has_paid(self, before: Means, now: Means) -> bool:
         """Return whether the workers on trial are worth keeping."""
@@ -205,25 +198,18 @@ class Tuner:
             return gain > -_SMALLEST_GAIN or now.wait_share < _SHORT_WAIT
         if self._limits.shares_lock:
             return gain > _GAIN_OF_THREADS * math.log2(num / num_before)
-        # Where batches differ much, a few say little, and the model is trusted.
-        if gain > _SMALLEST_GAIN - 1.5 * self._error(before.batches, now.batches):
+        if gain > _SMALLEST_GAIN:
             return True
         # So it is where workers could make more, and do not get the cores: others have them.
         capacity_gain = num * before.worker_s / max(num_before * now.worker_s, 1e-9) - 1
         return gain > -_NOISE and capacity_gain > _CAPACITY_GAIN
-
-    def _error(self, *counts: int) -> float:
-        """Return the standard error of what a batch takes in a worker, beyond what is usual."""
-        return max(self._variation * math.sqrt(sum(1 / n for n in counts)) - _USUAL_ERROR, 0.0)
 
     def _more(self, now: Means) -> tuple[int, str] | None:
         """Return the number of workers that the model says, if it is larger."""
         num = self.workers.num_workers
         target, reason = self._target()
         reachable = min(target, self._most, 2 * num if self._limits.shares_lock else target)
-        is_short = now.wait_share < _SHORT_WAIT
-        is_small_step = reachable < _STEP * num and now.wait_share < _LONG_WAIT
-        if reachable <= num or is_short or is_small_step:
+        if reachable <= num or now.wait_share < _SHORT_WAIT:
             return None
         return reachable, reason if reachable == target else f"{reason}; tries {reachable}"
 
@@ -253,10 +239,9 @@ class Tuner:
         """Return whether costs have changed for good, or differ more than was known."""
         if self._variation > self._usual_variation + 2 * _USUAL_VARIATION:
             return True
-        drift = _DRIFT + 3 * self._error(usual.batches, now.batches)
         pairs = ((usual.trainer_s, now.trainer_s), (usual.worker_s, now.worker_s))
         ratios = [max(new_s, _QUICKEST_S) / max(old_s, _QUICKEST_S) for old_s, new_s in pairs]
-        is_unusual = max(ratios) > drift or min(ratios) < 1 / drift
+        is_unusual = max(ratios) > _DRIFT or min(ratios) < 1 / _DRIFT
         self._num_unusual = self._num_unusual + 1 if is_unusual else 0
         if self._num_unusual < self._patience:
             return False
@@ -267,7 +252,7 @@ class Tuner:
         self.workers = self.workers._replace(num_workers=num_workers)
         self.reason = reason
         self._steady.expect(self.workers)
-        self._rows, self._looks, self._num_before = [], 1, num_workers
+        self._rows, self._num_before = [], num_workers
 
 
 class SteadyState:

@@ -24,11 +24,12 @@ def duration(seconds: float) -> str:
     """Return a time in the unit that suits it.
 
     Example:
-        >>> duration(0.0412), duration(2.5), duration(0.00031)
-        ('41 ms', '2.5 s', '0.31 ms')
+        >>> duration(0.0412), duration(2.5), duration(0.00031), duration(6000)
+        ('41 ms', '2.5 s', '0.31 ms', '100 min')
     """
-    if seconds >= 1:
-        return f"{amount(seconds)} s"
+    for unit, factor, least in (("h", 3600, 3), ("min", 60, 10), ("s", 1, 1)):
+        if seconds >= least * factor:
+            return f"{amount(seconds / factor)} {unit}"
     ms = seconds * 1e3
     return f"{ms:.2f} ms" if ms < 0.995 else f"{amount(ms)} ms"
 

@@ -15,7 +15,6 @@ import weakref
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from accelerate.data_loader import (
-    BatchSamplerShard,
     DataLoaderStateMixin,
     IterableDatasetShard,
     SeedableRandomSampler,
@@ -397,25 +396,21 @@ def _dealt(loader: DataLoader[T_co], shard: Any, accelerator: Any) -> DataLoader
 
 def _seeded_share(loader: DataLoader[Any], shard: Any, accelerator: Any) -> Any:  # noqa: ANN401
     given: Any = loader.batch_sampler
-    dealt = shard.batch_sampler
-    is_shard = isinstance(dealt, BatchSamplerShard)
-    num_processes = dealt.num_processes if is_shard else 1
-    rank = dealt.process_index if is_shard else 0
-    order = None
+    num_processes, order = accelerator.num_processes, None
     if type(given) in _KNOWN:
         sampler = given.sampler
         if isinstance(sampler, SeedableRandomSampler):  # Accelerate's, for shuffle=True
             sampler = RandomSampler(sampler.data_source, sampler.replacement, sampler._num_samples)
         order = order_of_all(sampler, loader._seed or 0)
     if order is None:
-        return as_share(dealt, loader._seed)
+        return as_share(shard.batch_sampler, loader._seed)
     size = given.batch_size
     return BatchShare(
         given,
         order,
         size // num_processes if accelerator.split_batches else size,
         num_processes=num_processes,
-        process_index=rank,
+        process_index=accelerator.process_index,
         even_batches=accelerator.even_batches,
     )
 
@@ -455,16 +450,13 @@ def _keep_states(accelerator: Any) -> None:  # noqa: ANN401
     if accelerator in _HOOKED:
         return
     _HOOKED.add(accelerator)
-    known: Any = weakref.ref(accelerator)  # which has what follows
 
     def save(models: object, weights: object, folder: str) -> None:
-        accelerator = known()
         for number, loader in enumerate(_ours_of(accelerator)):
-            rank = accelerator.process_index
-            write_state(folder, f"{_FILE}_{number}", rank, loader.state_dict())
+            name, rank = f"{_FILE}_{number}", accelerator.process_index
+            write_state(folder, name, rank, loader.state_dict())
 
     def load(models: object, folder: str) -> None:
-        accelerator = known()
         for number, loader in enumerate(_ours_of(accelerator)):
             state = read_state(folder, f"{_FILE}_{number}", accelerator.process_index)
             if state is None:

@@ -26,12 +26,12 @@ from penstock.errors import ConfigError
 from penstock.opening import MAX_TREE_BYTES, read_file
 from penstock.options import backend_name
 from penstock.sampling import BatchSampler, DistributedSampler, IndexSampler
-from penstock.sampling.samplers import BatchLayout, BatchOrder, ComputedOrder
+from penstock.sampling.samplers import BatchLayout, BatchOrder
 from penstock.torch.samplers import seeded_sampler
 from penstock.whole_file import write_whole
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from numpy.typing import NDArray
 
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BatchShare",
-    "DealtBatches",
     "as_share",
     "deals_itself",
     "file_of",
@@ -100,11 +99,6 @@ class BatchShare(BatchSampler):
         """Indices of all processes in one round."""
         return self.batch_size * self.num_processes
 
-    @property
-    def total_length(self) -> int:
-        """Batches of all processes."""
-        return len(self.batch_sampler)
-
     def count(self, length: int) -> int:
         """Return how many indices of an order of `length` this process has."""
         rounds, rest = divmod(length, self.total_batch_size)
@@ -152,61 +146,11 @@ class _Share(BatchOrder):
 
     def indices(self) -> Indices:
         order = self.sampler.indices()
-        dealt = _Dealt(order, self._share, len(self))
-        return dealt[:] if isinstance(order, np.ndarray) else dealt
+        return order[self._share.positions(np.arange(len(self))) % max(len(order), 1)]
 
     def settings(self) -> dict[str, Any]:
         # Of the order alone: a state is the same on all processes, whatever their number.
         return self.sampler.settings()
-
-
-class _Dealt(ComputedOrder):
-    """A share of an order that is computed where it is asked for."""
-
-    def __init__(self, order: Indices, share: BatchShare, length: int) -> None:
-        super().__init__(length)
-        self._order = order
-        self._share = share
-
-    def at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        return self._order[self._share.positions(positions) % max(len(self._order), 1)]
-
-
-class DealtBatches:
-    """Batches that a client has dealt out, and whose share they are.
-
-    A seeded loader asks for `rank` and `num_replicas`, so that no two processes draw the same
-    random numbers for their samples.
-    """
-
-    def __init__(self, batch_sampler: Any, rank: int, num_replicas: int) -> None:  # noqa: ANN401
-        """Keep the three."""
-        self.batch_sampler = batch_sampler
-        self.rank = rank
-        self.num_replicas = num_replicas
-
-    @property
-    def even_batches(self) -> bool:
-        """Whether all processes get as many; `Accelerator.join_uneven_inputs` changes it."""
-        return bool(self.batch_sampler.even_batches)
-
-    @even_batches.setter
-    def even_batches(self, value: bool) -> None:
-        self.batch_sampler.even_batches = value
-
-    def __iter__(self) -> Iterator[Any]:
-        """Yield them as they are."""
-        return iter(self.batch_sampler)
-
-    def __len__(self) -> int:
-        """Return their number, if it is known."""
-        return len(self.batch_sampler)
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
-        """Return what the batch sampler has: Accelerate asks for its settings."""
-        if name == "batch_sampler":  # not there yet, while it is unpickled
-            raise AttributeError(name)
-        return getattr(self.batch_sampler, name)
 
 
 def loader_with(loader: DataLoader[T_co], **changes: Any) -> DataLoader[T_co]:  # noqa: ANN401
@@ -251,11 +195,14 @@ def deals_itself(batch_sampler: Any, num_processes: int) -> bool:  # noqa: ANN40
 
 
 def as_share(batches: Any, seed: int | None) -> Any:  # noqa: ANN401
-    """Let a seeded loader know whose share of the batches it is that Accelerate gives."""
+    """Name the rank whose share a `BatchSamplerShard` of Accelerate's is, for a seeded loader.
+
+    So no two processes draw the same random numbers for their samples.
+    """
     ranks = current_rank()
-    if seed is None or ranks.world_size == 1 or batches is None:
-        return batches
-    return DealtBatches(batches, ranks.rank, ranks.world_size)
+    if seed is not None and ranks.world_size > 1:
+        batches.rank, batches.num_replicas = ranks.rank, ranks.world_size
+    return batches
 
 
 def init_for(

@@ -5,34 +5,41 @@ A `datasets.Dataset` may be given to both loaders as it is, and gives the batche
 torch's loader. Where it can be done with the same result, those are gathered from the table too:
 `batch_reader` imports this module when it meets one. `from_huggingface` gives the columns' own
 types, whatever the dataset's format, and images by Penstock's decoder.
+
+What a value becomes, in a row:
+
+    numbers, booleans          a NumPy scalar of the column's type; NaN for a missing float
+    lists of those             an array of the list's type, of its own
+    lists of a fixed size      likewise, also of several dimensions
+    text, bytes                `str`, `bytes`
+    structs                    a dict
+    anything else              what pyarrow makes of it
+    missing (but floats)       None
+
+A batch is what the default collate makes of the rows, if no value is missing. A missing float is
+NaN in a batch too, and a missing text None in its list; any other missing value is an error.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
 import datasets
 import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]  # it has no annotations
 
-from penstock.collate import default_collate
+from penstock.collate import check_shapes, default_collate
 from penstock.data.dataset import Dataset, IterableDataset, register_batch_reader
-from penstock.errors import ConfigError
-from penstock.integrations.huggingface_rows import (
-    Column,
-    Images,
-    Lists,
-    Numbers,
-    Texts,
-    column_of,
-    rows_of,
-)
+from penstock.errors import CollateError, ConfigError
+from penstock.opening import read_file
 from penstock.worker_info import current_shard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from numpy.typing import NDArray
+    from numpy.typing import DTypeLike, NDArray
 
     from penstock.data.dataset import Allocator, BatchReader
 
@@ -61,7 +68,8 @@ def from_huggingface(
             all images of a column have to be of one shape, so crop or resize them here.
 
     Raises:
-        ConfigError: no such column; a transform (`set_transform`), which has no types.
+        ConfigError: a transform (`set_transform`), which has no types.
+        ValueError: no such column.
         TypeError: something else than a dataset: a `DatasetDict`, say.
 
     Example:
@@ -71,17 +79,23 @@ def from_huggingface(
         >>> next(iter(Loader(from_huggingface(table), batch_size=2)))["x"].shape
         (2, 2)
     """
-    if isinstance(dataset, datasets.IterableDataset):
-        if columns is not None:
-            dataset = dataset.select_columns(list(columns))
-        return HuggingFaceStream(dataset)
-    if not isinstance(dataset, datasets.Dataset):
+    if not isinstance(dataset, datasets.Dataset | datasets.IterableDataset):
         splits = f" Choose one of {sorted(dataset)}." if isinstance(dataset, dict) else ""
         raise TypeError(
             "from_huggingface takes a datasets.Dataset or datasets.IterableDataset, got "
             f"{type(dataset).__name__}.{splits}"
         )
-    return HuggingFaceRows(dataset, columns, decode=decode)
+    if columns is not None:
+        dataset = dataset.select_columns(list(columns))
+    if isinstance(dataset, datasets.IterableDataset):
+        return HuggingFaceStream(dataset)
+    if dataset.format["type"] == "custom":
+        raise ConfigError(
+            "values of a transform (set_transform, with_transform) have no types in a table: "
+            "give the dataset itself to the loader, or dataset.with_format(None) here."
+        )
+    names = dataset.format["columns"] if columns is None else columns
+    return HuggingFaceRows(dataset, names, decode)
 
 
 class HuggingFaceRows(Dataset[dict[str, Any]]):
@@ -97,88 +111,37 @@ class HuggingFaceRows(Dataset[dict[str, Any]]):
     def __init__(
         self,
         dataset: Any,  # noqa: ANN401
-        columns: Sequence[str] | None = None,
-        *,
+        columns: Sequence[str],
         decode: Callable[[bytes], NDArray[Any]] | None = None,
     ) -> None:
         """See `from_huggingface`."""
-        if dataset.format["type"] == "custom":
-            raise ConfigError(
-                "values of a transform (set_transform, with_transform) have no types in a table: "
-                "give the dataset itself to the loader, or dataset.with_format(None) here."
-            )
-        names = dataset.format["columns"] if columns is None else list(columns)
-        if unknown := [name for name in names if name not in dataset.column_names]:
-            raise ConfigError(f"no column {unknown[0]!r}; there are {dataset.column_names}.")
         self.dataset = dataset
-        self.columns: tuple[str, ...] = tuple(names)
+        self.columns = tuple(columns)
         self._decode = decode
-        self._table: _HuggingFaceTable | None = None
 
     def __len__(self) -> int:
         """Return the number of rows."""
         return len(self.dataset)
 
-    def _opened(self) -> _HuggingFaceTable:
-        if self._table is None:
-            self._table = _HuggingFaceTable(self.dataset, self.columns, self._decode or _decoded)
-        return self._table
+    @functools.cached_property
+    def _opened(self) -> dict[str, _Column]:
+        table, opened = self.dataset.data.table, {}
+        for name in self.columns:
+            feature = self.dataset.features[name]
+            is_image = isinstance(feature, datasets.Image) and feature.decode
+            decode = (self._decode or _decoded) if is_image else None
+            opened[name] = _Column(table.column(name), decode)
+        return opened
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        """Return one row as a dict of the columns."""
-        table = self._opened()
-        (row,) = table.rows(np.array([index], np.int64)).tolist()
-        return {name: column.value(row) for name, column in table.columns.items()}
+    @functools.cached_property
+    def _mapping(self) -> _Column | None:
+        """Which rows `select`, `shuffle` and the like have left; None if all are there in order."""
+        mapping = self.dataset._indices  # not public; there is no other way to see it
+        return None if mapping is None else _Column(mapping.table.column(0))
 
-    def get_batch(self, indices: NDArray[np.int64], alloc: Allocator) -> dict[str, Any]:
-        """Return rows as one batch: a dict of arrays, and of lists of text.
-
-        Raises:
-            IndexError: an index outside the dataset.
-            CollateError: a row lacks a value, or lists or images of several shapes; see there.
-            TypeError: values that cannot be collated.
-        """
-        table = self._opened()
-        return rows_of(table.columns, table.rows(indices), alloc)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return all but what was found out about the table's memory."""
-        return {**self.__dict__, "_table": None}
-
-
-def _decoded(data: bytes) -> NDArray[Any]:
-    from penstock.images import decode_image
-
-    return decode_image(data)
-
-
-class _HuggingFaceTable:
-    """A dataset's table, with the mapping that `select`, `shuffle` and the like leave behind."""
-
-    def __init__(
-        self,
-        dataset: Any,  # noqa: ANN401
-        names: Sequence[str],
-        decode: Callable[[bytes], NDArray[Any]] | None,
-    ) -> None:
-        table = dataset.data.table
-        self._length = len(dataset)
-        mapping = dataset._indices  # not public; there is no other way to see it
-        self._mapping: Column | None = None
-        if mapping is not None:
-            self._mapping = column_of(mapping.table.column(0))
-        self.columns: dict[str, Column] = {}
-        for name in names:
-            column = table.column(name)
-            feature = dataset.features[name]
-            if decode is not None and isinstance(feature, datasets.Image) and feature.decode:
-                self.columns[name] = Images(column, decode)
-            else:
-                self.columns[name] = column_of(column)
-
-    def rows(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _rows(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return which rows of the table are meant by indices, negative from the end."""
-        length = self._length
+        length = len(self)
         wrong = indices[(indices < -length) | (indices >= length)]
         if len(wrong):
             raise IndexError(f"index {wrong[0]} is out of range for {length} rows.")
@@ -186,6 +149,44 @@ class _HuggingFaceTable:
         if self._mapping is not None and len(chosen):
             chosen = self._mapping.take(chosen, np.empty).astype(np.int64)
         return chosen
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """Return one row as a dict of the columns."""
+        (row,) = self._rows(np.array([index], np.int64)).tolist()
+        return {name: column.value(row) for name, column in self._opened.items()}
+
+    def get_batch(
+        self,
+        indices: NDArray[np.int64],
+        alloc: Allocator,
+        dtypes: Mapping[str, DTypeLike] | None = None,
+    ) -> dict[str, Any]:
+        """Return rows as one batch: a dict of arrays, and of lists of text.
+
+        Raises:
+            IndexError: an index outside the dataset.
+            CollateError: a row lacks a value, or lists or images of several shapes; see there.
+            TypeError: values that cannot be collated.
+        """
+        rows, batch = self._rows(indices), {}
+        for name, column in self._opened.items():
+            try:
+                batch[name] = column.take(rows, alloc, (dtypes or {}).get(name))
+            except (CollateError, TypeError) as error:
+                error.add_note(f"in the column {name!r}")
+                raise
+        return batch
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return all but what was found out about the table's memory."""
+        found = ("_opened", "_mapping")
+        return {name: value for name, value in vars(self).items() if name not in found}
+
+
+def _decoded(data: bytes) -> NDArray[Any]:
+    from penstock.images import decode_image
+
+    return decode_image(data)
 
 
 class HuggingFaceStream(IterableDataset[dict[str, Any]]):
@@ -253,15 +254,175 @@ def _splits_by_itself() -> bool:
     return torch_data is not None and torch_data.get_worker_info() is not None
 
 
+# Rows of an Arrow table by number
+
+
+class _Column:
+    """A column of a table, whose rows are taken by their numbers; nothing is copied before."""
+
+    def __init__(
+        self, column: pa.ChunkedArray, decode: Callable[[bytes], NDArray[Any]] | None = None
+    ) -> None:
+        """Keep a column; with `decode`, of image files: structs of `bytes` and `path`."""
+        self._decode = decode
+        self._chunks = column.chunks
+        self._stops = np.cumsum([len(chunk) for chunk in self._chunks], dtype=np.int64)
+        self._starts = np.concatenate(([np.int64(0)], self._stops[:-1]))
+
+    def take(
+        self, rows: NDArray[np.int64], alloc: Allocator, dtype: DTypeLike | None = None
+    ) -> Any:  # noqa: ANN401
+        """Return rows, 0 <= row < length, at least one, as a batch's column.
+
+        Numbers, and lists of them, become an array of `dtype`; None: of the column's own.
+
+        Raises:
+            CollateError: a row lacks a value that a batch needs, or shapes differ.
+            TypeError: values that cannot be collated.
+        """
+        array = self._taken(rows)
+        if self._decode is None:
+            return _batch(array, alloc, dtype)
+        images = [self._image(file) for file in _complete(array).to_pylist()]
+        check_shapes([image.shape for image in images])
+        out = alloc((len(images), *images[0].shape), images[0].dtype)
+        return np.stack(images, out=out)
+
+    def value(self, row: int) -> Any:  # noqa: ANN401
+        """Return one row's value; None for a missing one."""
+        value = _value(self._taken(np.array([row])))
+        return value if self._decode is None or value is None else self._image(value)
+
+    def _taken(self, rows: NDArray[np.int64]) -> pa.Array:
+        # `ChunkedArray.take` takes 300 us where a table has 1,000 pieces, and older releases join
+        # all pieces first; a slice takes 1 us.
+        if len(self._chunks) == 1:
+            return self._chunks[0].take(pa.array(rows))
+        pieces = np.searchsorted(self._stops, rows, side="right")
+        places = zip(pieces.tolist(), (rows - self._starts[pieces]).tolist(), strict=True)
+        return pa.concat_arrays([self._chunks[piece].slice(place, 1) for piece, place in places])
+
+    def _image(self, file: dict[str, Any]) -> NDArray[Any]:
+        assert self._decode is not None
+        data = file["bytes"]
+        if data is None:
+            if file["path"] is None:
+                raise ValueError("an image has neither bytes nor a path in its column.")
+            data = read_file(file["path"], remedy="embed it in the table")
+        return self._decode(data)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    """Return whether a type is text or bytes."""
+    return kind in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
+
+
+def _kind_of_rows(kind: pa.DataType) -> tuple[np.dtype[Any], tuple[int, ...]] | None:
+    """Return the dtype and shape of rows of a type, -1 for the length of a list.
+
+    None if they are neither numbers nor lists of them, or if lists of any length lie in lists.
+    """
+    shape = None
+    if isinstance(kind, pa.BaseExtensionType):
+        shape = getattr(kind, "shape", ())  # that of datasets' Array2D to Array5D
+        kind = kind.storage_type
+    sizes = []
+    while not _is_number(kind):
+        if not isinstance(kind, pa.ListType | pa.LargeListType | pa.FixedSizeListType):
+            return None
+        sizes.append(getattr(kind, "list_size", -1))
+        kind = kind.value_type
+    if shape is not None:
+        if not shape or len(shape) != len(sizes):
+            return None
+        sizes = list(shape)
+    if -1 in sizes[1:]:
+        return None
+    return np.dtype(kind.to_pandas_dtype()), tuple([-1, *sizes[1:]] if sizes else [])
+
+
+def _numbers_in(array: pa.Array) -> pa.Array | None:
+    """Return the numbers in lists, in a row; None if one of them, no float, or a list is null."""
+    array = _stored(array)
+    while not _is_number(array.type):
+        if array.null_count:
+            return None
+        array = array.flatten()
+    return None if array.null_count and not pa.types.is_floating(array.type) else array
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind)
+    )
+
+
+def _stored(array: pa.Array) -> pa.Array:
+    return array.storage if isinstance(array.type, pa.BaseExtensionType) else array
+
+
+def _complete(array: pa.Array) -> pa.Array:
+    """Return an array without nulls; with one, raise the error that names its row."""
+    if array.null_count:
+        row = int(np.flatnonzero(array.is_null())[0])
+        raise CollateError(
+            "{first} has no value (a null), and an array has no place for none. Fill it "
+            "(dataset.map), leave out the row (dataset.filter) or the column (columns=), or give a "
+            "collate_fn.",
+            (row, row),
+        )
+    return array
+
+
+def _batch(array: pa.Array, alloc: Allocator, dtype: DTypeLike | None = None) -> Any:  # noqa: ANN401
+    if _is_text(array.type):
+        return array.to_pylist()
+    if not pa.types.is_floating(array.type):
+        _complete(array)
+    if pa.types.is_struct(array.type):
+        return {name: _batch(part, alloc) for name, part in _fields(array)}
+    found = _as_array(array, alloc, dtype)
+    return default_collate(array.to_pylist()) if found is None else found
+
+
+def _value(array: pa.Array) -> Any:  # noqa: ANN401
+    """Return the value of an array of one."""
+    if array.null_count and not pa.types.is_floating(array.type):
+        return None
+    if pa.types.is_struct(array.type):
+        return {name: _value(part) for name, part in _fields(array)}
+    found = _as_array(array, np.empty)
+    return array[0].as_py() if found is None else found[0]
+
+
+def _fields(structs: pa.Array) -> list[tuple[str, pa.Array]]:
+    return [(field.name, structs.field(number)) for number, field in enumerate(structs.type)]
+
+
+def _as_array(
+    array: pa.Array, alloc: Allocator, dtype: DTypeLike | None = None
+) -> NDArray[Any] | None:
+    """Return numbers or lists of them, none of them null; None if they are neither."""
+    kind, numbers = _kind_of_rows(array.type), None
+    if kind is None or (numbers := _numbers_in(array)) is None:
+        return None
+    own_dtype, shape = kind
+    if shape:
+        lists = _stored(array)
+        if pa.types.is_fixed_size_list(lists.type):
+            lengths = [lists.type.list_size] * len(lists)
+        else:
+            lengths = lists.value_lengths().to_pylist()
+        if len(set(lengths)) > 1:
+            check_shapes([(length, *shape[1:]) for length in lengths])
+        shape = (lengths[0], *shape[1:])
+    out = alloc((len(array), *shape), own_dtype if dtype is None else dtype)
+    with np.errstate(over="ignore"):  # float64 beyond float32 is infinite, as elsewhere
+        out[...] = numbers.to_numpy(zero_copy_only=False).reshape(out.shape)
+    return out
+
+
 # Datasets as they are
-
-
-_TYPES: Final[Mapping[str | None, Mapping[str, str]]] = {
-    None: {"b": "?", "i": "i8", "u": "i8", "f": "f8"},
-    "torch": {"b": "?", "i": "i8", "u": "i8", "f": "f4"},
-    "numpy": {"b": "?", "i": "i8", "u": "i8", "f": "f4"},
-}
-"""Format -> kind of a column's dtype -> dtype of a batch."""
 
 
 class _AsItIs:
@@ -269,61 +430,55 @@ class _AsItIs:
 
     def __init__(self, dataset: Any, names: Sequence[str]) -> None:  # noqa: ANN401
         self._format = dataset.format["type"]
-        self._table = _HuggingFaceTable(dataset, names, None)
+        self._rows = HuggingFaceRows(dataset, names)
+        columns = {name: dataset.data.table.column(name) for name in names}
+        self._kinds = {name: _kind_of_rows(column.type) for name, column in columns.items()}
+        types = {"b": "?", "i": "i8", "u": "i8", "f": "f8" if self._format is None else "f4"}
+        self._dtypes = {name: types[kind[0].kind] for name, kind in self._kinds.items() if kind}
+        self.can_read = all(map(self._is_known, columns.values()))
 
-    def can_read(self) -> bool:
-        """Return whether all columns are of kinds that are known to come out equal."""
-        return all(map(self._is_known, self._table.columns.values()))
-
-    def _is_known(self, column: Column) -> bool:
-        if column.num_missing:
+    def _is_known(self, column: Any) -> bool:  # noqa: ANN401 - pyarrow's
+        """Return whether a column is of a kind that is known to come out equal."""
+        kind = _kind_of_rows(column.type)
+        if column.null_count:
             return False
-        if isinstance(column, Lists):
-            is_flat = column.num_dims == 1 or self._format is not None
-            return is_flat and not column.has_missing_elements and column.dtype != np.uint64
-        if isinstance(column, Numbers):
+        if kind is None:
+            return _is_text(column.type) and self._format != "numpy"  # NumPy has a str of its own
+        dtype, shape = kind
+        if dtype == np.uint64 or (len(shape) > 1 and self._format is None):
+            return False
+        if not shape:
             # In the format "numpy" rows and batches are of different types, but for these.
-            is_same = self._format != "numpy" or column.dtype in ("?", "i8", "f4")
-            return is_same and column.dtype != np.uint64
-        return isinstance(column, Texts) and self._format != "numpy"  # NumPy's own kind of str
+            return self._format != "numpy" or dtype in ("?", "i8", "f4")
+        numbers = map(_numbers_in, column.chunks)
+        return all(found is not None and not found.null_count for found in numbers)
 
     def __call__(self, indices: NDArray[np.int64], alloc: Allocator) -> dict[str, Any]:
-        rows = self._table.rows(indices)
-        if not len(rows):
+        if not len(indices):
             raise IndexError("a batch has one row at least")
-        types = _TYPES[self._format]
-        batch: dict[str, Any] = {}
-        for name, column in self._table.columns.items():
-            if isinstance(column, Numbers):
-                batch[name] = column.take(rows, alloc, types[column.dtype.kind])
-            elif isinstance(column, Lists):
-                dtype = types[column.dtype.kind]
-                if self._format is not None:
-                    batch[name] = column.take(rows, alloc, dtype)
-                    continue
-                lengths = column.lengths(rows)
-                if (lengths != lengths[0]).any():
-                    default_collate([range(length) for length in lengths.tolist()])  # raises
-                # A row is a Python list, so place k of all rows is an array by itself.
-                transposed = alloc((int(lengths[0]), len(rows)), dtype)
-                transposed[...] = column.take(rows, np.empty).T
-                batch[name] = list(transposed)
-            else:
-                values: Any = column.take(rows, alloc)
+        batch = self._rows.get_batch(indices, alloc, self._dtypes)
+        for name, kind in self._kinds.items():
+            if kind is None and self._format is not None:
                 # The formatter has text in an array of NumPy's, which knows no zeros at its end.
-                batch[name] = values if self._format is None else np.asarray(values).tolist()
+                batch[name] = np.asarray(batch[name]).tolist()
+            elif kind is not None and kind[1] and self._format is None:
+                # A row is a Python list, so place k of all rows is an array by itself.
+                places = alloc(batch[name].T.shape, self._dtypes[name])
+                places[...] = batch[name].T
+                batch[name] = list(places)
         return batch
 
 
 def _reader(dataset: Any) -> BatchReader | None:  # noqa: ANN401
     form = dataset.format
-    if form["type"] not in _TYPES or form["format_kwargs"] or form["output_all_columns"]:
+    is_known = form["type"] in (None, "torch", "numpy")
+    if not is_known or form["format_kwargs"] or form["output_all_columns"]:
         return None
     names = [name for name in dataset.column_names if name in form["columns"]]
     if not names or not all(map(_is_plain, (dataset.features[name] for name in names))):
         return None
     reader = _AsItIs(dataset, names)
-    return reader if reader.can_read() else None
+    return reader if reader.can_read else None
 
 
 def _is_plain(feature: Any) -> bool:  # noqa: ANN401

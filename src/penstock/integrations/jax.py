@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from penstock.errors import ConfigError
 from penstock.integrations.ahead_of_loop import AheadOfLoop
 from penstock.randomness.keys import checked_count
 
@@ -86,8 +85,7 @@ class DeviceBatches(AheadOfLoop):
         """Begin the loader's next epoch.
 
         Raises:
-            ConfigError: an axis that is to be split does not divide by its devices: of a batch, or
-                already with the first one, of the epoch's last.
+            ValueError: JAX's: an axis that is to be split does not divide by its devices.
         """
         # Not a generator function: the epoch begins, and its state counts, with this call.
         batches = iter(self.loader)
@@ -96,12 +94,10 @@ class DeviceBatches(AheadOfLoop):
 
     def _batches(self, batches: Iterator[Any]) -> Iterator[Any]:
         ahead: deque[tuple[Any, Mapping[str, Any]]] = deque()  # and the state behind each
-        size_of_last = self._size_of_last()
         for batch in batches:
             if self.transform is not None:
                 batch = self.transform(batch)
-            ahead.append((self._put(batch, size_of_last), self.loader.state_dict()))
-            size_of_last = 0
+            ahead.append((self._put(batch), self.loader.state_dict()))
             del batch  # the jax arrays alone are to keep its memory
             if len(ahead) > self.prefetch:
                 yield self._handed(*ahead.popleft())
@@ -113,58 +109,32 @@ class DeviceBatches(AheadOfLoop):
         self._given = state
         return batch
 
-    def _size_of_last(self) -> int:
-        """Return the samples of an epoch's last batch; 0 if it is whole, or not known."""
-        batch_size = getattr(self.loader, "batch_size", None)
-        if batch_size is None or self.loader.drop_last or self.transform is not None:
-            return 0
-        try:
-            return len(self.loader.sampler) % int(batch_size)
-        except TypeError:  # a stream, or a sampler without a length
-            return 0
-
-    def _put(self, batch: Any, size_of_last: int) -> Any:  # noqa: ANN401
+    def _put(self, batch: Any) -> Any:  # noqa: ANN401
         is_shared = self._is_shared
 
-        def put(path: Any, leaf: Any, sharding: Any) -> Any:  # noqa: ANN401
+        def put(leaf: Any, sharding: Any) -> Any:  # noqa: ANN401
             if is_shared and isinstance(leaf, np.ndarray):  # of text, too: it waits for the loop
                 leaf = leaf.copy()
             if not _is_numbers(leaf):
                 return leaf
-            if isinstance(sharding, jax.sharding.Sharding):
-                first, *rest = np.shape(leaf) or (0,)
-                _check_shape(sharding, np.shape(leaf), jax.tree_util.keystr(path))
-                if size_of_last and first == self.loader.batch_size:
-                    last = "the epoch's last batch"
-                    shape = (size_of_last, *rest)
-                    _check_shape(sharding, shape, jax.tree_util.keystr(path), last)
             if isinstance(sharding, jax.sharding.Sharding) and not sharding.is_fully_addressable:
                 return jax.make_array_from_process_local_data(sharding, leaf)
-            return jax.device_put(leaf, sharding)
+            try:
+                return jax.device_put(leaf, sharding)
+            except ValueError as error:
+                error.add_note(
+                    "give the loader drop_last=True or a batch_size that divides, let transform= "
+                    "pad the batch, or give this array a sharding that keeps it whole"
+                )
+                raise
 
-        def put_part(path: Any, sharding: Any, part: Any) -> Any:  # noqa: ANN401
-            return jax.tree_util.tree_map_with_path(
-                lambda inner, leaf: put((*path, *inner), leaf, sharding), part
-            )
+        def put_part(sharding: Any, part: Any) -> Any:  # noqa: ANN401
+            return jax.tree_util.tree_map(lambda leaf: put(leaf, sharding), part)
 
-        return jax.tree_util.tree_map_with_path(
+        return jax.tree_util.tree_map(
             put_part, self.sharding, batch, is_leaf=lambda sharding: sharding is None
         )
 
 
 def _is_numbers(leaf: Any) -> bool:  # noqa: ANN401
     return isinstance(leaf, np.ndarray | np.generic) and leaf.dtype.kind in "biufc"
-
-
-def _check_shape(sharding: Any, shape: tuple[int, ...], path: str, of: str = "a batch") -> None:  # noqa: ANN401
-    if not sharding.is_fully_addressable:
-        return  # a process gives its part alone, and JAX says what is wrong with it
-    try:
-        sharding.shard_shape(shape)
-    except ValueError as error:
-        raise ConfigError(
-            f"{of} has an array {path or 'as a whole'} of shape {shape}, which {sharding} "
-            "cannot split evenly. Give the loader drop_last=True or a batch_size that divides, let "
-            "transform= pad the batch, or give this array a sharding that keeps it whole "
-            "(PartitionSpec())."
-        ) from error

@@ -53,7 +53,8 @@ class ExactResume(Callback):  # type: ignore[misc,unused-ignore]  # Any, where m
         already; no batch was taken yet.
         """
         states, self._states = self._states, []
-        stateful = [loader for loader in _loaders_of(trainer) if hasattr(loader, "state_dict")]
+        loaders = CombinedLoader(trainer.train_dataloader).flattened
+        stateful = [loader for loader in loaders if hasattr(loader, "state_dict")]
         if len(states) != len(stateful) or not _is_at_an_end(trainer.fit_loop):
             return
         for loader, state in zip(stateful, states, strict=True):
@@ -62,11 +63,6 @@ class ExactResume(Callback):  # type: ignore[misc,unused-ignore]  # Any, where m
                 # epoch of the state is the old one, with all its batches given.
                 loader.set_epoch(state["epoch"] + bool(state["batches"]))
         iter(trainer.fit_loop._data_fetcher)
-
-
-def _loaders_of(trainer: Any) -> list[Any]:  # noqa: ANN401
-    loaders = trainer.train_dataloader
-    return list(CombinedLoader(loaders).flattened)
 
 
 def _is_at_an_end(fit_loop: Any) -> bool:  # noqa: ANN401

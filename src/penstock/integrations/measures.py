@@ -6,7 +6,6 @@ Counters are the sums since the loader was made (`Stats.run`), so they only grow
 
 from __future__ import annotations
 
-import threading
 import weakref
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -38,7 +37,6 @@ class WatchedLoaders:
 
     def __init__(self) -> None:
         """Watch none yet."""
-        self._lock = threading.Lock()
         self._watched: list[tuple[weakref.ref[Observed], dict[str, str]]] = []
 
     def add(self, loader: Observed, labels: dict[str, str]) -> None:
@@ -47,19 +45,17 @@ class WatchedLoaders:
         Raises:
             ConfigError: another loader has these labels.
         """
-        with self._lock:
-            others = [(ref, known) for ref, known in self._watched if ref() not in (None, loader)]
-            if any(known == labels for _, known in others):
-                raise ConfigError(
-                    f"another loader has the labels {labels}: give each its own, as in "
-                    '{"loader": "val"}'
-                )
-            self._watched = [*others, (weakref.ref(loader), labels)]
+        others = [(ref, known) for ref, known in self._watched if ref() not in (None, loader)]
+        if any(known == labels for _, known in others):
+            raise ConfigError(
+                f"another loader has the labels {labels}: give each its own, as in "
+                '{"loader": "val"}'
+            )
+        self._watched = [*others, (weakref.ref(loader), labels)]  # at once, for threads that read
 
     def stats(self) -> list[tuple[dict[str, str], Stats]]:
         """Return labels and stats of each loader that there is."""
-        with self._lock:
-            found = [(ref(), labels) for ref, labels in self._watched]
+        found = [(ref(), labels) for ref, labels in self._watched]
         return [(labels, loader.stats()) for loader, labels in found if loader is not None]
 
 

@@ -53,7 +53,7 @@ def to_mindspore(
             of it; what it returns is copied, so it may fill the same buffer every time.
 
     Raises:
-        ConfigError: no columns, one twice, or `pad` of a column that there is not.
+        ConfigError: `pad` of a column that there is not.
     """
     return MindSporeBatches(loader, column_names, **options)
 
@@ -79,30 +79,29 @@ class MindSporeBatches(AheadOfLoop):
         self.column_names = [column_names] if isinstance(column_names, str) else list(column_names)
         self.pad = dict(pad or {})
         self.pad_to = pad_to
-        if not self.column_names or len(set(self.column_names)) < len(self.column_names):
-            raise ConfigError(f"column_names are one or more, each once; got {self.column_names}.")
         if unknown := self.pad.keys() - set(self.column_names):
             raise ConfigError(f"pad names {sorted(unknown)}; the columns are {self.column_names}.")
-        self._resumed: int | None = None  # batches given before, in the epoch that comes next
 
     def dataset(self, **options: Any) -> Any:  # noqa: ANN401
         """Return a `mindspore.dataset.GeneratorDataset` whose rows are the loader's batches.
 
         Each of its epochs is the loader's next one. For `Model.train`, and where something comes
         between (`dataset.map`); the state is that of the loop only where this object itself is
-        iterated. After `load_state_dict` it is good for the rest of that epoch alone, because
-        MindSpore insists on one length.
+        iterated.
 
         Args:
             **options: For `GeneratorDataset`.
+
+        Raises:
+            ConfigError: a state within an epoch was loaded. MindSpore insists on epochs of one
+                length, so iterate this object once, to that epoch's end.
         """
-        length = self._length()
-        if length == 0:
+        if self._given is None and self.loader.state_dict()["batches"]:
             raise ConfigError(
-                "MindSpore takes no dataset without rows, and no batches are left of this epoch: "
-                "iterate this object once, and take the next one."
+                "MindSpore insists on epochs of one length, and the next one is the rest of an "
+                "epoch: iterate this object once before its dataset()."
             )
-        return self._dataset(self._source(length, None), options)
+        return self._dataset(_CountedRows(self), options)
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
         """Give the loader's next epoch, each batch as a tuple of `mindspore.Tensor`.
@@ -113,16 +112,11 @@ class MindSporeBatches(AheadOfLoop):
             Exception: what the dataset or the loader raises, as it was raised in MindSpore's
                 thread.
         """
-        length = self._length()
         batches = iter(self.loader)  # workers start here, not in MindSpore's thread
-        self._resumed, self._given = None, self.loader.state_dict()
-        return self._counted(self._source(length, batches))
+        self._given = self.loader.state_dict()
+        return self._counted(_BatchSource(self, batches))
 
     def _counted(self, source: _BatchSource) -> Iterator[tuple[Any, ...]]:
-        if source.length == 0:  # MindSpore refuses no rows
-            list(source)  # the loader ends the epoch
-            self._given = None
-            return
         rows = self._dataset(source, {}).create_tuple_iterator(num_epochs=1)
         try:
             for row in rows:
@@ -143,31 +137,6 @@ class MindSporeBatches(AheadOfLoop):
         return mindspore.dataset.GeneratorDataset(
             source, column_names=self.column_names, **{"shuffle": False, **options}
         )
-
-    def _source(self, length: int | None, begun: Iterator[Any] | None) -> _BatchSource:
-        kind = _BatchSource if length is None else _CountedRows
-        return kind(self, begun, length)
-
-    def _length(self) -> int | None:
-        """Return the batches of the epoch that comes next; None if not known."""
-        try:
-            return len(self.loader) - (self._resumed or 0)
-        except TypeError:  # a stream
-            return None
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next epoch go on where `state` was saved; see `penstock.Loader`.
-
-        Raises:
-            StateError: as the loader's.
-        """
-        super().load_state_dict(state)
-        self._resumed = int(state["batches"])
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that comes next; see `penstock.Loader`."""
-        super().set_epoch(epoch)
-        self._resumed = None
 
     def columns(self, batch: Any) -> tuple[NDArray[Any], ...]:  # noqa: ANN401
         """Return a batch of the loader as one array per column.
@@ -221,16 +190,13 @@ class MindSporeBatches(AheadOfLoop):
 
 
 class _BatchSource:
-    """What a `GeneratorDataset` iterates.
+    """What a `GeneratorDataset` iterates: an epoch that has begun, or each time the next one.
 
-    `states` are the loader's, behind each batch that MindSpore took and the loop did not get yet;
-    of an epoch without a known length the last one. `error` is what ended an epoch.
+    `states` are the loader's, behind each batch that MindSpore took and the loop did not get yet.
+    `error` is what ended an epoch.
     """
 
-    def __init__(
-        self, batches: MindSporeBatches, begun: Iterator[Any] | None, length: int | None
-    ) -> None:
-        self.length = length
+    def __init__(self, batches: MindSporeBatches, begun: Iterator[Any] | None = None) -> None:
         self._batches = batches
         self._begun = begun
         self.states: deque[Any] = deque(maxlen=1 if begun is None else None)
@@ -240,7 +206,6 @@ class _BatchSource:
         loader = self._batches.loader
         begun, self._begun = self._begun, None
         batches = iter(loader) if begun is None else begun
-        self._batches._resumed = None  # the epoch that comes next is a whole one
         try:
             for batch in batches:
                 self.states.append(loader.state_dict())
@@ -255,8 +220,7 @@ class _BatchSource:
 
 
 class _CountedRows(_BatchSource):
-    """The same, of a known length; MindSpore refuses an epoch of another."""
+    """Epochs of the loader's length; MindSpore refuses one of another."""
 
     def __len__(self) -> int:
-        assert self.length is not None
-        return self.length
+        return len(self._batches.loader)

@@ -11,8 +11,10 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import itertools
 import os
 import pickle
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
@@ -25,6 +27,7 @@ from mmengine.logging import HistoryBuffer
 from mmengine.registry import HOOKS, RUNNERS
 from mmengine.runner import Runner
 
+from penstock.deprecation import removed_arguments
 from penstock.errors import ConfigError
 from penstock.faults import FaultPolicy
 from penstock.integrations.dealing import init_for
@@ -32,7 +35,7 @@ from penstock.torch.loader import DataLoader
 from penstock.torch.subclassing import added_arguments
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
 __all__ = ["PenstockHook", "PenstockRunner"]
 
@@ -91,31 +94,16 @@ class _LazyLoader(DataLoader[T_co]):
             self._is_lazy = True
 
 
-class _Endless:
-    """The batches of one epoch after the other, for `IterBasedTrainLoop`.
+def _endless(loader: DataLoader[Any], num_given: int) -> Iterator[Any]:
+    """Yield the batches of one epoch after the other, for `IterBasedTrainLoop`.
 
-    On resume the loop takes as many batches as it has trained with, to drop them. They are known to
-    the loader's state already, so they cost nothing here.
+    On resume the loop takes as many batches as it has trained with, to drop them. The loader's
+    state counts them already, so they cost nothing here.
     """
-
-    def __init__(self, loader: DataLoader[Any], num_given: int) -> None:
-        self._loader = loader
-        self._num_given = num_given
-        self._batches: Iterator[Any] = iter(loader)
-
-    def __iter__(self) -> _Endless:
-        return self
-
-    def __next__(self) -> Any:  # noqa: ANN401
-        if self._num_given:
-            self._num_given -= 1
-            return None
-        try:
-            return next(self._batches)
-        except StopIteration:
-            self._loader.set_epoch(self._loader.epoch)  # reaches samplers of mmengine's as well
-            self._batches = iter(self._loader)
-            return next(self._batches)
+    yield from itertools.repeat(None, num_given)
+    while True:
+        yield from loader
+        loader.set_epoch(loader.epoch)  # reaches samplers of mmengine's as well
 
 
 @RUNNERS.register_module()
@@ -173,13 +161,7 @@ class PenstockRunner(Runner):  # type: ignore[misc]  # mmengine has no types
             theirs["num_workers"] = os.cpu_count() or 1
         return _on_our_engine(theirs, ours, num_workers, seed, diff_rank_seed)
 
-    def load_checkpoint(
-        self,
-        filename: str,
-        map_location: str | Callable[..., Any] = "cpu",
-        strict: bool = False,
-        revise_keys: list[tuple[str, str]] | None = None,
-    ) -> Any:  # noqa: ANN401 - mmengine's dict
+    def load_checkpoint(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - mmengine's
         """Load a checkpoint as mmengine does, which torch from 2.6 on refuses by itself.
 
         By then `torch.load` makes tensors and plain values only, and mmengine's checkpoints hold
@@ -187,10 +169,8 @@ class PenstockRunner(Runner):  # type: ignore[misc]  # mmengine has no types
         against a file that was made to do harm, since numpy believes what it says of an array's
         type: load checkpoints that you trust.
         """
-        # What mmengine itself has as the default.
-        revise_keys = [(r"^module.", "")] if revise_keys is None else revise_keys
         with torch.serialization.safe_globals(list(_IN_CHECKPOINTS)):
-            return super().load_checkpoint(filename, map_location, strict, revise_keys)
+            return super().load_checkpoint(*args, **options)
 
 
 def _on_our_engine(
@@ -229,7 +209,7 @@ def _collate_fn(built: Any) -> Any:  # noqa: ANN401 - what a user registered
 
 @HOOKS.register_module()
 class PenstockHook(Hook):  # type: ignore[misc]  # mmengine has no types
-    """Keeps the state of the train loader in checkpoints, and logs for how long training waited.
+    """Keeps the state of the train loader in checkpoints, and logs what limits the loader.
 
     In a config: `custom_hooks = [dict(type="PenstockHook")]`.
 
@@ -238,20 +218,15 @@ class PenstockHook(Hook):  # type: ignore[misc]  # mmengine has no types
     loader's config, batches are bit for bit what they would have been. Without, their order is, for
     `EpochBasedTrainLoop`; `IterBasedTrainLoop` reads and drops batches, as mmengine does by itself.
 
-    The log gets `wait_share`: which part of the last seconds training waited for batches, 0 to 1.
-    After each epoch it says in words what limits the loader.
+    After each epoch the log says in words what limits the loader.
     """
 
     # After mmengine's own hook has set the sampler's epoch, before those that log and save.
     priority = "NORMAL"
 
-    def __init__(self, interval: int = 10) -> None:
-        """Log nothing yet.
-
-        Args:
-            interval: Iterations between two values of `wait_share`, at least 1.
-        """
-        self._interval = interval
+    @removed_arguments(interval="the verdict in the log, or mmengine's own `data_time`")
+    def __init__(self) -> None:
+        """Keep no state yet."""
         self._state: dict[str, Any] | None = None
 
     def before_train(self, runner: Runner) -> None:
@@ -289,41 +264,22 @@ class PenstockHook(Hook):  # type: ignore[misc]  # mmengine has no types
             StateError: the state is one of other data, or of another batch size, sampler or seed.
         """
         state, self._state = self._state, None
-        loader = runner.train_dataloader
+        loader, loop = runner.train_dataloader, runner.train_loop
         if not (runner.iter or runner.epoch):  # weights alone were loaded
             state = None
-        is_endless = hasattr(runner.train_loop, "dataloader_iterator")
+        is_endless = hasattr(loop, "dataloader_iterator")
         if is_endless and not isinstance(loader, _LazyLoader):
-            if state is not None:
-                runner.logger.warning(
-                    "The train loader was at work before its state could be loaded: mmengine reads "
-                    "%d batches again and drops them. To go on at once, give the loader as a "
-                    'config, with seed="runner".',
-                    runner.iter,
-                )
-            return
+            return  # it began before its state was loaded: mmengine reads and drops batches
         if state is not None:
             loader.load_state_dict(state)
         if is_endless:
-            num_given = 0 if state is None else runner.iter
-            runner.train_loop.dataloader_iterator = _Endless(loader, num_given)
+            loop.dataloader_iterator = _endless(loader, 0 if state is None else runner.iter)
 
     def after_train(self, runner: Runner) -> None:
         """Let the workers of a loop over iterations go, which would wait for it to go on."""
-        if isinstance(getattr(runner.train_loop, "dataloader_iterator", None), _Endless):
-            runner.train_loop.dataloader_iterator = _Endless(runner.train_dataloader, 0)
-
-    def after_train_iter(
-        self,
-        runner: Runner,
-        batch_idx: int,
-        data_batch: Any = None,  # noqa: ANN401 - any batch
-        outputs: Any = None,  # noqa: ANN401
-    ) -> None:
-        """Tell the log which share of the time training waits for batches."""
-        if self.every_n_train_iters(runner, self._interval):
-            share = runner.train_dataloader.stats().window.wait_share
-            runner.message_hub.update_scalar("train/wait_share", share)
+        loop = runner.train_loop
+        if isinstance(getattr(loop, "dataloader_iterator", None), Generator):
+            loop.dataloader_iterator = _endless(runner.train_dataloader, 0)
 
     def after_train_epoch(self, runner: Runner) -> None:
         """Say in words what limits the loader."""

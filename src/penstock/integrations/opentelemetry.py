@@ -8,7 +8,6 @@ Names are `penstock.` and what it is; units are UCUM's: `penstock.batches`, `pen
 from __future__ import annotations
 
 import functools
-import threading
 import weakref
 from typing import TYPE_CHECKING, Final
 
@@ -26,12 +25,10 @@ if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, Meter
 
     from penstock.insight.monitor import Observed
-    from penstock.insight.stats import Stats
 
 __all__ = ["observe"]
 
-_lock: Final = threading.Lock()
-_observers: Final[weakref.WeakKeyDictionary[Meter, _Observer]] = weakref.WeakKeyDictionary()
+_loaders: Final[weakref.WeakKeyDictionary[Meter, WatchedLoaders]] = weakref.WeakKeyDictionary()
 
 
 def observe(
@@ -51,7 +48,7 @@ def observe(
         ConfigError: another loader of the meter has these attributes.
 
     Concurrency:
-        Any thread; readers of OpenTelemetry collect in threads of their own.
+        One thread observes loaders; readers of OpenTelemetry collect in threads of their own.
 
     Example:
         >>> from opentelemetry.sdk.metrics import MeterProvider
@@ -74,11 +71,20 @@ def observe(
     """
     if meter is None:
         meter = _default_meter()
-    with _lock:
-        observer = _observers.get(meter)
-        if observer is None:
-            observer = _observers[meter] = _Observer(meter)
-    observer.loaders.add(loader, dict(attributes or {}))
+    loaders = _loaders.get(meter)
+    if loaders is None:
+        loaders = _loaders[meter] = WatchedLoaders()
+        # Each once for all loaders: of two with one name a meter drops the second's callback
+        # without a word, and none can be taken away again.
+        for measure in MEASURES:
+            kind = "counter" if measure.is_counter else "gauge"
+            getattr(meter, f"create_observable_{kind}")(
+                f"penstock.{measure.name}",
+                callbacks=[functools.partial(_observe, loaders, measure)],
+                unit=measure.unit,
+                description=measure.text,
+            )
+    loaders.add(loader, dict(attributes or {}))
 
 
 @functools.cache
@@ -87,32 +93,10 @@ def _default_meter() -> Meter:
     return get_meter("penstock")
 
 
-class _Observer:
-    """The instruments of a meter, each made once for all of its loaders.
-
-    A meter knows an instrument by its name: made twice, it drops the second one's callback without
-    a word, and none can be taken away again.
-    """
-
-    def __init__(self, meter: Meter) -> None:
-        self.loaders = WatchedLoaders()
-        self._found: list[tuple[dict[str, str], Stats]] = []
-        self._served = {measure.name for measure in MEASURES}
-        for measure in MEASURES:
-            kind = "counter" if measure.is_counter else "gauge"
-            getattr(meter, f"create_observable_{kind}")(
-                f"penstock.{measure.name}",
-                callbacks=[functools.partial(self._observe, measure)],
-                unit=measure.unit,
-                description=measure.text,
-            )
-
-    def _observe(self, measure: Measure, _: CallbackOptions) -> Iterable[Observation]:
-        # A collection asks for one instrument after the other, and begins with one asked before.
-        if measure.name in self._served:
-            self._found, self._served = self.loaders.stats(), set()
-        self._served.add(measure.name)
-        for labels, stats in self._found:
-            for value, number in measure.values(stats).items():
-                own = {f"penstock.{measure.label}": value} if measure.label else {}
-                yield Observation(number, {**labels, **own})
+def _observe(
+    loaders: WatchedLoaders, measure: Measure, _: CallbackOptions
+) -> Iterable[Observation]:
+    for labels, stats in loaders.stats():
+        for value, number in measure.values(stats).items():
+            own = {f"penstock.{measure.label}": value} if measure.label else {}
+            yield Observation(number, {**labels, **own})

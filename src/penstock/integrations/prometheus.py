@@ -43,7 +43,7 @@ class StatsCollector(Collector):
     Loaders are referred to weakly. One that is gone has no metrics any more.
 
     Concurrency:
-        Any thread; `prometheus_client` scrapes in one of its own.
+        One thread adds loaders; `prometheus_client` scrapes in one of its own.
 
     Example:
         >>> from prometheus_client import CollectorRegistry, generate_latest
@@ -79,20 +79,15 @@ class StatsCollector(Collector):
             registry: Where the collector registers itself; None leaves that to the caller.
 
         Raises:
-            ConfigError: the registry has a collector of loaders already, or a label's name is none
-                that Prometheus allows, or one that the metrics have themselves.
+            ConfigError: a label's name is none that Prometheus allows, or one that the metrics
+                have themselves.
+            ValueError: the registry has a collector of loaders already: `add` to that one.
         """
         self._label_names = tuple(labels or ())
         self._loaders = WatchedLoaders()
         self.add(loader, labels or {})
         if registry is not None:
-            try:
-                registry.register(self)
-            except ValueError as error:
-                raise ConfigError(
-                    "this registry has metrics of Penstock already. It takes one StatsCollector; "
-                    'add the other loader to that: collector.add(loader, {"loader": "val"}).'
-                ) from error
+            registry.register(self)
 
     def add(self, loader: Observed, labels: Mapping[str, str]) -> None:
         """Watch one more loader.
@@ -104,12 +99,12 @@ class StatsCollector(Collector):
         Raises:
             ConfigError: the names differ, or another loader has these labels.
         """
+        names = sorted(self._label_names)
         wrong = [name for name in labels if name in _OWN_LABELS or not _LABEL.fullmatch(name)]
-        if wrong or sorted(labels) != sorted(self._label_names):
+        if wrong or sorted(labels) != names:
             raise ConfigError(
                 f"labels {sorted(labels)} cannot be: their names are letters, digits and "
-                f"underscores, {', '.join(_OWN_LABELS)} are taken, and those of the first loader, "
-                f"{sorted(self._label_names)}, are those of all."
+                f"underscores, {_OWN_LABELS} are taken, and all loaders have the first's, {names}."
             )
         self._loaders.add(loader, {name: str(value) for name, value in labels.items()})
 

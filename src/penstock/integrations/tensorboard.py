@@ -63,13 +63,9 @@ class StatsWriter:
         self._tag = tag
         self._global_step = global_step
         self._bottleneck = ""
-        self._num_written = -1
 
     def __call__(self, stats: Stats) -> None:
         """Write one point of each curve, and the verdict if it names another bottleneck."""
-        if stats.run.batches == self._num_written:  # the last batch of an epoch, and its end
-            return
-        self._num_written = stats.run.batches
         step = stats.run.batches if self._global_step is None else self._global_step()
         for name, value in _curves(stats).items():
             self._writer.add_scalar(f"{self._tag}/{name}", value, step)

@@ -157,7 +157,7 @@ class PenstockTrainerMixin:
             _go_on(train_dataloader, state, named["epoch"], num_given)
             rest = _Rest(train_dataloader, num_given)
             train_dataloader = torch.utils.data.DataLoader(
-                rest, batch_size=None, collate_fn=_as_it_is
+                rest, batch_size=None, collate_fn=lambda batch: batch
             )
         return super()._run_epoch(train_dataloader=train_dataloader, **named)  # type: ignore[misc]
 
@@ -177,10 +177,6 @@ class _Rest(IterableDataset[Any]):
         for _ in range(self._num_given):
             yield None
         yield from self._loader
-
-
-def _as_it_is(batch: Any) -> Any:  # noqa: ANN401
-    return batch
 
 
 def _order_of(loader: Any) -> dict[str, Any]:  # noqa: ANN401

@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock.insight.report.markup import element
 from penstock.insight.segments import columns_of, stages_of
-from penstock.insight.units import amount, percent
+from penstock.insight.units import amount, duration, percent
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -123,7 +123,6 @@ def _chart(
 ) -> Element:
     """Return bands stacked over time, with a text for each span that the pointer is on."""
     end_s = float(series.edges_s[-1])
-    time_unit, factor = _time_unit(end_s)
     tops = np.cumsum(list(bands.values()), axis=0)
     highest = max(float(tops[-1].max()), 1e-9) * 1.05
     x = series.edges_s / end_s * _WIDTH
@@ -133,7 +132,7 @@ def _chart(
         below = top
     for number, values in enumerate(zip(*(band.tolist() for band in bands.values()), strict=True)):
         texts = [f"{_LABELS[n]} {_figure(v)}" for n, v in zip(bands, values, strict=True)]
-        text = f"{series.edges_s[number] / factor:.3g} {time_unit}: {', '.join(texts)}"
+        text = f"{duration(float(series.edges_s[number]))}: {', '.join(texts)}"
         drawn.append(
             element(
                 "rect",
@@ -157,7 +156,7 @@ def _chart(
         legend(bands),
         element("p", f"{_figure(highest / 1.05)} {unit}", class_="axis"),
         picture,
-        element("p", f"time of training: {end_s / factor:.3g} {time_unit}", class_="axis end"),
+        element("p", f"time of training: {duration(end_s)}", class_="axis end"),
         class_="card",
         id=f"chart-{key}",
     )
@@ -190,9 +189,3 @@ def _area(
 
 def _figure(number: float) -> str:
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
-
-
-def _time_unit(longest_s: float) -> tuple[str, float]:
-    if longest_s > 3 * 3600:
-        return "h", 3600.0
-    return ("min", 60.0) if longest_s > 600 else ("s", 1.0)

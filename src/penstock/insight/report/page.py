@@ -92,15 +92,12 @@ def _note(text: str) -> Element:
 
 def _verdict(stats: Stats) -> Element:
     """Return the verdict, and where the time of main process and workers went."""
-    found, run, gain = stats.verdict, stats.run, stats.verdict.expected_gain
+    found, run = stats.verdict, stats.run
     return element(
         "section",
         element("h2", _TITLES.get(found.bottleneck, found.bottleneck.capitalize())),
         element("p", found.text, class_="answer"),
         element("p", found.remedy, class_="remedy") if found.remedy else None,
-        element("p", f"Expected gain: {gain:.2f} x.", class_="gain")
-        if gain is not None and gain >= 1.005
-        else None,
         _strip("The main process's time over the run", {"own": run.consumer_s, "wait": run.wait_s}),
         _strip(
             "The time of making batches over the run",

@@ -145,7 +145,7 @@ def test_ctrl_c_shows_what_is_known(monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--batch-size", "65"], "the dataset has 64 samples, fewer than --batch-size 65"),
+        (["--batch-size", "65"], "the dataset gives no full batch; lower --batch-size"),
         (["--workers", "1,x"], "--workers must be numbers of at least 0"),
         (["--prefetch", "0"], "--prefetch must be numbers of at least 1"),
         (["--collate", "numbers_to_tune:nothing"], "numbers_to_tune has no nothing"),
@@ -180,17 +180,15 @@ def write_photos(folder, number, num_cut):
     return paths
 
 
-def test_broken_photos_are_named_and_others_take_their_place(tmp_path, tune, capsys):
+@pytest.mark.filterwarnings("ignore:epoch 0. 12 bad samples left out")
+def test_broken_photos_are_counted_and_others_take_their_place(tmp_path, tune, capsys):
     paths = write_photos(tmp_path / "photos" / "cat", 12, num_cut=2)
     options = ["--batches", "3", "--size", "16"]
     out, figures = tune("photos", *options)
-    for name in ("cat/0.jpg", "cat/1.jpg"):
-        assert f"left out {name}: Premature end of JPEG file\n" in out
     assert "2 samples cannot be read; others took" in out
     assert 'on_error="replace")' in out.splitlines()[-1]
-    assert [bad["name"] for bad in figures["left_out"]] == ["cat/0.jpg", "cat/1.jpg"]
+    assert figures["num_bad_samples"] == 2
     for path in paths:
         path.write_bytes(b"")
     assert main(["tune", "photos", *SHORT, *options]) == 1
-    said = capsys.readouterr().err
-    assert "none of the first 12 samples can be read; of the last, cat/9.jpg: the file is" in said
+    assert "no sample can be read. One of them: sample 0 (cat/0.jpg): " in capsys.readouterr().err

@@ -386,13 +386,9 @@ def look_at_extra(extra: str, needed: Iterable[tuple[str, str]]) -> Finding:
             missing.append(name)
             continue
         try:
-            version = metadata.version(name)
+            version = metadata.version(name) or "0"  # without METADATA: it was cut short
         except metadata.PackageNotFoundError:  # OpenCV has several distributions
             version = floor
-        if not version:  # its folder has no METADATA: an installation that was cut short
-            broken.append(name)
-            here.append(f"{name} without its version")
-            continue
         here.append(f"{name} {version}")
         if _numbers(version) < _numbers(floor.removesuffix(".0")):
             old.append(f"{name}>={floor}")
@@ -402,8 +398,6 @@ def look_at_extra(extra: str, needed: Iterable[tuple[str, str]]) -> Finding:
     found = ", ".join(here)
     if broken:
         remedy = f"Repair what it names, or pip install --force-reinstall {' '.join(broken)}."
-        if "torch" in broken:
-            remedy += " Give pip the --index-url of torch's build (CPU, CUDA), or it takes another."
         return Finding("extras", extra, found, remedy, is_problem=True)
     if missing:
         how = install_command(extra)

@@ -7,8 +7,9 @@ import os
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
+from penstock.cli.check import Broken
 from penstock.cli.reasons import reason_of
 from penstock.errors import ConfigError, StoreError
 from penstock.lines import say
@@ -28,14 +29,6 @@ _UNREAD: Final = (".avif", ".gif", ".heic", ".jp2", ".jxl", ".arrow", ".lmdb", "
 _NO_IMAGES: Final = (".csv", ".json", ".md", ".py", ".tsv", ".txt", ".xml", ".yaml", ".yml")
 _HEAD_BYTES: Final = 16
 _NUM_SHOWN: Final = 3  # names of files that are passed over
-
-
-class Broken(NamedTuple):
-    """A file or a record that is broken: its path or key, and why; the position of a record."""
-
-    name: str
-    reason: str
-    position: int | None = None
 
 
 def iter_files(folder: Path) -> Iterator[str]:

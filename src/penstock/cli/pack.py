@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -29,7 +27,6 @@ _HINT: Final = (
     "--skip-bad leaves such samples out and lists them; with --resume it goes on from here."
 )
 _OF_SAMPLES: Final = ("while encoding", "while reading sample")  # notes of an error
-_USER: Final = re.compile(r"//[^/@]*@")
 
 
 @options.takes(list_columns=options.LIST_OPTIONS, fields=options.FIELD_OPTIONS)
@@ -113,7 +110,6 @@ def pack(
     from penstock.cli.files import say_passed_over
     from penstock.stores.packing import pack as pack_into
 
-    _check_places(src, dst, shards)
     given = {"split": split, "trust_pickle": trust_pickle, "fields": fields}
     of_objects = {
         "objects": objects,
@@ -184,38 +180,6 @@ def _source(
         if absent:
             raise ConfigError(f"--attributes is for VOC and imglab; {src} has no {min(absent)!r}.")
         yield found
-
-
-def _check_places(src: str, dst: str, num_shards: int) -> None:
-    """Refuse a destination that would take the source with it, or something else that is there."""
-    from penstock.cli.sources import names_code, parse
-
-    target = parse(dst)
-    if not names_code(src):
-        source = parse(src)
-        one, other = (_USER.sub("//", each.place).partition("?")[0] for each in (source, target))
-        if "mongodb" not in (source.kind, target.kind):
-            one, other = (os.path.realpath(each.place) for each in (source, target))
-            if Path(other) in Path(one).parents and Path(other).is_dir():
-                raise ConfigError(f"DST ({other}) would replace the folder that SRC lies in.")
-            if Path(one) in Path(other).parents:
-                raise ConfigError(f"DST ({other}) would be in the folder SRC, a part of it.")
-        if one == other:
-            raise ConfigError(f"SRC and DST are the same place, {other}. Pack into another one.")
-    path = Path(target.place)
-    if target.kind != "lmdb" or not path.exists():
-        return
-    from penstock.stores.lmdb.store import is_shard
-
-    if path.is_dir() != (num_shards > 1):
-        what = "a folder" if path.is_dir() else "a file"
-        raise ConfigError(f"{path} is {what}; --shards makes a folder. Name another DST.")
-    others = sorted(e.name for e in path.iterdir() if not is_shard(e.name)) if path.is_dir() else []
-    if others:
-        raise ConfigError(
-            f"{path} is a folder with other things in it ({others[0]}), which the new store "
-            "would replace. Name another DST."
-        )
 
 
 @contextlib.contextmanager

@@ -25,22 +25,16 @@ if TYPE_CHECKING:
     from penstock.stores.registry import Address
     from penstock.stores.store import Store
 
-_PARTIAL: Final = ".partial"
-_FIELD_ENDS: Final = {"mongodb": "field", "arrow": "column"}  # as their stores call them
 _OBJECT: Final = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 _FORMS: Final = {".yaml": "yolo", ".yml": "yolo", ".xml": "imglab"}
 _LISTS: Final = ("landmarks", "image-list")
 
 
 def parse(text: str) -> Address:
-    """Return an address taken apart; an unfinished file is of the kind that it will be."""
+    """Return an address taken apart."""
     from penstock.stores.registry import Address
 
-    address = Address.parse(text)
-    if address.kind == "folder" and text.endswith(_PARTIAL):
-        kind = Address.parse(text.removesuffix(_PARTIAL) or text).kind
-        return Address(kind, address.place)
-    return address
+    return Address.parse(text)
 
 
 def is_store(text: str) -> bool:
@@ -89,30 +83,12 @@ def open_named(
 
     Raises:
         ConfigError: an option does not fit this kind of store.
-        StoreError: it is unfinished.
     """
     from penstock.stores.registry import open_store
 
     kind, place = parse(text)
-    if split is not None and kind != "folder":
-        raise ConfigError(f"--split is for folders; SRC is of the kind {kind!r}.")
-    if trust_pickle and kind != "lmdb":
-        raise ConfigError(f"--trust-pickle is for LMDB files; SRC is of the kind {kind!r}.")
     for name, value in (fields or {}).items():
-        if kind not in _FIELD_ENDS:
-            raise ConfigError(
-                f"{option_of(name)} is for MongoDB collections, Parquet and Arrow; this is of the "
-                f"kind {kind!r}."
-            )
-        options[name.replace("field", _FIELD_ENDS[kind])] = value
-    if kind == "lmdb":
-        path = Path(place)
-        partial = path if place.endswith(_PARTIAL) else Path(place + _PARTIAL)
-        if (partial == path and path.is_dir()) or (partial.exists() and not path.exists()):
-            raise StoreError(
-                f"{partial} is unfinished: its packing was interrupted, or is still under way. "
-                "`penstock pack --resume` with the same source and destination finishes it."
-            )
+        options[name.replace("field", "column") if kind == "arrow" else name] = value
     if split is not None:
         options["split"] = split
     if trust_pickle:

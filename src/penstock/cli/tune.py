@@ -7,7 +7,6 @@ import itertools
 import json
 import math
 import os
-import platform
 import statistics
 import sys
 import textwrap
@@ -23,11 +22,10 @@ import numpy as np
 import typer
 
 from penstock.cli.options import SOURCE_HELP
-from penstock.cli.reasons import errors_in_code, reason_of
+from penstock.cli.reasons import errors_in_code
 from penstock.cli.terminal import INTERRUPTED, Bar, check_output, write_output
-from penstock.data import IterableDataset
-from penstock.data.names import describe_sample
-from penstock.errors import ConfigError, StoreUnreachable
+from penstock.data.labels.known import is_iterable
+from penstock.errors import ConfigError
 from penstock.insight.budgets import cores_allowed
 from penstock.lines import amount, say
 from penstock.loader import Loader
@@ -37,12 +35,10 @@ from penstock.sampling.balance_text import aligned
 from penstock.usage import cpu_seconds, memory_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Mapping
+    from collections.abc import Callable, Generator, Mapping
 
-_MAX_NAMED: Final = 20  # samples named on the screen; --json has all of them
 _WARM_UP: Final = 5  # batches, beyond those under way
 _USUAL_PREFETCH: Final = 2
-_MOST_BROKEN: Final = 100  # samples at the front, before a dataset is given up
 _NEAR: Final = 0.97  # of the best rate: not worth more workers
 
 Compared = StrEnum("Compared", ["torch"])
@@ -119,8 +115,8 @@ def tune(
 ) -> None:
     """Try counts of workers, and print the line with the best one.
 
-    In a folder, list or store, what cannot be read is named, and other samples take its place; an
-    error of a dataset of yours ends it.
+    In a folder, list or store, other samples take the place of those that cannot be read; an error
+    of a dataset of yours ends it.
 
     All settings take their turn in each round, with workers of their own, which are warm before the
     time is taken. The best one is that with the fewest workers within 3 % of the highest rate. With
@@ -146,12 +142,7 @@ def tune(
         if collate is not None:
             collate_fn = object_made(collate, "__call__")
         arguments: dict[str, Any] = {"batch_size": batch_size}
-        if not _is_iterable(dataset):
-            if len(dataset) < batch_size:
-                raise ConfigError(
-                    f"the dataset has {len(dataset)} samples, fewer than --batch-size "
-                    f"{batch_size}; lower it."
-                )
+        if not is_iterable(dataset):
             arguments["shuffle"] = True
         arguments["drop_last"] = True  # all of one size
         if collate_fn is not None:
@@ -170,9 +161,14 @@ def tune(
         results, is_stopped = _try_all(work, settings, rounds, src)
     if results:
         best = best_of(results)
-        for line in [
-            *_table(results, best, work, src), *_bad_samples(work), *work.lines(best),
-        ]:  # fmt: skip
+        for line in _table(results, best, work, src):
+            say(line)
+        if work.bad_samples:
+            say(
+                f"{counted(len(work.bad_samples), 'sample')} cannot be read; others took their "
+                "place. `penstock check` lists all that are broken."
+            )
+        for line in work.lines(best):
             say(line)
         if json_file is not None:
             record = json.dumps(_record(results, best, work, src), indent=2)
@@ -234,17 +230,6 @@ def best_of(results: Results, loader: str = "penstock") -> Setting:
     return min(near, key=lambda s: (s.num_workers, s.prefetch_factor or 0))
 
 
-def _bad_samples(work: TrialWork) -> Iterator[str]:
-    """Yield a line for each sample that could not be read, up to some, and one for all."""
-    for name, reason in sorted(work.bad_samples.items())[:_MAX_NAMED]:
-        yield without_password(f"left out {name}: {reason}")
-    if work.bad_samples:
-        yield (
-            f"{len(work.bad_samples):,} samples cannot be read; others took their place. "
-            "`penstock check` lists all that are broken."
-        )
-
-
 def _table(results: Results, best: Setting, work: TrialWork, src: str) -> list[str]:
     rows = [["loader", "workers", "prefetch", "samples/s", "waiting", "CPU s/1k", "memory", ""]]
     for setting, turns in results.items():
@@ -275,12 +260,10 @@ def _table(results: Results, best: Setting, work: TrialWork, src: str) -> list[s
 
 def _record(results: Results, best: Setting, work: TrialWork, src: str) -> dict[str, Any]:
     return {
-        "machine": {"cores": cores_allowed(), "system": platform.platform()},
-        "python": platform.python_version(),
         "source": without_password(src),
         "batch_size": work.arguments["batch_size"],
         "trainer_ms": 1000 * work.step_s,
-        "left_out": [{"name": n, "reason": r} for n, r in sorted(work.bad_samples.items())],
+        "num_bad_samples": len(work.bad_samples),
         "best": {**best._asdict(), "line": work.lines(best)[-1]},
         "settings": [
             {
@@ -304,8 +287,7 @@ class TrialWork:
         on_error: What becomes of samples that cannot be made.
         num_batches: How many are measured in a turn.
         step_s: What a training step takes between two of them.
-        bad_samples: Those that could not be made, by name, with the reason; it grows with the
-            turns.
+        bad_samples: Numbers of those that could not be made; it grows with the turns.
     """
 
     dataset: Any
@@ -314,11 +296,14 @@ class TrialWork:
     on_error: str
     num_batches: int
     step_s: float = 0.0
-    bad_samples: dict[str, str] = field(default_factory=dict)
+    bad_samples: set[int | None] = field(default_factory=set)
 
     def take_turn(self, setting: Setting) -> Turn:
         """Run one setting, with workers of its own, from its warm-up to its end."""
-        loader, own, wait_s = self._loader(setting), os.getpid(), 0.0
+        options, own, wait_s = self._options(setting), os.getpid(), 0.0
+        if setting.loader == "penstock":
+            options["on_error"] = self.on_error
+        loader = self.kinds[setting.loader](self.dataset, **options)
         try:
             with closing(endless(loader)) as batches:  # and with it the loader's workers go
                 for _ in range(_WARM_UP + setting.num_workers * (setting.prefetch_factor or 0)):
@@ -336,20 +321,12 @@ class TrialWork:
                     now_s - begun_s,
                     wait_s,
                     None if cpu_before is None or cpu_after is None else cpu_after - cpu_before,
-                    None if memory is None else max(memory, memory_bytes(own) or 0),
+                    max(memory or 0, memory_bytes(own) or 0) or None,
                 )
         except StopIteration:
             raise ConfigError("the dataset gives no full batch; lower --batch-size.") from None
         finally:
-            for failure in getattr(loader, "failures", ()):
-                name = failure.name or f"sample {failure.index}"
-                self.bad_samples[name] = reason_of(failure.error)
-
-    def _loader(self, setting: Setting) -> Any:  # noqa: ANN401 - one of several classes
-        options = self._options(setting)
-        if setting.loader == "penstock":
-            options["on_error"] = self.on_error
-        return self.kinds[setting.loader](self.dataset, **options)
+            self.bad_samples.update(f.index for f in getattr(loader, "failures", ()))
 
     def _options(self, setting: Setting) -> dict[str, Any]:
         options = {**self.arguments, "num_workers": setting.num_workers}
@@ -381,35 +358,14 @@ def _kinds(*, compare: bool) -> dict[str, Any]:
     return {"penstock": DataLoader, **of_torch}
 
 
-def _is_iterable(dataset: object) -> bool:
-    """Return whether a dataset is a stream, by the class of either side."""
-    kinds: list[type] = [IterableDataset]
-    if "torch" in sys.modules:
-        from torch.utils.data import IterableDataset as OfTorch
-
-        kinds.append(OfTorch)
-    return isinstance(dataset, tuple(kinds))
-
-
 def _made_loadable(dataset: Any, size: int) -> Callable[[list[Any]], Any] | None:  # noqa: ANN401
     """Give images a transform if they have none; return the collate function that they need."""
     if getattr(dataset, "transform", True) is not None or not len(dataset):
         return None
-    numbers = range(min(len(dataset), _MOST_BROKEN))
-    sample = said = None
-    for number in numbers:
-        try:
-            sample = dataset[number]
-            break
-        except StoreUnreachable:
-            raise
-        except Exception as error:  # over damaged data Pillow raises nearly anything
-            said = f"{describe_sample(dataset, number)}: {reason_of(error)}"
-    else:
-        raise ConfigError(
-            f"none of the first {len(numbers)} samples can be read; of the last, {said}. "
-            "`penstock check` lists all that are broken."
-        )
+    loader: Loader[list[Any]] = Loader(dataset, 1, collate_fn=list, on_error="skip")
+    (sample,) = next(iter(loader), [None])
+    if sample is None:
+        raise ConfigError(f"no sample can be read. One of them: {loader.failures[0]}")
     if isinstance(sample, dict) and "image" in sample:
         from penstock.vision import Letterbox, detection_collate
 

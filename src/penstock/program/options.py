@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
 _VARIABLE: Final = "PENSTOCK_RUN"
 _STARTUP: Final = Path(__file__).parent / "startup"
@@ -25,6 +25,7 @@ class Options:
     """The options of `penstock run`.
 
     Attributes:
+        program: The script or module, as it was named.
         engine: "penstock", or "torch" for torch's own loader, which is only measured.
         settings: Arguments of loaders that the program makes without them, by name.
         report: File for the HTML report.
@@ -33,9 +34,9 @@ class Options:
         quiet: Whether to print no summary.
         started: Start of the program, in seconds since 1970.
         pid: The program's first process, the ancestor of all others.
-        cpu_s: CPU seconds that this process had used before it became the program.
     """
 
+    program: str = ""
     engine: str = "penstock"
     settings: dict[str, Any] = field(default_factory=dict)
     report: str | None = None
@@ -44,21 +45,11 @@ class Options:
     quiet: bool = False
     started: float = field(default_factory=time.time)
     pid: int = field(default_factory=os.getpid)
-    cpu_s: float = field(default_factory=time.process_time)
 
     @classmethod
     def of_environment(cls) -> Options:
         """Return the options of the `penstock run` that started this process."""
         return cls(**json.loads(os.environ[_VARIABLE]))
-
-    def environment(self, environment: Mapping[str, str]) -> dict[str, str]:
-        """Return the program's environment: `environment` with these options in it."""
-        paths = [str(_STARTUP), *filter(None, [environment.get("PYTHONPATH")])]
-        return {
-            **environment,
-            "PYTHONPATH": os.pathsep.join(paths),
-            _VARIABLE: json.dumps(asdict(self)),
-        }
 
     def start(self, words: Sequence[str]) -> None:
         """Replace this process by `python` followed by `words`.
@@ -73,8 +64,10 @@ class Options:
             )
         sys.stdout.flush()
         sys.stderr.flush()
+        paths = [str(_STARTUP), *filter(None, [os.environ.get("PYTHONPATH")])]
+        own = {"PYTHONPATH": os.pathsep.join(paths), _VARIABLE: json.dumps(asdict(self))}
         command = [sys.executable, *_interpreter_options(), *words]
-        os.execve(sys.executable, command, self.environment(os.environ))
+        os.execve(sys.executable, command, {**os.environ, **own})
 
 
 def _interpreter_options() -> list[str]:

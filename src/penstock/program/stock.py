@@ -140,35 +140,29 @@ class _Clock:
 
     def __init__(self, monitor: StockMonitor, epoch: int, loader: Any, begun_ns: int) -> None:  # noqa: ANN401
         self._monitor = monitor  # the iterator may outlive its loader
-        self._epoch = epoch
-        self._step = 0
         self._starting_ns = time.monotonic_ns() - begun_ns
         self.taken_ns = 0  # when the last batch was given
-        self._num_workers = loader.num_workers
-        self._lookahead = self._num_workers * (loader.prefetch_factor or 0)
         self._batch_size = loader.batch_size or 1
+        lookahead = loader.num_workers * (loader.prefetch_factor or 0)
+        self._row = TimingRow(epoch=epoch, num_workers=loader.num_workers, lookahead=lookahead)
 
     def give(self, asked_ns: int, num_samples: int | None) -> None:
         now = time.monotonic_ns()
-        row = TimingRow(
+        row = self._row._replace(
             asked_ns=asked_ns - self._starting_ns,
             given_ns=now,
             consumer_ns=asked_ns - self.taken_ns if self.taken_ns else 0,
-            epoch=self._epoch,
-            step=self._step,
-            num_workers=self._num_workers,
-            lookahead=self._lookahead,
             # The last batch of a stream may be smaller, which is not looked at.
             num_samples=self._batch_size if num_samples is None else num_samples,
         )
         self._monitor.history.add(row)
-        self._step += 1
+        self._row = self._row._replace(step=row.step + 1)
         self._starting_ns = 0
         self.taken_ns = now
 
     def end(self, asked_ns: int) -> None:
         consumer_ns = asked_ns - self.taken_ns if self.taken_ns else 0
-        self._monitor.history.epoch_ended(self._epoch, EpochEnd(asked_ns, consumer_ns))
+        self._monitor.history.epoch_ended(self._row.epoch, EpochEnd(asked_ns, consumer_ns))
 
 
 def _next_index(original: Any, self: Any) -> Any:  # noqa: ANN401

@@ -25,7 +25,8 @@ from penstock.stores import EncodedImage, open_store, pack  # noqa: E402 - it ne
 
 SUMMARY = re.compile(
     r"(?P<address>\S+): (?P<records>[\d,]+) records?,(?: (?P<resumed>[\d,]+) of them from the "
-    r"interrupted run,)? (?P<size>[\d,.]+ [kMG]?B) in [\d.]+ s \([\d,.]+ MB/s, [\d,]+ records?/s\)"
+    r"interrupted run,)? (?P<size>[\d,.]+ (?:[kMG]B|bytes)) in [\d.]+ s "
+    r"\([\d,.]+ MB/s, [\d,]+ records?/s\)"
     r"(?:, (?P<left_out>[\d,]+) left out)?\n"
 )
 MODULE = """

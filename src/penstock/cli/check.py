@@ -148,18 +148,11 @@ class Broken(NamedTuple):
 
 @dataclass
 class Findings:
-    """How far a check has come.
+    """How far a check has come."""
 
-    Attributes:
-        num_items: Files or records to check.
-        num_checked: Of which are done, broken ones included.
-        num_images: Images in them that were decoded, and are whole.
-        broken: Those that are broken.
-    """
-
-    num_items: int
-    num_checked: int = 0
-    num_images: int = 0
+    num_items: int  # to check
+    num_checked: int = 0  # broken ones included
+    num_images: int = 0  # whole ones in them
     broken: list[Broken] = field(default_factory=list)
 
 
@@ -174,17 +167,9 @@ class _Result(NamedTuple):
 def check_in_parallel(
     items: Files | Records, num_workers: int, findings: Findings, show: Callable[[], object]
 ) -> None:
-    """Check all items in worker processes.
+    """Check all items in worker processes, and call `show` each time that `findings` has grown.
 
-    Args:
-        items: A dataset whose samples are results, so that no pixels travel.
-        num_workers: Worker processes, at least 1.
-        findings: Grows in place, so that the caller has it whatever ends the check.
-        show: Called each time that it has grown.
-
-    Raises:
-        StoreUnreachable: a server went away.
-        WorkerDied: more workers were lost than bad files can account for.
+    It grows in place, so that the caller has it whatever ends the check.
     """
     if not len(items):
         return

@@ -179,11 +179,7 @@ def _findings() -> Iterator[Finding]:
 
 
 def run_trial(code: str, limit_s: float) -> tuple[str, str]:
-    """Run code in a new process, since a library may crash, hang or exit.
-
-    Returns:
-        The last line that it printed, and what went wrong; "" for nothing.
-    """
+    """Return the last line that code prints in a new process, and what goes wrong, or ""."""
     program = _TRIAL.format(path=sys.path, code=code)
     # Files and not pipes: a library may leave a process behind that holds a pipe open.
     with tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as errors:
@@ -304,13 +300,7 @@ def look_at_open_files() -> Finding:
 
 
 def look_at_device(printed: str, failure: str, root: Path = _ROOT) -> Finding:
-    """Return what torch can copy batches to.
-
-    Args:
-        printed: What the trial printed: build, names of devices, and the error of a computation.
-        failure: What went wrong with the trial.
-        root: Below it lie `proc` and `dev`.
-    """
+    """Return what torch can copy batches to, by what the trial printed."""
     if failure:
         is_absent = importlib.util.find_spec("torch") is None
         found = "not looked for: no torch here" if is_absent else "torch cannot be imported"

@@ -14,9 +14,10 @@ from penstock.cli.reasons import reason_of
 from penstock.cli.terminal import Bar, was_terminated
 from penstock.errors import ConfigError, PenstockError, StoreError, WorkerDied
 from penstock.faults import text_of
-from penstock.lines import amount, say
+from penstock.lines import say
 from penstock.plural import counted
 from penstock.redact import without_password
+from penstock.system_limits import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -118,7 +119,7 @@ def pack(
     }
 
     def show(done: PackProgress) -> None:
-        bar.show(done.num_done, done.num_records, amount(done.num_bytes))
+        bar.show(done.num_done, done.num_records, format_bytes(done.num_bytes))
 
     with (
         _stopping(dst),
@@ -239,7 +240,7 @@ def _report(report: PackReport) -> None:
         parts.append(f"{report.num_resumed:,} of them from the interrupted run")
     if num_new or not report.num_records:
         speed = f"{report.num_bytes / 1e6 / wall_s:,.1f} MB/s, {num_new / wall_s:,.0f} records/s"
-        parts.append(f"{amount(report.num_bytes)} in {wall_s:.1f} s ({speed})")
+        parts.append(f"{format_bytes(report.num_bytes)} in {wall_s:.1f} s ({speed})")
     else:
         parts[1:] = ["already complete"]
     if report.num_left_out:

@@ -11,10 +11,11 @@ import typer
 from penstock.cli.terminal import check_output, writing
 from penstock.errors import ConfigError, PenstockError
 from penstock.insight.units import duration, percent
-from penstock.lines import amount, say
+from penstock.lines import say
 from penstock.program.saved import SavedRun, is_saved_run, run_in
 from penstock.redact import without_password
 from penstock.sampling.balance_text import aligned
+from penstock.system_limits import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -91,7 +92,7 @@ def _say_side_by_side(names: Sequence[str], runs: Sequence[SavedRun]) -> None:
         cells = ["-" if value is None else text(value) for value, text in found]
         first = found[0][0]
         for at, (value, text) in enumerate(found[1:], 1):
-            if first and value is not None and text in (duration, amount):
+            if first and value is not None and text in (duration, format_bytes):
                 cells[at] += f" ({value / first:.2f} x)"
         rows.append([title, *cells])
     for line in aligned(rows):
@@ -109,7 +110,7 @@ def _figures(run: SavedRun) -> dict[str, tuple[float | None, Callable[[Any], str
         "waiting for data": (wait_s, duration),
         "waiting, share": (wait_s / seconds if seconds else None, percent),
         "CPU of all processes": (run.cpu_s, duration),
-        "peak memory": (run.peak_memory_bytes, amount),
+        "peak memory": (run.peak_memory_bytes, format_bytes),
     }
     for number, loader in enumerate(run.loaders, 1):  # one line may have made several
         name = f"{number}. {loader.made_at}"

@@ -72,18 +72,7 @@ def open_named(
     fields: Mapping[str, str] | None = None,
     **options: Any,  # noqa: ANN401
 ) -> Store:
-    """Return the store that a text names.
-
-    Args:
-        text: An address, or a path.
-        split: Which part of a folder.
-        trust_pickle: Whether it is an LMDB file of pickles, which may be decoded.
-        fields: Names of fields or columns, by the options of `FIELD_OPTIONS`.
-        options: Of `open_store`.
-
-    Raises:
-        ConfigError: an option does not fit this kind of store.
-    """
+    """Return the store at an address or path; `fields` are by the names of `FIELD_OPTIONS`."""
     from penstock.stores.registry import open_store
 
     kind, place = parse(text)
@@ -110,19 +99,7 @@ def source_named(
 ) -> Iterator[Any]:
     """Return a dataset of annotated images, a store, or the dataset that `module:name` makes.
 
-    Args:
-        text: As it was typed.
-        split: Which part of it.
-        columns: See `described_dataset`.
-        is_described: Whether it may be a dataset of annotated images.
-        bad_boxes: See `described_dataset`.
-        attributes: See `described_dataset`.
-        fields: See `open_named`.
-        trust_pickle: See `open_named`.
-
-    Raises:
-        ConfigError: an option does not fit.
-        StoreError: it cannot be read.
+    See `described_dataset`, which is for annotated images, and `open_named`, which is for stores.
     """
     found = None
     if is_described:
@@ -139,11 +116,7 @@ def source_named(
 
 
 def object_named(text: str) -> Any:  # noqa: ANN401
-    """Return what `module:name` names; the current folder stays on the import path.
-
-    Raises:
-        ConfigError: it is no such text, or there is no such module, or nothing of the name in it.
-    """
+    """Return what `module:name` names; the current folder stays on the import path."""
     if _OBJECT.fullmatch(text) is None:
         raise ConfigError(f"{text} is not module:name.")
     module_name, _, name = text.partition(":")
@@ -233,17 +206,7 @@ def described_dataset(
 ) -> StoreDataset | None:
     """Return the dataset of annotated images that a path names; None for all else.
 
-    Args:
-        text: A VOC or YOLO folder, YOLO's yaml file, imglab's XML file, a list of landmarks or of
-            images with a class.
-        split: Which part of it.
-        columns: Of a landmark list, as `LandmarkList` takes them; `origin` is VOC's as well.
-        bad_boxes: What becomes of boxes that cannot be right.
-        attributes: Fields of objects that are to be in samples, where it is XML.
-
-    Raises:
-        StoreError: the annotations cannot be read.
-        ConfigError: an option is for a file of another kind.
+    `columns` are of a landmark list, as `LandmarkList` takes them; `origin` is VOC's as well.
     """
     columns = dict(columns or {})
     path, form = Path(text), described_form(text, columns)

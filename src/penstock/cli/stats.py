@@ -18,10 +18,11 @@ from penstock.cli.terminal import Bar
 from penstock.data.labels.known import known_labels
 from penstock.data.ragged import RaggedArray
 from penstock.errors import StoreError, StoreUnreachable
-from penstock.lines import amount, printable, say, say_json
+from penstock.lines import printable, say, say_json
 from penstock.plural import counted
 from penstock.redact import without_password
 from penstock.sampling.balance_text import aligned
+from penstock.system_limits import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -332,9 +333,9 @@ def _size_rows(record: dict[str, Any]) -> list[list[str]]:
     sizes = record["sizes"]
     rows = [["records", f"{record['num_records']:,}"]]
     if (spread := sizes["record_bytes"]) is not None:
-        three = " / ".join(amount(spread[name]) for name in ("min", "mean", "max"))
+        three = " / ".join(format_bytes(round(spread[name])) for name in ("min", "mean", "max"))
         all_of = "size of all, estimated" if sizes["is_total_estimated"] else "size of all"
-        rows += [[all_of, amount(sizes["total_bytes"])]]
+        rows += [[all_of, format_bytes(sizes["total_bytes"])]]
         rows += [["size of a record, min / mean / max", three]]
     for what in ("height", "width"):
         if (spread := sizes[f"{what}_px"]) is not None:

@@ -27,47 +27,39 @@ from penstock.cli.terminal import INTERRUPTED, Bar, check_output, write_output
 from penstock.data.labels.known import is_iterable
 from penstock.errors import ConfigError
 from penstock.insight.budgets import cores_allowed
-from penstock.lines import amount, say
+from penstock.lines import say
 from penstock.loader import Loader
 from penstock.plural import counted
 from penstock.redact import without_password
 from penstock.sampling.balance_text import aligned
+from penstock.system_limits import format_bytes
 from penstock.usage import cpu_seconds, memory_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
 
 _WARM_UP: Final = 5  # batches, beyond those under way
-_USUAL_PREFETCH: Final = 2
+_PREFETCHED: Final = 2  # under way per worker: the default of both loaders
 _NEAR: Final = 0.97  # of the best rate: not worth more workers
 
 Compared = StrEnum("Compared", ["torch"])
 
 
 class Setting(NamedTuple):
-    """One point of the grid: workers, batches under way per worker, "penstock" or "torch"."""
+    """Workers, and "penstock" or "torch"."""
 
     num_workers: int
-    prefetch_factor: int | None
     loader: str = "penstock"
 
 
 class Turn(NamedTuple):
-    """What one setting gave and cost in one round.
-
-    Attributes:
-        samples: Samples given.
-        seconds: That took.
-        wait_s: Of these the main process waited.
-        cpu_s: CPU seconds of main process and workers; None where the system does not count them.
-        memory_bytes: Of main process and workers, the most of begin and end; None as above.
-    """
+    """What one setting gave and cost in one round."""
 
     samples: int
     seconds: float
-    wait_s: float
-    cpu_s: float | None
-    memory_bytes: int | None
+    wait_s: float  # of these the main process waited
+    cpu_s: float | None  # of main process and workers; None where the system does not count them
+    memory_bytes: int | None  # the most of begin and end; None as above
 
 
 Results = dict[Setting, list[Turn]]
@@ -84,10 +76,6 @@ def tune(
         typer.Option(
             metavar="N,N,…", help="Counts of workers to try.", show_default="up to twice the cores"
         ),
-    ] = None,
-    prefetch: Annotated[
-        str | None,
-        typer.Option(metavar="N,N,…", help="Batches under way per worker to try, besides."),
     ] = None,
     batches: Annotated[int, typer.Option(min=1, help="Batches measured in a turn.")] = 60,
     rounds: Annotated[int, typer.Option(min=1, help="Turns of each setting.")] = 2,
@@ -126,8 +114,10 @@ def tune(
     from penstock.cli.sources import dataset_named, names_code, object_made
 
     check_output("--json", json_file)
-    counts = _numbers("--workers", workers, least=0) or usual_workers(cores_allowed())
-    factors = _numbers("--prefetch", prefetch, least=1) or [_USUAL_PREFETCH]
+    words = [word.strip() for word in workers.split(",")] if workers is not None else []
+    if not all(map(str.isdecimal, words)):
+        raise ConfigError(f"--workers must be numbers from 0 on, as 2,4, got {workers!r}.")
+    counts = dict.fromkeys(map(int, words)) or usual_workers(cores_allowed())
     if compare is not None:
         import torch.utils.data  # noqa: F401 - its user gets `penstock.torch.DataLoader`
     is_code = names_code(src)
@@ -156,8 +146,7 @@ def tune(
             num_batches=batches,
             step_s=trainer_ms / 1000,
         )
-        grid = dict.fromkeys((n, factor if n else None) for n in counts for factor in factors)
-        settings = [Setting(*pair, loader) for loader in work.kinds for pair in grid]
+        settings = [Setting(number, loader) for loader in work.kinds for number in counts]
         results, is_stopped = _try_all(work, settings, rounds, src)
     if results:
         best = best_of(results)
@@ -175,13 +164,6 @@ def tune(
             write_output("--json", json_file, f"{record}\n")
     if is_stopped:
         raise typer.Exit(INTERRUPTED)
-
-
-def _numbers(option: str, text: str | None, *, least: int) -> list[int]:
-    words = [word.strip() for word in text.split(",")] if text is not None else []
-    if not all(word.isdecimal() and int(word) >= least for word in words):
-        raise ConfigError(f"{option} must be numbers of at least {least}, as 2,4, got {text!r}.")
-    return list(map(int, words))
 
 
 def _try_all(
@@ -218,30 +200,24 @@ def _figures(turns: list[Turn]) -> dict[str, Any]:
 
 
 def best_of(results: Results, loader: str = "penstock") -> Setting:
-    """Return the setting with the fewest workers, and the least prefetched, within 3 % of the best.
-
-    Args:
-        results: At least one turn of each setting.
-        loader: Whose settings; of all if there are none of it.
-    """
+    """Return the setting with the fewest workers within 3 % of the best, of `loader` if it can."""
     rates = {setting: float(_figures(turns)["samples_per_s"]) for setting, turns in results.items()}
     rates = {setting: rate for setting, rate in rates.items() if setting.loader == loader} or rates
     near = [setting for setting, rate in rates.items() if rate >= _NEAR * max(rates.values())]
-    return min(near, key=lambda s: (s.num_workers, s.prefetch_factor or 0))
+    return min(near)
 
 
 def _table(results: Results, best: Setting, work: TrialWork, src: str) -> list[str]:
-    rows = [["loader", "workers", "prefetch", "samples/s", "waiting", "CPU s/1k", "memory", ""]]
+    rows = [["loader", "workers", "samples/s", "waiting", "CPU s/1k", "memory", ""]]
     for setting, turns in results.items():
         rate, waiting, cpu_s, memory = _figures(turns).values()
         rows.append([
             setting.loader,
             str(setting.num_workers),
-            "-" if setting.prefetch_factor is None else str(setting.prefetch_factor),
             f"{rate:,.0f}",
             f"{waiting:.0%}",
             "unknown" if cpu_s is None else f"{cpu_s:.2f}",
-            "unknown" if memory is None else amount(memory),
+            "unknown" if memory is None else format_bytes(memory),
             "best" if setting == best else "",
         ])  # fmt: skip
     caption = (
@@ -278,25 +254,15 @@ def _record(results: Results, best: Setting, work: TrialWork, src: str) -> dict[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialWork:
-    """The loading work that every setting is timed on.
-
-    Attributes:
-        dataset: Of any kind.
-        kinds: The loader's class, by the name that a setting has for it.
-        arguments: Of the loader, without those that a setting decides.
-        on_error: What becomes of samples that cannot be made.
-        num_batches: How many are measured in a turn.
-        step_s: What a training step takes between two of them.
-        bad_samples: Numbers of those that could not be made; it grows with the turns.
-    """
+    """The loading work that every setting is timed on."""
 
     dataset: Any
-    kinds: Mapping[str, Any]
-    arguments: dict[str, Any]
+    kinds: Mapping[str, Any]  # of loaders, by the name that a setting has for them
+    arguments: dict[str, Any]  # of the loader, without those that a setting decides
     on_error: str
-    num_batches: int
-    step_s: float = 0.0
-    bad_samples: set[int | None] = field(default_factory=set)
+    num_batches: int  # that are measured in a turn
+    step_s: float = 0.0  # of a training step between two of them
+    bad_samples: set[int | None] = field(default_factory=set)  # by number
 
     def take_turn(self, setting: Setting) -> Turn:
         """Run one setting, with workers of its own, from its warm-up to its end."""
@@ -306,7 +272,7 @@ class TrialWork:
         loader = self.kinds[setting.loader](self.dataset, **options)
         try:
             with closing(endless(loader)) as batches:  # and with it the loader's workers go
-                for _ in range(_WARM_UP + setting.num_workers * (setting.prefetch_factor or 0)):
+                for _ in range(_WARM_UP + setting.num_workers * _PREFETCHED):
                     next(batches)
                 memory, cpu_before = memory_bytes(own), cpu_seconds(own)
                 begun_s = now_s = time.perf_counter()
@@ -331,7 +297,6 @@ class TrialWork:
     def _options(self, setting: Setting) -> dict[str, Any]:
         options = {**self.arguments, "num_workers": setting.num_workers}
         if setting.num_workers:
-            options["prefetch_factor"] = setting.prefetch_factor
             options["persistent_workers"] = True  # a small dataset has many epochs in one turn
         return options
 

@@ -66,30 +66,17 @@ def begin() -> None:
 
 @dataclass(slots=True)
 class Account:
-    """The measurements of all loaders of one kind that one line of the program made.
+    """The measurements of all loaders of one kind that one line of the program made."""
 
-    Attributes:
-        made_at: The line, as "train.py:31".
-        taken: Names of the settings of `penstock run` that apply to these loaders.
-        settings: Arguments of the first loader, by name.
-        run: Sums over all loaders.
-        stats: Statistics of the loader that ran longest; None until a loader has ended.
-        recording: Recording of the same loader; None unless a report or a trace is to be written.
-        loaders: Number of loaders.
-        first_batch_s: Seconds from `iter()` to the first batch, of the first loader that ended
-            with one.
-        failure: The first bad sample that was left out or replaced; empty if there was none.
-    """
-
-    made_at: str
-    taken: list[str]
-    settings: dict[str, Any]
-    run: Span = field(default_factory=Span)
-    stats: Stats | None = None
-    recording: Recording | None = None
+    made_at: str  # the line, as "train.py:31"
+    taken: list[str]  # settings of `penstock run` that apply to these loaders
+    settings: dict[str, Any]  # arguments of the first loader, by name
+    run: Span = field(default_factory=Span)  # sums over all loaders
+    stats: Stats | None = None  # of the loader that ran longest
+    recording: Recording | None = None  # of the same, if a report or a trace is to be written
     loaders: int = 0
-    first_batch_s: float = 0.0
-    failure: str = ""
+    first_batch_s: float = 0.0  # of the first loader that ended with a batch
+    failure: str = ""  # the first bad sample that was left out or replaced
 
     def close(self, accounts: Accounts, *, is_recorded: bool) -> None:
         """Add the measurements of a loader, which has ended."""

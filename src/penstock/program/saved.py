@@ -33,23 +33,14 @@ _REST: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedLoader:
-    """The figures of all loaders that one line of the program made.
+    """The figures of all loaders that one line of the program made."""
 
-    Attributes:
-        made_at: The line, as "train.py:31".
-        dataset: The dataset's class.
-        num_workers: Workers of the loader that ran longest.
-        loaders: Number of loaders.
-        first_batch_s: Seconds from the first `iter()` to its first batch.
-        run: Sums over all of them.
-    """
-
-    made_at: str
-    dataset: str
-    num_workers: int
+    made_at: str  # the line, as "train.py:31"
+    dataset: str  # class of the dataset
+    num_workers: int  # of the loader that ran longest
     loaders: int
-    first_batch_s: float
-    run: Span
+    first_batch_s: float  # from the first `iter()` to its first batch
+    run: Span  # sums over all of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

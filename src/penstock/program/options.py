@@ -22,29 +22,18 @@ _STARTUP: Final = Path(__file__).parent / "startup"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The options of `penstock run`.
+    """The options of `penstock run`."""
 
-    Attributes:
-        program: The script or module, as it was named.
-        engine: "penstock", or "torch" for torch's own loader, which is only measured.
-        settings: Arguments of loaders that the program makes without them, by name.
-        report: File for the HTML report.
-        trace: File for the trace.
-        save: File for the figures that `penstock report` compares.
-        quiet: Whether to print no summary.
-        started: Start of the program, in seconds since 1970.
-        pid: The program's first process, the ancestor of all others.
-    """
-
-    program: str = ""
-    engine: str = "penstock"
+    program: str = ""  # script or module, as it was named
+    engine: str = "penstock"  # or "torch": torch's own loader, which is only measured
+    # Arguments of loaders that the program makes without them, by name.
     settings: dict[str, Any] = field(default_factory=dict)
     report: str | None = None
     trace: str | None = None
-    save: str | None = None
+    save: str | None = None  # for the figures that `penstock report` compares
     quiet: bool = False
     started: float = field(default_factory=time.time)
-    pid: int = field(default_factory=os.getpid)
+    pid: int = field(default_factory=os.getpid)  # of the program's first process
 
     @classmethod
     def of_environment(cls) -> Options:
@@ -52,11 +41,7 @@ class Options:
         return cls(**json.loads(os.environ[_VARIABLE]))
 
     def start(self, words: Sequence[str]) -> None:
-        """Replace this process by `python` followed by `words`.
-
-        Raises:
-            ConfigError: Python ignores the environment or sitecustomize (-E, -I, -S).
-        """
+        """Replace this process by `python` followed by `words`."""
         if sys.flags.ignore_environment or sys.flags.no_site:
             raise ConfigError(
                 "`penstock run` needs PYTHONPATH and sitecustomize, which Python ignores under "

@@ -49,9 +49,8 @@ _CLOCK: Final = "_penstock_clock"
 def watch(watcher: Callable[[StockMonitor, Any], object]) -> None:
     """Monitor all of torch's loaders in this process from now on.
 
-    Args:
-        watcher: Called with a monitor and its loader when its first epoch begins. What it returns
-            lives as long as the monitor.
+    `watcher` is called with a monitor and its loader when its first epoch begins. What it returns
+    lives as long as the monitor.
     """
     monitors: dict[int, StockMonitor] = {}  # by the loader's id: not every loader has a hash
 
@@ -94,26 +93,19 @@ def _wrap(kind: Any, name: str, around: Callable[..., Any]) -> None:  # noqa: AN
 
 
 class StockMonitor:
-    """The monitor of one loader, over all its epochs; it holds no reference to the loader.
-
-    Attributes:
-        made_at: The line of the program that made the loader, as "train.py:31".
-        history: The timing of its batches.
-    """
+    """The monitor of one loader, over all its epochs; it holds no reference to the loader."""
 
     def __init__(self, made_at: str, watcher: Callable[[StockMonitor, Any], object]) -> None:
         """Make a monitor of a loader without epochs."""
         self.made_at = made_at
         self.history = History(judge=_judge)
         self._watcher = watcher
-        self._started = ""
+        self._started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         self._num_epochs = 0
 
     def begin_epoch(self, loader: Any, iterator: Any, begun_ns: int) -> None:  # noqa: ANN401
         """Start an epoch of `loader`, and time the batches of its iterator."""
         if not self._num_epochs:
-            now = datetime.datetime.now(datetime.UTC)
-            self._started = now.isoformat(timespec="seconds")
             self._watched = self._watcher(self, loader)
         setattr(iterator, _CLOCK, _Clock(self, self._num_epochs, loader, begun_ns))
         self._num_epochs += 1

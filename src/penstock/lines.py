@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is written for people to read: a name stays in its line, and commands no terminal.
+"""What commands write: names of files and texts of errors stay in their line.
 
-All that the commands say goes through `say`; `insight.progress` draws the bar with cursor codes of
-its own. Names of files and what errors repeat come from strangers' data.
+All goes through `say`; `insight.progress` draws the bar with cursor codes of its own.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import os
 import sys
 from typing import Any
 
-__all__ = ["OutputError", "amount", "check_stdout", "printable", "say", "say_json"]
+__all__ = ["OutputError", "check_stdout", "printable", "say", "say_json"]
 
 
 class OutputError(Exception):
@@ -37,33 +36,20 @@ def printable(text: str, encoding: str | None = None) -> str:
 
 
 def say(*fields: str, err: bool = False) -> None:
-    """Write one line.
+    """Write one line: fields as `printable` has them, with tabs between them.
 
-    Args:
-        fields: Each as `printable` has it, with tabs between them.
-        err: Whether to write to stderr, where nothing is said of a failure.
-
-    Raises:
-        OutputError: stdout cannot be written to.
+    OutputError if stdout cannot be written to; for stderr (`err`) that is no error.
     """
     _write("\t".join(map(printable, fields)) + "\n", err=err)
 
 
 def say_json(record: Any) -> None:  # noqa: ANN401 - what JSON can have
-    """Write a record to stdout, for programs; JSON escapes what is no plain text.
-
-    Raises:
-        OutputError: stdout cannot be written to.
-    """
+    """Write a record to stdout, for programs; JSON escapes what is no plain text."""
     _write(json.dumps(record, indent=2) + "\n", err=False)
 
 
 def check_stdout() -> None:
-    """See to it that all has arrived that was written to stdout, by others as well.
-
-    Raises:
-        OutputError: it has not.
-    """
+    """Raise OutputError unless all has arrived that was written to stdout, by others as well."""
     _write("", err=False)
 
 
@@ -85,16 +71,3 @@ def _write(text: str, *, err: bool) -> None:
         with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
         raise OutputError(error.strerror) from error
-
-
-def amount(num_bytes: float) -> str:
-    """Return a number of bytes in the unit that suits it.
-
-    Example:
-        >>> amount(999), amount(12_345), amount(3.1e8), amount(2e12)
-        ('999 B', '12.3 kB', '310.0 MB', '2,000.0 GB')
-    """
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if num_bytes >= size:
-            return f"{num_bytes / size:,.1f} {unit}"
-    return f"{num_bytes:.0f} B"

@@ -132,7 +132,7 @@ def test_a_list_that_needs_its_columns_named_asks_for_options(here, capsys, comm
     target = {"pack": ["x.lmdb"], "convert": ["x"]}.get(name, [])
     assert main([name, source, *target, *options]) == 1
     said = capsys.readouterr().err
-    assert "Say which columns there are: --box, --classes, --landmarks, --separator." in said
+    assert "Say which columns there are: has_box, classes, num_landmarks, separator" in said
     assert main([name, source, *target, *options, "--box", "--classes", "sex"]) == 0
 
 

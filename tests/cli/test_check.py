@@ -24,14 +24,14 @@ pytest.importorskip("rich")
 Image = pytest.importorskip("PIL.Image")
 
 from penstock.cli.check import (  # noqa: E402 - it needs the above
+    Broken,
     Files,
     Findings,
     Records,
     check_file,
     check_in_parallel,
-    check_opening,
 )
-from penstock.cli.files import Broken, check_annotations  # noqa: E402
+from penstock.cli.files import check_annotations  # noqa: E402
 from penstock.images.decode import check_image  # noqa: E402
 
 ONE_WORKER = ["--workers", "1"]
@@ -425,9 +425,8 @@ def test_shards_are_checked_as_one_store_and_a_missing_one_ends_the_check(tmp_pa
     assert "00001-of-00003.lmdb is missing" in err
 
 
-@pytest.mark.parametrize("named", ["a.lmdb", "a.lmdb.partial", "lmdb:a.lmdb.partial"])
 @pytest.mark.parametrize("num_shards", [1, 2])
-def test_an_unfinished_pack_is_called_so(named, num_shards, tmp_path, capsys, monkeypatch):
+def test_an_unfinished_pack_is_called_so(num_shards, tmp_path, capsys, monkeypatch):
     pytest.importorskip("lmdb")
     from penstock.stores import create_store
 
@@ -435,9 +434,9 @@ def test_an_unfinished_pack_is_called_so(named, num_shards, tmp_path, capsys, mo
     writer = create_store("a.lmdb", num_shards=num_shards, num_records=12)
     writer.put_many(image_records())
     writer.close()
-    code, lines, err = run(capsys, named)
+    code, lines, err = run(capsys, "lmdb:a.lmdb.partial")
     assert (code, lines) == (1, [])
-    assert re.match(r"penstock: (\S+\.partial) is unfinished: ", err)
+    assert re.match(r"penstock: a\.lmdb\.partial\S* is unfinished: ", err)
     assert "--resume" in err
 
 
@@ -506,18 +505,13 @@ def send_to_page(path, key, number):
                 file.write(struct.pack("<Q", number))
 
 
-def test_a_store_whose_index_ends_the_process_that_reads_it_ends_the_check(tmp_path):
-    from penstock.errors import StoreError
-    from penstock.stores.lmdb.store import LMDBStore
+def test_a_store_whose_tree_leads_beyond_the_file_ends_the_check(tmp_path):
     from penstock.stores.records import encode_record
 
     path = tmp_path / "a.lmdb"
     write_store(path, [encode_record(f"a rather long name {n}", b"", n) for n in range(500)])
-    check_opening(LMDBStore(path))
     last_page = path.stat().st_size // 4096 - 1
     send_to_page(path, b"penstock.index", last_page)  # there, and too short for all of it
-    with pytest.raises(StoreError, match=r"its index was killed by SIG(BUS|SEGV)\."):
-        check_opening(LMDBStore(path, verify="never"))
     assert main(["check", str(path)]) == 1
 
 

@@ -76,8 +76,3 @@ def test_a_signal_before_the_command_has_begun_has_its_status(number, status, mo
     monkeypatch.setattr("penstock.cli.commands.make_app", lambda _: signal.raise_signal(number))
     assert main(["check", "photos"]) == status
     assert capsys.readouterr() == ("", "")
-
-
-def test_a_command_that_is_gone_names_the_one_to_use(capsys):
-    assert main(["bench", "photos"]) == 1
-    assert "is gone: use `penstock tune DIR --compare torch`" in capsys.readouterr().err

@@ -121,8 +121,6 @@ NAMED = {
     "stats": ["stats", "images"],
     "view": ["view", "images", "-n", "9", "--output", f"{HOSTILE}.png"],
     "view what raises": ["view", "theirs:Raises", "--output", "a.png"],
-    # Three: drop_last would leave one of the nine out, and that one may be the broken one.
-    "tune": ["tune", "images", *QUICK, "--batch-size", "3", "--rounds", "1"],
     "tune what raises": ["tune", "theirs:Raises", *QUICK, "--batch-size", "2"],
     "report a trace": ["report", f"{FILE}.json"],
     "explain": ["explain", FILE],

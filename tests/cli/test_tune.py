@@ -13,7 +13,7 @@ import pytest
 from penstock.cli import main
 from penstock.cli.tune import Setting, TrialWork, Turn, best_of
 
-SHORT = ["--batch-size", "4", "--batches", "2", "--workers", "0,1", "--prefetch", "2"]
+SHORT = ["--batch-size", "4", "--batches", "2", "--workers", "0,1"]
 
 DATA = """
 import numpy as np
@@ -66,9 +66,8 @@ def tune(tmp_path, capsys):
 
 
 def test_every_setting_takes_its_turn_in_every_round(tune):
-    out, figures = tune("numbers_to_tune:Numbers", "--prefetch", "1,2", "--trainer-ms", "2")
-    tried = [(s["num_workers"], s["prefetch_factor"]) for s in figures["settings"]]
-    assert tried == [(0, None), (1, 1), (1, 2)]
+    out, figures = tune("numbers_to_tune:Numbers", "--workers", "0,2,1", "--trainer-ms", "2")
+    assert [setting["num_workers"] for setting in figures["settings"]] == [0, 2, 1]
     for setting in figures["settings"]:
         assert [turn["samples"] for turn in setting["rounds"]] == [8, 8]
         assert all(turn["seconds"] > turn["wait_s"] for turn in setting["rounds"])
@@ -112,9 +111,8 @@ def test_the_best_has_the_fewest_workers_within_3_percent():
     def results(*rates):
         return {Setting(*pair): [Turn(rate, 1.0, 0.5, 0.1, None)] for rate, *pair in rates}
 
-    rates = results((100, 1, 2), (195, 2, 4), (196, 2, 2), (200, 4, 2))
-    assert best_of(rates) == Setting(2, 2)
-    assert best_of(results((190, 2, 2), (200, 4, 2))).num_workers == 4
+    assert best_of(results((100, 1), (195, 2), (200, 4))) == Setting(2)
+    assert best_of(results((190, 2), (200, 4))) == Setting(4)
 
 
 @pytest.mark.parametrize("name", ["loader", "made"])
@@ -145,9 +143,8 @@ def test_ctrl_c_shows_what_is_known(monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--batch-size", "65"], "the dataset has 64 samples, fewer than --batch-size 65"),
-        (["--workers", "1,x"], "--workers must be numbers of at least 0"),
-        (["--prefetch", "0"], "--prefetch must be numbers of at least 1"),
+        (["--batch-size", "65"], "the dataset gives no full batch; lower --batch-size"),
+        (["--workers", "1,x"], "--workers must be numbers from 0 on"),
         (["--collate", "numbers_to_tune:nothing"], "numbers_to_tune has no nothing"),
         (["--json", "nowhere/a.json"], "cannot write --json nowhere/a.json"),
     ],
@@ -180,17 +177,15 @@ def write_photos(folder, number, num_cut):
     return paths
 
 
-def test_broken_photos_are_named_and_others_take_their_place(tmp_path, tune, capsys):
+@pytest.mark.filterwarnings("ignore:epoch 0. 12 bad samples left out")
+def test_broken_photos_are_counted_and_others_take_their_place(tmp_path, tune, capsys):
     paths = write_photos(tmp_path / "photos" / "cat", 12, num_cut=2)
     options = ["--batches", "3", "--size", "16"]
     out, figures = tune("photos", *options)
-    for name in ("cat/0.jpg", "cat/1.jpg"):
-        assert f"left out {name}: Premature end of JPEG file\n" in out
     assert "2 samples cannot be read; others took" in out
     assert 'on_error="replace")' in out.splitlines()[-1]
-    assert [bad["name"] for bad in figures["left_out"]] == ["cat/0.jpg", "cat/1.jpg"]
+    assert figures["num_bad_samples"] == 2
     for path in paths:
         path.write_bytes(b"")
     assert main(["tune", "photos", *SHORT, *options]) == 1
-    said = capsys.readouterr().err
-    assert "none of the first 12 samples can be read; of the last, cat/9.jpg: the file is" in said
+    assert "no sample can be read. One of them: sample 0 (cat/0.jpg): " in capsys.readouterr().err

@@ -71,7 +71,7 @@ def test_the_command_of_the_page_runs(tmp_path, monkeypatch, capsys):
     del sys.modules["my_data"]
     text = (DOCS / "guide/tune.md").read_text()
     (command,) = re.findall(r"^\$ penstock (.*)$", text, re.MULTILINE)
-    shortened = ["--batches", "1", "--rounds", "1", "--prefetch", "2"]
+    shortened = ["--batches", "1", "--rounds", "1"]
     assert main([*shlex.split(command), *shortened]) == 0
     assert "(dataset, batch_size=32, shuffle=True, " in capsys.readouterr().out
 

@@ -77,10 +77,12 @@ ENDS_OF_TRAINING = {
 @pytest.mark.parametrize(("end", "status"), ENDS_OF_TRAINING.values(), ids=ENDS_OF_TRAINING)
 def test_a_training_ends_as_without_us_and_its_account_is_last(end, status, tmp_path):
     written(tmp_path / "train.py", TRAIN.format(end=end))
-    got = ran([*RUN, "--save", "run.json", "train.py"], tmp_path)
+    files = ["--save", "run.json", "--report", "run.html", "--trace", "trace.json"]
+    got = ran([*RUN, *files, "train.py"], tmp_path)
     program, said = split(got.stderr)
     assert (got.returncode, got.stdout) == (status, "")
-    assert (tmp_path / "run.json").exists() == (status != -signal.SIGKILL)
+    for file in files[1::2]:
+        assert (tmp_path / file).exists() == (status != -signal.SIGKILL)
     if status == -signal.SIGKILL:  # nothing of Python's runs any more
         assert (program, said) == ("", [])
         return

@@ -13,7 +13,7 @@ import pytest
 from tests.program.training import TRAINING, run
 
 from penstock.insight.trace import read_trace
-from penstock.program.saved import SavedRun
+from penstock.program.saved import run_in
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("typer")
@@ -61,7 +61,7 @@ def sums(monkeypatch):
 
 
 def saved(folder, name="run.json"):
-    return SavedRun.from_json(json.loads((folder / name).read_text()))
+    return run_in(json.loads((folder / name).read_text()), name)
 
 
 class Numbers(Dataset):
@@ -109,14 +109,15 @@ def test_a_training_gives_the_same_under_either_engine_and_without(tmp_path):
         assert place.startswith(f"penstock run: train.py:17: a loader of Noisy, {num_workers} w")
         assert ("A run without --engine torch shows why." in done.stderr) == (engine == "torch")
         found[engine] = saved(tmp_path, f"{engine}.json")
-        train, check = found[engine].loaders
-        assert (train.loaders, train.epochs, train.batches) == (1, 3, 13 + 6 + 13)
+        loaders = found[engine].loaders
+        train, check = (loader.run for loader in loaders)
+        assert (train.starts, train.batches) == (3, 13 + 6 + 13)
         assert train.samples == 103 + 48 + 103
-        assert (check.loaders, check.epochs, check.batches, check.samples) == (3, 3, 9, 309)
-        assert [loader.num_workers for loader in (train, check)] == [num_workers] * 2
-        assert [loader.dataset for loader in (train, check)] == ["Noisy"] * 2
-        for loader in (train, check):
-            assert 0 < loader.first_batch_s <= loader.wait_s <= loader.seconds
+        assert (check.starts, check.batches, check.samples) == (3, 9, 309)
+        known = [(loader.loaders, loader.num_workers, loader.dataset) for loader in loaders]
+        assert known == [(1, num_workers, "Noisy"), (3, num_workers, "Noisy")]
+        for loader in loaders:
+            assert 0 < loader.first_batch_s <= loader.run.wait_s <= loader.run.seconds
         assert train.seconds + check.seconds <= found[engine].wall_s
     made = [[loader.made_at for loader in run.loaders] for run in found.values()]
     assert made[0] == made[1]
@@ -137,7 +138,7 @@ def test_a_program_that_was_edited_keeps_penstocks_loader(tmp_path):
     edited = edited.replace(", Dataset\n", "\nfrom torch.utils.data import Dataset\n")
     done = run(tmp_path, edited, "--engine", "torch", "--save", "run.json", words=[0])
     assert "without --engine torch" not in done.stderr
-    assert [loader.batches for loader in saved(tmp_path).loaders] == [32, 9]
+    assert [loader.run.batches for loader in saved(tmp_path).loaders] == [32, 9]
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

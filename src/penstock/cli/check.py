@@ -10,13 +10,12 @@ sample, which the loader skips: the worker is replaced, and the rest goes on.
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import time
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
@@ -24,23 +23,20 @@ from penstock.cli import options
 from penstock.cli.reasons import reason_of
 from penstock.cli.terminal import Bar, silence_libraries
 from penstock.data import PackedList
-from penstock.errors import ConfigError, StoreError, StoreUnreachable
+from penstock.errors import ConfigError, StoreUnreachable
 from penstock.faults import FaultPolicy
 from penstock.lines import say, say_json
 from penstock.loader import Loader
 from penstock.plural import counted
 from penstock.redact import without_password
-from penstock.system_limits import signal_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from penstock.cli.files import Broken
     from penstock.stores.records import Record
     from penstock.stores.store import Store
 
 _ANNOTATIONS: Final = (".txt", ".xml", ".yaml", ".yml")
-_INDEX: Final = ".penstock-index"  # that release 0.1 left in a folder which it packed
 # Files in a task: it costs the loader some 0.1 ms, decoding a photo some 5 ms.
 _MAX_TASK_FILES: Final = 16
 _TASKS_PER_WORKER: Final = 8  # at least, so that no worker is left with the last files alone
@@ -80,14 +76,15 @@ def check(
     if list_columns and not what.lower().endswith(".txt"):
         raise ConfigError(f"{options.option_of(next(iter(list_columns)))} is for text lists.")
     import penstock.images.decode  # noqa: F401 - where Pillow is missing, this says it once
+    from penstock.cli.sources import is_store, open_named
 
     start_s = time.monotonic()
     with contextlib.ExitStack() as stack:
-        items: Files | Records = (
-            Records(stack.enter_context(_opened(what, fields)))
-            if _is_store(what) or fields
-            else _files_in(Path(what), list_columns)
-        )
+        items: Files | Records
+        if fields or is_store(what):
+            items = Records(stack.enter_context(open_named(what, fields=fields)))
+        else:
+            items = _files_in(Path(what), list_columns)
         findings = Findings(len(items), broken=[*items.broken])
         try:
             with Bar() as bar:
@@ -101,45 +98,61 @@ def check(
         raise typer.Exit(1)
 
 
-def _is_store(what: str) -> bool:
-    from penstock.cli.sources import is_store
-
-    return is_store(what) or (Path(what) / _INDEX).exists()
-
-
 def _say(items: Files | Records, findings: Findings, wall_s: float, *, as_json: bool) -> None:
     """Say what is broken, and how many of what were checked."""
-    findings.broken.sort(key=items.sort_key)
-    num_broken = len(findings.broken)
-    if as_json:
-        record = items.record(findings)
-        say_json({**record, "num_broken": num_broken, "seconds": round(wall_s, 3)})
+    below = ""
+    if isinstance(items, Files):
+        broken = sorted(findings.broken, key=lambda one: one.name)
+        checked, below = counted(findings.num_items, "file"), items.text_below
+        also = f" and {counted(items.num_annotations, 'annotation')}" * (items.num_annotations > 0)
+        record: dict[str, Any] = {
+            "num_files": findings.num_items,
+            "num_annotations": items.num_annotations,
+            "num_checked": findings.num_checked,
+            "broken": [{"path": one.name, "reason": one.reason} for one in broken],
+            "not_looked_at": sorted(items.passed_over),
+        }
     else:
-        for one in findings.broken:
+        broken = sorted(findings.broken, key=lambda one: one.position)
+        checked = counted(findings.num_items, "record")
+        also = f", {counted(findings.num_images, 'image')} decoded"
+        record = {
+            "address": without_password(items.address),
+            "num_records": findings.num_items,
+            "num_checked": findings.num_checked,
+            "num_images": findings.num_images,
+            "broken": [
+                {"key": one.name, "position": one.position, "reason": without_password(one.reason)}
+                for one in broken
+            ],
+        }
+    if as_json:
+        say_json({**record, "num_broken": len(broken), "seconds": round(wall_s, 3)})
+    else:
+        for one in broken:
             say(one.name, without_password(one.reason))
-    checked = counted(findings.num_items, items.noun)
     if findings.num_checked < findings.num_items:
         checked = f"stopped after {findings.num_checked:,} of {checked}"
-    also, more = items.summary(findings)
-    say(f"{checked}{also}, {num_broken:,} broken, {wall_s:.1f} s", err=True)
-    if more:
-        say(more, err=True)
+    say(f"{checked}{also}, {len(broken):,} broken, {wall_s:.1f} s", err=True)
+    if below:
+        say(below, err=True)
+
+
+class Broken(NamedTuple):
+    """A file or a record that is broken: its path or key, and why; its position if it has one."""
+
+    name: str
+    reason: str
+    position: int = -1
 
 
 @dataclass
 class Findings:
-    """How far a check has come.
+    """How far a check has come."""
 
-    Attributes:
-        num_items: Files or records to check.
-        num_checked: Of which are done, broken ones included.
-        num_images: Images in them that were decoded, and are whole.
-        broken: Those that are broken.
-    """
-
-    num_items: int
-    num_checked: int = 0
-    num_images: int = 0
+    num_items: int  # to check
+    num_checked: int = 0  # broken ones included
+    num_images: int = 0  # whole ones in them
     broken: list[Broken] = field(default_factory=list)
 
 
@@ -154,20 +167,10 @@ class _Result(NamedTuple):
 def check_in_parallel(
     items: Files | Records, num_workers: int, findings: Findings, show: Callable[[], object]
 ) -> None:
-    """Check all items in worker processes.
+    """Check all items in worker processes, and call `show` each time that `findings` has grown.
 
-    Args:
-        items: A dataset whose samples are results, so that no pixels travel.
-        num_workers: Worker processes, at least 1.
-        findings: Grows in place, so that the caller has it whatever ends the check.
-        show: Called each time that it has grown.
-
-    Raises:
-        StoreUnreachable: a server went away.
-        WorkerDied: more workers were lost than bad files can account for.
+    It grows in place, so that the caller has it whatever ends the check.
     """
-    from penstock.cli.files import Broken
-
     if not len(items):
         return
     num_workers = min(num_workers, len(items))
@@ -222,7 +225,6 @@ class Files:
     passed_over: Sequence[str] = ()
     text_below: str = ""
     decode: Callable[[str], object] = check_file
-    noun: ClassVar = "file"
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -238,26 +240,6 @@ class Files:
     def describe(self, index: int) -> str:
         """Return the file's path, without a "./" before it."""
         return str(Path(self.paths[index]))
-
-    def sort_key(self, one: Broken) -> Any:  # noqa: ANN401
-        """Broken files are said in the order of their paths."""
-        return one.name
-
-    def record(self, findings: Findings) -> dict[str, Any]:
-        """Return what JSON has."""
-        return {
-            "num_files": findings.num_items,
-            "num_annotations": self.num_annotations,
-            "num_checked": findings.num_checked,
-            "broken": [{"path": file.name, "reason": file.reason} for file in findings.broken],
-            "not_looked_at": sorted(self.passed_over),
-        }
-
-    def summary(self, findings: Findings) -> tuple[str, str]:
-        """Return what the summary says besides, and a line below it."""
-        count = self.num_annotations
-        also = f" and {counted(count, 'annotation')}" if count else ""
-        return also, self.text_below
 
 
 def _files_in(place: Path, columns: dict[str, Any]) -> Files:
@@ -298,47 +280,13 @@ def _files_in(place: Path, columns: dict[str, Any]) -> Files:
     return Files(packed, found.num_files, found.broken, passed_over, text)
 
 
-def _opened(what: str, fields: dict[str, str]) -> Store:
-    from penstock.cli.sources import open_named, parse
-
-    if parse(what).kind != "lmdb":
-        return open_named(what, fields=fields)
-    store = open_named(what, fields=fields, verify="always")
-    check_opening(store)
-    return store
-
-
-def check_opening(store: Store) -> None:
-    """Raise StoreError if opening a store and reading its index kills the process.
-
-    Another process does it. An LMDB file is mapped into memory: where a disk fails, or the
-    file becomes shorter meanwhile, the system ends the process by SIGBUS.
-    """
-    process = multiprocessing.get_context("fork").Process(target=_open, args=(store,))
-    process.start()
-    process.join()
-    if process.exitcode is not None and process.exitcode < 0:
-        raise StoreError(
-            f"{store.address} cannot be opened: the process that read its index was killed by "
-            f"{signal_name(-process.exitcode)}. Is its disk failing, or was the file written to "
-            "meanwhile? Restore it from a copy, or pack it anew."
-        )
-
-
-def _open(store: Store) -> None:
-    silence_libraries()  # what can be said is said by the process that opens it next
-    len(store)
-
-
 class Records:
     """Records of a store, to be compared with their checksums and the index."""
-
-    noun: Final = "record"
 
     def __init__(self, store: Store) -> None:
         """Read the store's index."""
         self._store = store
-        self._index = store.index
+        self.address, self._index = store.address, store.index
         self.broken: list[Broken] = []
         store.close()  # workers that are forked inherit no connection
 
@@ -384,25 +332,3 @@ class Records:
     def describe(self, index: int) -> str:
         """Return the record's key."""
         return self._index.keys[index]
-
-    def sort_key(self, one: Broken) -> Any:  # noqa: ANN401
-        """Broken records are said in the order of their positions."""
-        return one.position
-
-    def record(self, findings: Findings) -> dict[str, Any]:
-        """Return what JSON has."""
-        return {
-            "address": without_password(self._store.address),
-            "num_records": findings.num_items,
-            "num_checked": findings.num_checked,
-            "num_images": findings.num_images,
-            "broken": [
-                {"key": each.name, "position": each.position,
-                 "reason": without_password(each.reason)}
-                for each in findings.broken
-            ],
-        }  # fmt: skip
-
-    def summary(self, findings: Findings) -> tuple[str, str]:
-        """Return what the summary says besides, and a line below it."""
-        return f", {counted(findings.num_images, 'image')} decoded", ""

@@ -10,7 +10,6 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from penstock import __version__
-from penstock.errors import ConfigError
 from penstock.lines import printable, say
 from penstock.redact import without_password
 
@@ -21,7 +20,6 @@ _SECTIONS: Final[dict[str, tuple[str, ...]]] = {
     "Look at speed": ("run", "tune", "report"),
     "Find out what is wrong": ("doctor", "explain"),
 }
-_GONE: Final = {"bench": "`penstock tune DIR --compare torch`"}
 _NAMES: Final = tuple(name for names in _SECTIONS.values() for name in names)
 
 
@@ -86,12 +84,7 @@ def make_app(called: str = "") -> typer.Typer:
 
     Args:
         called: The first word of it. Where that is a command, no other is imported.
-
-    Raises:
-        ConfigError: it is a command that is gone.
     """
-    if called in _GONE:
-        raise ConfigError(f"`penstock {called}` is gone: use {_GONE[called]}.")
     app = typer.Typer(
         cls=_CommandGroup,
         no_args_is_help=True,

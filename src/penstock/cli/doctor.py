@@ -179,11 +179,7 @@ def _findings() -> Iterator[Finding]:
 
 
 def run_trial(code: str, limit_s: float) -> tuple[str, str]:
-    """Run code in a new process, since a library may crash, hang or exit.
-
-    Returns:
-        The last line that it printed, and what went wrong; "" for nothing.
-    """
+    """Return the last line that code prints in a new process, and what goes wrong, or ""."""
     program = _TRIAL.format(path=sys.path, code=code)
     # Files and not pipes: a library may leave a process behind that holds a pipe open.
     with tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as errors:
@@ -304,13 +300,7 @@ def look_at_open_files() -> Finding:
 
 
 def look_at_device(printed: str, failure: str, root: Path = _ROOT) -> Finding:
-    """Return what torch can copy batches to.
-
-    Args:
-        printed: What the trial printed: build, names of devices, and the error of a computation.
-        failure: What went wrong with the trial.
-        root: Below it lie `proc` and `dev`.
-    """
+    """Return what torch can copy batches to, by what the trial printed."""
     if failure:
         is_absent = importlib.util.find_spec("torch") is None
         found = "not looked for: no torch here" if is_absent else "torch cannot be imported"
@@ -386,13 +376,9 @@ def look_at_extra(extra: str, needed: Iterable[tuple[str, str]]) -> Finding:
             missing.append(name)
             continue
         try:
-            version = metadata.version(name)
+            version = metadata.version(name) or "0"  # without METADATA: it was cut short
         except metadata.PackageNotFoundError:  # OpenCV has several distributions
             version = floor
-        if not version:  # its folder has no METADATA: an installation that was cut short
-            broken.append(name)
-            here.append(f"{name} without its version")
-            continue
         here.append(f"{name} {version}")
         if _numbers(version) < _numbers(floor.removesuffix(".0")):
             old.append(f"{name}>={floor}")
@@ -402,8 +388,6 @@ def look_at_extra(extra: str, needed: Iterable[tuple[str, str]]) -> Finding:
     found = ", ".join(here)
     if broken:
         remedy = f"Repair what it names, or pip install --force-reinstall {' '.join(broken)}."
-        if "torch" in broken:
-            remedy += " Give pip the --index-url of torch's build (CPU, CUDA), or it takes another."
         return Finding("extras", extra, found, remedy, is_problem=True)
     if missing:
         how = install_command(extra)

@@ -7,8 +7,9 @@ import os
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
+from penstock.cli.check import Broken
 from penstock.cli.reasons import reason_of
 from penstock.errors import ConfigError, StoreError
 from penstock.lines import say
@@ -30,23 +31,10 @@ _HEAD_BYTES: Final = 16
 _NUM_SHOWN: Final = 3  # names of files that are passed over
 
 
-class Broken(NamedTuple):
-    """A file or a record that is broken: its path or key, and why; the position of a record."""
-
-    name: str
-    reason: str
-    position: int | None = None
-
-
 def iter_files(folder: Path) -> Iterator[str]:
-    """Yield the files below a folder, in no particular order.
+    """Yield the files below a folder, broken links and pipes included, in no particular order.
 
-    Links to folders are followed, as ImageFolder does it; no folder is entered twice, and hidden
-    and system folders are not. Broken links and pipes are files, too: they may have an
-    image's name.
-
-    Raises:
-        ConfigError: a folder cannot be listed.
+    Links to folders are followed, as ImageFolder does it; hidden and system folders are left out.
     """
     entered = set()
     for place, subfolders, names in os.walk(folder, onerror=_cannot_list, followlinks=True):
@@ -113,18 +101,12 @@ def say_passed_over(src: str) -> None:
 
 @dataclass
 class Annotations:
-    """What a check has found about annotations.
+    """What a check has found about annotations."""
 
-    Attributes:
-        num_files: Annotation files that were read.
-        broken: Those that are damaged, and the images of others that are not there.
-        images: Images that they name and that are there.
-        by_stem: Of each folder of VOC's, its images by their paths without suffix.
-    """
-
-    num_files: int = 0
-    broken: list[Broken] = field(default_factory=list)
-    images: set[str] = field(default_factory=set)
+    num_files: int = 0  # that were read
+    broken: list[Broken] = field(default_factory=list)  # and images that are not there
+    images: set[str] = field(default_factory=set)  # that are named and there
+    # Of each folder of VOC's, its images by their paths without suffix.
     by_stem: dict[Path, dict[str, str]] = field(default_factory=dict)
 
     def add(self, path: Path, error: Exception | str) -> None:
@@ -143,16 +125,7 @@ class Annotations:
 
 
 def check_annotations(folder: Path, images: Sequence[str], xml: Iterable[str]) -> Annotations:
-    """Return what is wrong with the annotations of a folder, and of those below it with images.
-
-    Args:
-        folder: Where files were looked for.
-        images: Paths of all images that were found there.
-        xml: Paths of all XML files.
-
-    Raises:
-        StoreError: a folder cannot be listed.
-    """
+    """Return what is wrong with annotations in a folder that has these images and XML files."""
     findings = Annotations()
     with_images = {os.path.dirname(image) for image in images}
     above = {place for inner in with_images for place in Path(inner).parents}

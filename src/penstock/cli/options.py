@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import functools
 import inspect
-import re
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, get_type_hints
 
 import typer
 
-from penstock.errors import StoreError
 from penstock.lines import say
 
 if TYPE_CHECKING:
@@ -123,7 +121,6 @@ LIST_OPTIONS: Final[dict[str, Any]] = {
     ],
 }
 _SPELLED: Final = {"num_landmarks": "landmarks", "has_box": "box"}
-_SAYING: Final = "Say which columns there are: "
 
 
 def option_of(name: str) -> str:
@@ -149,14 +146,7 @@ def takes(**groups: dict[str, Any]) -> Callable[[Callable[..., None]], Callable[
                     for name, value in given.items()
                     if value is not None and value is not False
                 }
-            try:
-                command(**arguments)
-            except StoreError as error:  # it names arguments of the list's reader
-                before, saying, names = str(error).partition(_SAYING)
-                if not saying:
-                    raise
-                names = re.sub(r"\w+", lambda found: option_of(found[0]), names)
-                raise StoreError(f"{before}{saying}{names}") from error
+            command(**arguments)
 
         # What typer reads: the parameters with their types.
         types = get_type_hints(command, include_extras=True)

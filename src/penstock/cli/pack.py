@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -16,9 +14,10 @@ from penstock.cli.reasons import reason_of
 from penstock.cli.terminal import Bar, was_terminated
 from penstock.errors import ConfigError, PenstockError, StoreError, WorkerDied
 from penstock.faults import text_of
-from penstock.lines import amount, say
+from penstock.lines import say
 from penstock.plural import counted
 from penstock.redact import without_password
+from penstock.system_limits import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,7 +28,6 @@ _HINT: Final = (
     "--skip-bad leaves such samples out and lists them; with --resume it goes on from here."
 )
 _OF_SAMPLES: Final = ("while encoding", "while reading sample")  # notes of an error
-_USER: Final = re.compile(r"//[^/@]*@")
 
 
 @options.takes(list_columns=options.LIST_OPTIONS, fields=options.FIELD_OPTIONS)
@@ -113,7 +111,6 @@ def pack(
     from penstock.cli.files import say_passed_over
     from penstock.stores.packing import pack as pack_into
 
-    _check_places(src, dst, shards)
     given = {"split": split, "trust_pickle": trust_pickle, "fields": fields}
     of_objects = {
         "objects": objects,
@@ -122,7 +119,7 @@ def pack(
     }
 
     def show(done: PackProgress) -> None:
-        bar.show(done.num_done, done.num_records, amount(done.num_bytes))
+        bar.show(done.num_done, done.num_records, format_bytes(done.num_bytes))
 
     with (
         _stopping(dst),
@@ -186,38 +183,6 @@ def _source(
         yield found
 
 
-def _check_places(src: str, dst: str, num_shards: int) -> None:
-    """Refuse a destination that would take the source with it, or something else that is there."""
-    from penstock.cli.sources import names_code, parse
-
-    target = parse(dst)
-    if not names_code(src):
-        source = parse(src)
-        one, other = (_USER.sub("//", each.place).partition("?")[0] for each in (source, target))
-        if "mongodb" not in (source.kind, target.kind):
-            one, other = (os.path.realpath(each.place) for each in (source, target))
-            if Path(other) in Path(one).parents and Path(other).is_dir():
-                raise ConfigError(f"DST ({other}) would replace the folder that SRC lies in.")
-            if Path(one) in Path(other).parents:
-                raise ConfigError(f"DST ({other}) would be in the folder SRC, a part of it.")
-        if one == other:
-            raise ConfigError(f"SRC and DST are the same place, {other}. Pack into another one.")
-    path = Path(target.place)
-    if target.kind != "lmdb" or not path.exists():
-        return
-    from penstock.stores.lmdb.store import is_shard
-
-    if path.is_dir() != (num_shards > 1):
-        what = "a folder" if path.is_dir() else "a file"
-        raise ConfigError(f"{path} is {what}; --shards makes a folder. Name another DST.")
-    others = sorted(e.name for e in path.iterdir() if not is_shard(e.name)) if path.is_dir() else []
-    if others:
-        raise ConfigError(
-            f"{path} is a folder with other things in it ({others[0]}), which the new store "
-            "would replace. Name another DST."
-        )
-
-
 @contextlib.contextmanager
 def _stopping(dst: str) -> Iterator[None]:
     """Say at a Ctrl-C or SIGTERM how to go on."""
@@ -275,7 +240,7 @@ def _report(report: PackReport) -> None:
         parts.append(f"{report.num_resumed:,} of them from the interrupted run")
     if num_new or not report.num_records:
         speed = f"{report.num_bytes / 1e6 / wall_s:,.1f} MB/s, {num_new / wall_s:,.0f} records/s"
-        parts.append(f"{amount(report.num_bytes)} in {wall_s:.1f} s ({speed})")
+        parts.append(f"{format_bytes(report.num_bytes)} in {wall_s:.1f} s ({speed})")
     else:
         parts[1:] = ["already complete"]
     if report.num_left_out:

@@ -3,28 +3,24 @@
 
 from __future__ import annotations
 
-import itertools
-from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from penstock.cli.terminal import check_output, writing
 from penstock.errors import ConfigError, PenstockError
 from penstock.insight.units import duration, percent
-from penstock.lines import amount, say
-from penstock.program.saved import SavedRun, is_saved_run
+from penstock.lines import say
+from penstock.program.saved import SavedRun, is_saved_run, run_in
 from penstock.redact import without_password
+from penstock.sampling.balance_text import aligned
+from penstock.system_limits import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from penstock.insight.plain import JSON
-
-    Figures = dict[tuple[str, str], tuple[Any, Callable[[Any], str]]]
-
-_WIDEST: Final = 40  # characters of a command
 
 
 def report(
@@ -61,17 +57,7 @@ def report(
     if len(paths) == 1 and not is_saved_run(contents[0]):
         _of_trace(paths[0], contents[0], output or paths[0].with_suffix(".html"))
         return
-    runs = []
-    for path, content in zip(paths, contents, strict=True):
-        if not is_saved_run(content):
-            raise ConfigError(
-                f"{path} is no file that `penstock run --save` wrote, and these alone are put "
-                "side by side."
-            )
-        try:
-            runs.append(SavedRun.from_json(content))
-        except ConfigError as error:
-            raise ConfigError(f"{path}: {error}") from error
+    runs = [run_in(content, path) for path, content in zip(paths, contents, strict=True)]
     if output is not None:
         raise ConfigError(f"--output: {paths[0]} is a saved run, and has no page.")
     _say_side_by_side(list(map(str, paths)), runs)
@@ -99,59 +85,38 @@ def _of_trace(source: Path, content: JSON, output: Path) -> None:
 def _say_side_by_side(names: Sequence[str], runs: Sequence[SavedRun]) -> None:
     """Print the figures of runs side by side, those after the first with their ratio to it."""
     columns = [_figures(run) for run in runs]
-    rows, sections = [["", *names]], [""]
-    for section, title in dict.fromkeys(itertools.chain.from_iterable(columns)):
-        if section != sections[-1]:
-            rows.append([])
-            sections.append(section)
-        found = [figures.get((section, title)) for figures in columns]
-        cells = ["-" if each is None or each[0] is None else each[1](each[0]) for each in found]
-        first = found[0][0] if found[0] else None
-        for at, each in enumerate(found[1:], 1):
-            if first and each and each[0] is not None and each[1] in (duration, amount):
-                cells[at] += f" ({each[0] / first:.2f} x)"
+    programs, engines = [run.program for run in runs], [run.engine for run in runs]
+    rows = [["", *names], ["program", *programs], ["engine", *engines]]
+    for title in dict.fromkeys(title for figures in columns for title in figures):
+        found = [figures.get(title, (None, str)) for figures in columns]
+        cells = ["-" if value is None else text(value) for value, text in found]
+        first = found[0][0]
+        for at, (value, text) in enumerate(found[1:], 1):
+            if first and value is not None and text in (duration, format_bytes):
+                cells[at] += f" ({value / first:.2f} x)"
         rows.append([title, *cells])
-    widths = [max(len(row[at]) for row in rows if row) for at in range(len(names) + 1)]
-    for row in rows:
-        line = (cell.ljust(width) for cell, width in zip(row, widths, strict=False))
-        say("  ".join(line).rstrip())
+    for line in aligned(rows):
+        say(line)
     if len(runs) > 1:
         say(f"(x: the ratio to {names[0]})")
 
 
-def _figures(run: SavedRun) -> Figures:
-    """Return each figure and what makes a text of it, by section and title."""
-    program = " ".join(run.program)
-    wait_s = sum(loader.wait_s for loader in run.loaders)
-    seconds = sum(loader.seconds for loader in run.loaders)
-    first_batch_s = run.loaders[0].first_batch_s if run.loaders else None
-    figures: Figures = {
-        ("", "program"): (program[:_WIDEST] + "…" * (len(program) > _WIDEST), str),
-        ("", "engine"): (run.engine, str),
-        ("", "wall time"): (run.wall_s, duration),
-        ("", "waiting for data"): (wait_s, duration),
-        ("", "waiting, share"): (wait_s / seconds if seconds else None, percent),
-        ("", "first batch"): (first_batch_s, duration),
-        ("", "CPU of all processes"): (run.cpu_s, duration),
-        ("", "peak memory"): (run.peak_memory_bytes, amount),
+def _figures(run: SavedRun) -> dict[str, tuple[float | None, Callable[[Any], str]]]:
+    """Return each figure and what makes a text of it."""
+    wait_s = sum(loader.run.wait_s for loader in run.loaders)
+    seconds = sum(loader.run.seconds for loader in run.loaders)
+    figures: dict[str, tuple[float | None, Callable[[Any], str]]] = {
+        "wall time": (run.wall_s, duration),
+        "waiting for data": (wait_s, duration),
+        "waiting, share": (wait_s / seconds if seconds else None, percent),
+        "CPU of all processes": (run.cpu_s, duration),
+        "peak memory": (run.peak_memory_bytes, format_bytes),
     }
-    made_at: Counter[str] = Counter()
-    for loader in run.loaders:
-        made_at[loader.made_at] += 1
-        section = f"{loader.made_at}, {made_at[loader.made_at]}"  # of loaders of one line
-        share = loader.wait_s / loader.seconds if loader.seconds else None
-        number = "{:,}".format
+    for number, loader in enumerate(run.loaders, 1):  # one line may have made several
+        name = f"{number}. {loader.made_at}"
         figures |= {
-            (section, loader.made_at): (loader.dataset, str),
-            (section, "  loaders"): (loader.loaders, number),
-            (section, "  workers"): (loader.num_workers, number),
-            (section, "  epochs"): (loader.epochs, number),
-            (section, "  batches"): (loader.batches, number),
-            (section, "  samples"): (loader.samples, number),
-            (section, "  bad samples"): (loader.failed, number),
-            (section, "  time of the loops"): (loader.seconds, duration),
-            (section, "  waiting for data"): (loader.wait_s, duration),
-            (section, "  waiting, share"): (share, percent),
-            (section, "  first batch"): (loader.first_batch_s, duration),
+            f"{name}: samples": (loader.run.samples, "{:,}".format),
+            f"{name}: waiting": (loader.run.wait_s, duration),
+            f"{name}: first batch": (loader.first_batch_s, duration),
         }
     return figures

@@ -87,7 +87,9 @@ def run(
         "progress": progress or None,
     }
     settings: dict[str, Any] = {n: value for n, value in given.items() if value is not None}
-    options = Options(engine=engine.value, settings=settings, quiet=quiet, **files)
+    options = Options(
+        program=program[0], engine=engine.value, settings=settings, quiet=quiet, **files
+    )
     if engine is Engine.torch and settings:
         names = ", --".join(settings).replace("num_workers", "workers").replace("_", "-")
         raise ConfigError(

@@ -25,22 +25,16 @@ if TYPE_CHECKING:
     from penstock.stores.registry import Address
     from penstock.stores.store import Store
 
-_PARTIAL: Final = ".partial"
-_FIELD_ENDS: Final = {"mongodb": "field", "arrow": "column"}  # as their stores call them
 _OBJECT: Final = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 _FORMS: Final = {".yaml": "yolo", ".yml": "yolo", ".xml": "imglab"}
 _LISTS: Final = ("landmarks", "image-list")
 
 
 def parse(text: str) -> Address:
-    """Return an address taken apart; an unfinished file is of the kind that it will be."""
+    """Return an address taken apart."""
     from penstock.stores.registry import Address
 
-    address = Address.parse(text)
-    if address.kind == "folder" and text.endswith(_PARTIAL):
-        kind = Address.parse(text.removesuffix(_PARTIAL) or text).kind
-        return Address(kind, address.place)
-    return address
+    return Address.parse(text)
 
 
 def is_store(text: str) -> bool:
@@ -78,41 +72,12 @@ def open_named(
     fields: Mapping[str, str] | None = None,
     **options: Any,  # noqa: ANN401
 ) -> Store:
-    """Return the store that a text names.
-
-    Args:
-        text: An address, or a path.
-        split: Which part of a folder.
-        trust_pickle: Whether it is an LMDB file of pickles, which may be decoded.
-        fields: Names of fields or columns, by the options of `FIELD_OPTIONS`.
-        options: Of `open_store`.
-
-    Raises:
-        ConfigError: an option does not fit this kind of store.
-        StoreError: it is unfinished.
-    """
+    """Return the store at an address or path; `fields` are by the names of `FIELD_OPTIONS`."""
     from penstock.stores.registry import open_store
 
     kind, place = parse(text)
-    if split is not None and kind != "folder":
-        raise ConfigError(f"--split is for folders; SRC is of the kind {kind!r}.")
-    if trust_pickle and kind != "lmdb":
-        raise ConfigError(f"--trust-pickle is for LMDB files; SRC is of the kind {kind!r}.")
     for name, value in (fields or {}).items():
-        if kind not in _FIELD_ENDS:
-            raise ConfigError(
-                f"{option_of(name)} is for MongoDB collections, Parquet and Arrow; this is of the "
-                f"kind {kind!r}."
-            )
-        options[name.replace("field", _FIELD_ENDS[kind])] = value
-    if kind == "lmdb":
-        path = Path(place)
-        partial = path if place.endswith(_PARTIAL) else Path(place + _PARTIAL)
-        if (partial == path and path.is_dir()) or (partial.exists() and not path.exists()):
-            raise StoreError(
-                f"{partial} is unfinished: its packing was interrupted, or is still under way. "
-                "`penstock pack --resume` with the same source and destination finishes it."
-            )
+        options[name.replace("field", "column") if kind == "arrow" else name] = value
     if split is not None:
         options["split"] = split
     if trust_pickle:
@@ -134,19 +99,7 @@ def source_named(
 ) -> Iterator[Any]:
     """Return a dataset of annotated images, a store, or the dataset that `module:name` makes.
 
-    Args:
-        text: As it was typed.
-        split: Which part of it.
-        columns: See `described_dataset`.
-        is_described: Whether it may be a dataset of annotated images.
-        bad_boxes: See `described_dataset`.
-        attributes: See `described_dataset`.
-        fields: See `open_named`.
-        trust_pickle: See `open_named`.
-
-    Raises:
-        ConfigError: an option does not fit.
-        StoreError: it cannot be read.
+    See `described_dataset`, which is for annotated images, and `open_named`, which is for stores.
     """
     found = None
     if is_described:
@@ -163,11 +116,7 @@ def source_named(
 
 
 def object_named(text: str) -> Any:  # noqa: ANN401
-    """Return what `module:name` names; the current folder stays on the import path.
-
-    Raises:
-        ConfigError: it is no such text, or there is no such module, or nothing of the name in it.
-    """
+    """Return what `module:name` names; the current folder stays on the import path."""
     if _OBJECT.fullmatch(text) is None:
         raise ConfigError(f"{text} is not module:name.")
     module_name, _, name = text.partition(":")
@@ -257,17 +206,7 @@ def described_dataset(
 ) -> StoreDataset | None:
     """Return the dataset of annotated images that a path names; None for all else.
 
-    Args:
-        text: A VOC or YOLO folder, YOLO's yaml file, imglab's XML file, a list of landmarks or of
-            images with a class.
-        split: Which part of it.
-        columns: Of a landmark list, as `LandmarkList` takes them; `origin` is VOC's as well.
-        bad_boxes: What becomes of boxes that cannot be right.
-        attributes: Fields of objects that are to be in samples, where it is XML.
-
-    Raises:
-        StoreError: the annotations cannot be read.
-        ConfigError: an option is for a file of another kind.
+    `columns` are of a landmark list, as `LandmarkList` takes them; `origin` is VOC's as well.
     """
     columns = dict(columns or {})
     path, form = Path(text), described_form(text, columns)

@@ -117,23 +117,14 @@ def split(
 
 
 class _Units(NamedTuple):
-    """What is dealt out: images, each with the lines that stand for it.
+    """What is dealt out: images, each with the lines that stand for it."""
 
-    Attributes:
-        folder: Where the lists go.
-        lines: Of each image.
-        labels: The class, or classes, of each.
-        class_names: By number.
-        root: Where the paths in lines start from; None where there are none.
-        notes: What a reader of the lists needs.
-    """
-
-    folder: Path
-    lines: Sequence[Sequence[str]]
-    labels: NDArray[Any] | RaggedArray
-    class_names: Sequence[str]
-    root: Path | None = None
-    notes: tuple[str, ...] = ()
+    folder: Path  # of the lists
+    lines: Sequence[Sequence[str]]  # of each image
+    labels: NDArray[Any] | RaggedArray  # class or classes of each
+    class_names: Sequence[str]  # by number
+    root: Path | None = None  # where the paths in lines start from
+    notes: tuple[str, ...] = ()  # what a reader of the lists needs
 
 
 def _shares(text: str) -> dict[str, float]:

@@ -7,7 +7,6 @@ import io
 import math
 import textwrap
 import warnings
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import numpy as np
@@ -19,10 +18,11 @@ from penstock.cli.terminal import Bar
 from penstock.data.labels.known import known_labels
 from penstock.data.ragged import RaggedArray
 from penstock.errors import StoreError, StoreUnreachable
-from penstock.lines import amount, printable, say, say_json
+from penstock.lines import printable, say, say_json
 from penstock.plural import counted
 from penstock.redact import without_password
 from penstock.sampling.balance import aligned
+from penstock.system_limits import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -212,7 +212,7 @@ def _sizes(
                 if is_code and not isinstance(error, StoreError):
                     raise
             else:
-                num_bytes.append(_bytes_of(sample, shapes_px))
+                num_bytes.append(_size_of(sample, shapes_px))
             bar.show(done, num_read, "read for sizes")
     shapes = np.array([shape for shape in shapes_px if shape], np.int64).reshape(-1, 2)
     return {
@@ -228,29 +228,20 @@ def _sizes(
     }
 
 
-def _bytes_of(value: Any, shapes_px: list[tuple[int, int] | None]) -> int:  # noqa: ANN401
-    """Return the bytes of a sample's leaves, and add its images' sizes; None for no header."""
+def _size_of(sample: Any, shapes_px: list[tuple[int, int] | None]) -> int:  # noqa: ANN401
+    """Return a sample's bytes in a store, and add its images' sizes; None for no header."""
     from PIL import Image
 
-    from penstock.stores.records import EncodedImage
+    from penstock.stores.pack_source import images_in
+    from penstock.stores.records import encode_record
 
-    if isinstance(value, EncodedImage):
+    for encoded in images_in(sample):
         try:
-            with Image.open(io.BytesIO(value.data)) as image:  # no pixel is decoded
+            with Image.open(io.BytesIO(encoded.data)) as image:  # no pixel is decoded
                 shapes_px.append((image.height, image.width))
         except Exception:  # over damaged data Pillow raises nearly anything
             shapes_px.append(None)
-        return len(value.data)
-    if isinstance(value, np.ndarray):
-        return value.nbytes
-    if isinstance(value, str):
-        return len(value.encode("utf-8", "surrogatepass"))
-    if isinstance(value, (bytes, memoryview)):
-        return len(value)
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    parts = value if isinstance(value, (tuple, list)) else ()
-    return sum(_bytes_of(part, shapes_px) for part in parts)
+    return len(encode_record("", sample).data)
 
 
 def _count_objects(dataset: AnnotatedImages) -> dict[str, Any]:
@@ -293,8 +284,7 @@ def _tables(record: dict[str, Any]) -> list[str]:
     advice = " `penstock check` lists those that cannot be read." if sizes["num_damaged"] else ""
     lines += ["", *aligned([[printable(record["address"]), ""], *_size_rows(record)]), ""]
     lines += _wrapped(
-        f"Sizes from {read}: bytes of images, arrays, strings and bytes; pixels from the images' "
-        f"headers.{advice}"
+        f"Sizes from {read}: bytes of records as packed; pixels from the images' headers.{advice}"
     )
     if "objects" in record:
         lines += ["", *_wrapped(_about_objects(record["objects"]))]
@@ -343,9 +333,9 @@ def _size_rows(record: dict[str, Any]) -> list[list[str]]:
     sizes = record["sizes"]
     rows = [["records", f"{record['num_records']:,}"]]
     if (spread := sizes["record_bytes"]) is not None:
-        three = " / ".join(amount(spread[name]) for name in ("min", "mean", "max"))
+        three = " / ".join(format_bytes(round(spread[name])) for name in ("min", "mean", "max"))
         all_of = "size of all, estimated" if sizes["is_total_estimated"] else "size of all"
-        rows += [[all_of, amount(sizes["total_bytes"])]]
+        rows += [[all_of, format_bytes(sizes["total_bytes"])]]
         rows += [["size of a record, min / mean / max", three]]
     for what in ("height", "width"):
         if (spread := sizes[f"{what}_px"]) is not None:

@@ -7,7 +7,6 @@ import itertools
 import json
 import math
 import os
-import platform
 import statistics
 import sys
 import textwrap
@@ -23,55 +22,44 @@ import numpy as np
 import typer
 
 from penstock.cli.options import SOURCE_HELP
-from penstock.cli.reasons import errors_in_code, reason_of
+from penstock.cli.reasons import errors_in_code
 from penstock.cli.terminal import INTERRUPTED, Bar, check_output, write_output
-from penstock.data import IterableDataset
-from penstock.data.names import describe_sample
-from penstock.errors import ConfigError, StoreUnreachable
+from penstock.data.labels.known import is_iterable
+from penstock.errors import ConfigError
 from penstock.insight.budgets import cores_allowed
-from penstock.lines import amount, say
+from penstock.lines import say
 from penstock.loader import Loader
 from penstock.plural import counted
 from penstock.redact import without_password
 from penstock.sampling.balance import aligned
+from penstock.system_limits import format_bytes
 from penstock.usage import cpu_seconds, memory_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Mapping
+    from collections.abc import Callable, Generator, Mapping
 
-_MAX_NAMED: Final = 20  # samples named on the screen; --json has all of them
 _WARM_UP: Final = 5  # batches, beyond those under way
-_USUAL_PREFETCH: Final = 2
-_MOST_BROKEN: Final = 100  # samples at the front, before a dataset is given up
+_PREFETCHED: Final = 2  # under way per worker: the default of both loaders
 _NEAR: Final = 0.97  # of the best rate: not worth more workers
 
 Compared = StrEnum("Compared", ["torch"])
 
 
 class Setting(NamedTuple):
-    """One point of the grid: workers, batches under way per worker, "penstock" or "torch"."""
+    """Workers, and "penstock" or "torch"."""
 
     num_workers: int
-    prefetch_factor: int | None
     loader: str = "penstock"
 
 
 class Turn(NamedTuple):
-    """What one setting gave and cost in one round.
-
-    Attributes:
-        samples: Samples given.
-        seconds: That took.
-        wait_s: Of these the main process waited.
-        cpu_s: CPU seconds of main process and workers; None where the system does not count them.
-        memory_bytes: Of main process and workers, the most of begin and end; None as above.
-    """
+    """What one setting gave and cost in one round."""
 
     samples: int
     seconds: float
-    wait_s: float
-    cpu_s: float | None
-    memory_bytes: int | None
+    wait_s: float  # of these the main process waited
+    cpu_s: float | None  # of main process and workers; None where the system does not count them
+    memory_bytes: int | None  # the most of begin and end; None as above
 
 
 Results = dict[Setting, list[Turn]]
@@ -88,10 +76,6 @@ def tune(
         typer.Option(
             metavar="N,N,…", help="Counts of workers to try.", show_default="up to twice the cores"
         ),
-    ] = None,
-    prefetch: Annotated[
-        str | None,
-        typer.Option(metavar="N,N,…", help="Batches under way per worker to try, besides."),
     ] = None,
     batches: Annotated[int, typer.Option(min=1, help="Batches measured in a turn.")] = 60,
     rounds: Annotated[int, typer.Option(min=1, help="Turns of each setting.")] = 2,
@@ -119,8 +103,8 @@ def tune(
 ) -> None:
     """Try counts of workers, and print the line with the best one.
 
-    In a folder, list or store, what cannot be read is named, and other samples take its place; an
-    error of a dataset of yours ends it.
+    In a folder, list or store, other samples take the place of those that cannot be read; an error
+    of a dataset of yours ends it.
 
     All settings take their turn in each round, with workers of their own, which are warm before the
     time is taken. The best one is that with the fewest workers within 3 % of the highest rate. With
@@ -130,8 +114,10 @@ def tune(
     from penstock.cli.sources import dataset_named, names_code, object_made
 
     check_output("--json", json_file)
-    counts = _numbers("--workers", workers, least=0) or usual_workers(cores_allowed())
-    factors = _numbers("--prefetch", prefetch, least=1) or [_USUAL_PREFETCH]
+    words = [word.strip() for word in workers.split(",")] if workers is not None else []
+    if not all(map(str.isdecimal, words)):
+        raise ConfigError(f"--workers must be numbers from 0 on, as 2,4, got {workers!r}.")
+    counts = dict.fromkeys(map(int, words)) or usual_workers(cores_allowed())
     if compare is not None:
         import torch.utils.data  # noqa: F401 - its user gets `penstock.torch.DataLoader`
     is_code = names_code(src)
@@ -146,12 +132,7 @@ def tune(
         if collate is not None:
             collate_fn = object_made(collate, "__call__")
         arguments: dict[str, Any] = {"batch_size": batch_size}
-        if not _is_iterable(dataset):
-            if len(dataset) < batch_size:
-                raise ConfigError(
-                    f"the dataset has {len(dataset)} samples, fewer than --batch-size "
-                    f"{batch_size}; lower it."
-                )
+        if not is_iterable(dataset):
             arguments["shuffle"] = True
         arguments["drop_last"] = True  # all of one size
         if collate_fn is not None:
@@ -165,27 +146,24 @@ def tune(
             num_batches=batches,
             step_s=trainer_ms / 1000,
         )
-        grid = dict.fromkeys((n, factor if n else None) for n in counts for factor in factors)
-        settings = [Setting(*pair, loader) for loader in work.kinds for pair in grid]
+        settings = [Setting(number, loader) for loader in work.kinds for number in counts]
         results, is_stopped = _try_all(work, settings, rounds, src)
     if results:
         best = best_of(results)
-        for line in [
-            *_table(results, best, work, src), *_bad_samples(work), *work.lines(best),
-        ]:  # fmt: skip
+        for line in _table(results, best, work, src):
+            say(line)
+        if work.bad_samples:
+            say(
+                f"{counted(len(work.bad_samples), 'sample')} cannot be read; others took their "
+                "place. `penstock check` lists all that are broken."
+            )
+        for line in work.lines(best):
             say(line)
         if json_file is not None:
             record = json.dumps(_record(results, best, work, src), indent=2)
             write_output("--json", json_file, f"{record}\n")
     if is_stopped:
         raise typer.Exit(INTERRUPTED)
-
-
-def _numbers(option: str, text: str | None, *, least: int) -> list[int]:
-    words = [word.strip() for word in text.split(",")] if text is not None else []
-    if not all(word.isdecimal() and int(word) >= least for word in words):
-        raise ConfigError(f"{option} must be numbers of at least {least}, as 2,4, got {text!r}.")
-    return list(map(int, words))
 
 
 def _try_all(
@@ -222,41 +200,24 @@ def _figures(turns: list[Turn]) -> dict[str, Any]:
 
 
 def best_of(results: Results, loader: str = "penstock") -> Setting:
-    """Return the setting with the fewest workers, and the least prefetched, within 3 % of the best.
-
-    Args:
-        results: At least one turn of each setting.
-        loader: Whose settings; of all if there are none of it.
-    """
+    """Return the setting with the fewest workers within 3 % of the best, of `loader` if it can."""
     rates = {setting: float(_figures(turns)["samples_per_s"]) for setting, turns in results.items()}
     rates = {setting: rate for setting, rate in rates.items() if setting.loader == loader} or rates
     near = [setting for setting, rate in rates.items() if rate >= _NEAR * max(rates.values())]
-    return min(near, key=lambda s: (s.num_workers, s.prefetch_factor or 0))
-
-
-def _bad_samples(work: TrialWork) -> Iterator[str]:
-    """Yield a line for each sample that could not be read, up to some, and one for all."""
-    for name, reason in sorted(work.bad_samples.items())[:_MAX_NAMED]:
-        yield without_password(f"left out {name}: {reason}")
-    if work.bad_samples:
-        yield (
-            f"{len(work.bad_samples):,} samples cannot be read; others took their place. "
-            "`penstock check` lists all that are broken."
-        )
+    return min(near)
 
 
 def _table(results: Results, best: Setting, work: TrialWork, src: str) -> list[str]:
-    rows = [["loader", "workers", "prefetch", "samples/s", "waiting", "CPU s/1k", "memory", ""]]
+    rows = [["loader", "workers", "samples/s", "waiting", "CPU s/1k", "memory", ""]]
     for setting, turns in results.items():
         rate, waiting, cpu_s, memory = _figures(turns).values()
         rows.append([
             setting.loader,
             str(setting.num_workers),
-            "-" if setting.prefetch_factor is None else str(setting.prefetch_factor),
             f"{rate:,.0f}",
             f"{waiting:.0%}",
             "unknown" if cpu_s is None else f"{cpu_s:.2f}",
-            "unknown" if memory is None else amount(memory),
+            "unknown" if memory is None else format_bytes(memory),
             "best" if setting == best else "",
         ])  # fmt: skip
     caption = (
@@ -275,12 +236,10 @@ def _table(results: Results, best: Setting, work: TrialWork, src: str) -> list[s
 
 def _record(results: Results, best: Setting, work: TrialWork, src: str) -> dict[str, Any]:
     return {
-        "machine": {"cores": cores_allowed(), "system": platform.platform()},
-        "python": platform.python_version(),
         "source": without_password(src),
         "batch_size": work.arguments["batch_size"],
         "trainer_ms": 1000 * work.step_s,
-        "left_out": [{"name": n, "reason": r} for n, r in sorted(work.bad_samples.items())],
+        "num_bad_samples": len(work.bad_samples),
         "best": {**best._asdict(), "line": work.lines(best)[-1]},
         "settings": [
             {
@@ -295,33 +254,25 @@ def _record(results: Results, best: Setting, work: TrialWork, src: str) -> dict[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialWork:
-    """The loading work that every setting is timed on.
-
-    Attributes:
-        dataset: Of any kind.
-        kinds: The loader's class, by the name that a setting has for it.
-        arguments: Of the loader, without those that a setting decides.
-        on_error: What becomes of samples that cannot be made.
-        num_batches: How many are measured in a turn.
-        step_s: What a training step takes between two of them.
-        bad_samples: Those that could not be made, by name, with the reason; it grows with the
-            turns.
-    """
+    """The loading work that every setting is timed on."""
 
     dataset: Any
-    kinds: Mapping[str, Any]
-    arguments: dict[str, Any]
+    kinds: Mapping[str, Any]  # of loaders, by the name that a setting has for them
+    arguments: dict[str, Any]  # of the loader, without those that a setting decides
     on_error: str
-    num_batches: int
-    step_s: float = 0.0
-    bad_samples: dict[str, str] = field(default_factory=dict)
+    num_batches: int  # that are measured in a turn
+    step_s: float = 0.0  # of a training step between two of them
+    bad_samples: set[int | None] = field(default_factory=set)  # by number
 
     def take_turn(self, setting: Setting) -> Turn:
         """Run one setting, with workers of its own, from its warm-up to its end."""
-        loader, own, wait_s = self._loader(setting), os.getpid(), 0.0
+        options, own, wait_s = self._options(setting), os.getpid(), 0.0
+        if setting.loader == "penstock":
+            options["on_error"] = self.on_error
+        loader = self.kinds[setting.loader](self.dataset, **options)
         try:
             with closing(endless(loader)) as batches:  # and with it the loader's workers go
-                for _ in range(_WARM_UP + setting.num_workers * (setting.prefetch_factor or 0)):
+                for _ in range(_WARM_UP + setting.num_workers * _PREFETCHED):
                     next(batches)
                 memory, cpu_before = memory_bytes(own), cpu_seconds(own)
                 begun_s = now_s = time.perf_counter()
@@ -336,25 +287,16 @@ class TrialWork:
                     now_s - begun_s,
                     wait_s,
                     None if cpu_before is None or cpu_after is None else cpu_after - cpu_before,
-                    None if memory is None else max(memory, memory_bytes(own) or 0),
+                    max(memory or 0, memory_bytes(own) or 0) or None,
                 )
         except StopIteration:
             raise ConfigError("the dataset gives no full batch; lower --batch-size.") from None
         finally:
-            for failure in getattr(loader, "failures", ()):
-                name = failure.name or f"sample {failure.index}"
-                self.bad_samples[name] = reason_of(failure.error)
-
-    def _loader(self, setting: Setting) -> Any:  # noqa: ANN401 - one of several classes
-        options = self._options(setting)
-        if setting.loader == "penstock":
-            options["on_error"] = self.on_error
-        return self.kinds[setting.loader](self.dataset, **options)
+            self.bad_samples.update(f.index for f in getattr(loader, "failures", ()))
 
     def _options(self, setting: Setting) -> dict[str, Any]:
         options = {**self.arguments, "num_workers": setting.num_workers}
         if setting.num_workers:
-            options["prefetch_factor"] = setting.prefetch_factor
             options["persistent_workers"] = True  # a small dataset has many epochs in one turn
         return options
 
@@ -381,35 +323,14 @@ def _kinds(*, compare: bool) -> dict[str, Any]:
     return {"penstock": DataLoader, **of_torch}
 
 
-def _is_iterable(dataset: object) -> bool:
-    """Return whether a dataset is a stream, by the class of either side."""
-    kinds: list[type] = [IterableDataset]
-    if "torch" in sys.modules:
-        from torch.utils.data import IterableDataset as OfTorch
-
-        kinds.append(OfTorch)
-    return isinstance(dataset, tuple(kinds))
-
-
 def _made_loadable(dataset: Any, size: int) -> Callable[[list[Any]], Any] | None:  # noqa: ANN401
     """Give images a transform if they have none; return the collate function that they need."""
     if getattr(dataset, "transform", True) is not None or not len(dataset):
         return None
-    numbers = range(min(len(dataset), _MOST_BROKEN))
-    sample = said = None
-    for number in numbers:
-        try:
-            sample = dataset[number]
-            break
-        except StoreUnreachable:
-            raise
-        except Exception as error:  # over damaged data Pillow raises nearly anything
-            said = f"{describe_sample(dataset, number)}: {reason_of(error)}"
-    else:
-        raise ConfigError(
-            f"none of the first {len(numbers)} samples can be read; of the last, {said}. "
-            "`penstock check` lists all that are broken."
-        )
+    loader: Loader[list[Any]] = Loader(dataset, 1, collate_fn=list, on_error="skip")
+    (sample,) = next(iter(loader), [None])
+    if sample is None:
+        raise ConfigError(f"no sample can be read. One of them: {loader.failures[0]}")
     if isinstance(sample, dict) and "image" in sample:
         from penstock.vision import Letterbox, detection_collate
 

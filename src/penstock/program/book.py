@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import functools
 import itertools
 import os
@@ -25,7 +24,7 @@ from penstock.insight.units import duration, percent
 from penstock.lines import say
 from penstock.plural import counted
 from penstock.program.options import Options
-from penstock.program.saved import SavedLoader, SavedRun, Usage, words_of, write_run
+from penstock.program.saved import SavedLoader, SavedRun, Usage, write_run
 from penstock.worker_info import get_worker_info
 
 if TYPE_CHECKING:
@@ -46,6 +45,11 @@ def begin() -> None:
     To be called once the process has imported torch.
     """
     options = Options.of_environment()
+    # Now and not at the end: an import may call `exec`, and by the last `exec` Python decides
+    # whether it ends by SIGINT after a KeyboardInterrupt.
+    if options.report or options.trace:
+        import penstock.insight.report
+        import penstock.insight.trace  # noqa: F401
     book = Book(options)
     monitor.watchers.append(book.add)
     if os.getpid() == options.pid:
@@ -62,30 +66,17 @@ def begin() -> None:
 
 @dataclass(slots=True)
 class Account:
-    """The measurements of all loaders of one kind that one line of the program made.
+    """The measurements of all loaders of one kind that one line of the program made."""
 
-    Attributes:
-        made_at: The line, as "train.py:31".
-        taken: Names of the settings of `penstock run` that apply to these loaders.
-        settings: Arguments of the first loader, by name.
-        run: Sums over all loaders.
-        stats: Statistics of the loader that ran longest; None until a loader has ended.
-        recording: Recording of the same loader; None unless a report or a trace is to be written.
-        loaders: Number of loaders.
-        first_batch_s: Seconds from `iter()` to the first batch, of the first loader that ended
-            with one.
-        failure: The first bad sample that was left out or replaced; empty if there was none.
-    """
-
-    made_at: str
-    taken: list[str]
-    settings: dict[str, Any]
-    run: Span = field(default_factory=Span)
-    stats: Stats | None = None
-    recording: Recording | None = None
+    made_at: str  # the line, as "train.py:31"
+    taken: list[str]  # settings of `penstock run` that apply to these loaders
+    settings: dict[str, Any]  # arguments of the first loader, by name
+    run: Span = field(default_factory=Span)  # sums over all loaders
+    stats: Stats | None = None  # of the loader that ran longest
+    recording: Recording | None = None  # of the same, if a report or a trace is to be written
     loaders: int = 0
-    first_batch_s: float = 0.0
-    failure: str = ""
+    first_batch_s: float = 0.0  # of the first loader that ended with a batch
+    failure: str = ""  # the first bad sample that was left out or replaced
 
     def close(self, accounts: Accounts, *, is_recorded: bool) -> None:
         """Add the measurements of a loader, which has ended."""
@@ -101,15 +92,13 @@ class Account:
     def saved(self) -> SavedLoader:
         """Return the figures that `--save` writes."""
         assert self.stats is not None
-        run = self.run
         return SavedLoader(
             made_at=plain_text(self.made_at),
             dataset=plain_text(self.settings["dataset"]),
             num_workers=self.stats.num_workers,
             loaders=self.loaders,
-            epochs=run.starts,
             first_batch_s=self.first_batch_s,
-            **{n: getattr(run, n) for n in ("batches", "samples", "failed", "seconds", "wait_s")},
+            run=self.run,
         )
 
     def lines(self) -> list[str]:
@@ -179,7 +168,7 @@ class Book:
             # Runs after the program's own handlers. Not atexit: a child of multiprocessing ends by
             # os._exit, which skips it.
             util.Finalize(None, self.end, exitpriority=-1)
-            # Asked now as well: at the end the process group may be gone.
+            # Not at the end, when the process group may be gone.
             self._is_another_rank = _is_another_rank()
             if self._options.save and not self._is_another_rank:
                 self._usage = Usage(self._options)
@@ -198,13 +187,6 @@ class Book:
         self._open[opened] = None
         return opened
 
-    def end(self) -> None:
-        """Write the requested files and print the summary."""
-        try:
-            self._finish()
-        finally:
-            _end_by_the_same_signal()
-
     def say_what_is_missing(self) -> None:
         """Print which requested files are not written because no loader gave a batch."""
         wanted = (self._options.report, self._options.trace, self._options.save)
@@ -213,11 +195,12 @@ class Book:
             files = ", ".join(missing)
             say(f"penstock run: no DataLoader gave a batch, so not written: {files}", err=True)
 
-    def _finish(self) -> None:
+    def end(self) -> None:
+        """Write the requested files and print the summary."""
         used = None if self._usage is None else self._usage.end()  # without the cost of the report
         for opened in list(self._open):
             opened.close()
-        if not self._accounts or self._is_another_rank or _is_another_rank():
+        if not self._accounts or self._is_another_rank:
             return
         accounts = [a for a in self._accounts.values() if a.run.batches]
         lines = [line for account in accounts for line in account.lines()]
@@ -228,31 +211,29 @@ class Book:
 
     def _files(self, accounts: list[Account], used: dict[str, Any] | None) -> Iterator[str]:
         """Write the files, and yield a line for each."""
-        jobs: list[tuple[str, str, Callable[..., object], object]] = []
-        if self._options.save is not None and used is not None:
+        options = self._options
+        if options.save is not None and used is not None:
             loaders = [account.saved() for account in accounts]
-            run = SavedRun(
-                engine=self._options.engine, program=words_of(self._options), loaders=loaders,
-                **used,
-            )  # fmt: skip
-            jobs.append((self._options.save, "figures of this run", write_run, run))
-        if self._options.report or self._options.trace:
+            run = SavedRun(engine=options.engine, program=options.program, loaders=loaders, **used)
+            yield self._written(options.save, "figures of this run", write_run, run)
+        if options.report or options.trace:
             from penstock.insight.report import write_report
             from penstock.insight.trace import write_trace
 
             longest = sorted(accounts, key=lambda account: -account.run.seconds)
             for option, write in (("report", write_report), ("trace", write_trace)):
-                path = getattr(self._options, option)
-                for account in longest if path else []:
+                path = getattr(options, option)
+                for account in longest if path else ():
                     what = f"{option} of {account.made_at}"
-                    jobs.append((path, what, write, account.recording))
-        for path, what, write_it, content in jobs:
-            try:
-                free = self._free(path)
-                write_it(content, free)
-                yield f"penstock run: {what}: {free}"
-            except (OSError, PenstockError) as error:  # the others may be written all the same
-                yield f"penstock run: {error}"
+                    yield self._written(path, what, write, account.recording)
+
+    def _written(self, path: Any, what: str, write: Callable[..., object], content: object) -> str:  # noqa: ANN401
+        try:
+            free = self._free(path)
+            write(content, free)
+        except (OSError, PenstockError) as error:  # the others may be written all the same
+            return f"penstock run: {error}"
+        return f"penstock run: {what}: {free}"
 
     def _uses_of_settings(self, accounts: list[Account]) -> list[str]:
         lines = []
@@ -276,21 +257,6 @@ class Book:
 
 def _kind(setting: object) -> str:
     return str(setting).partition("(")[0]  # a sampler of another epoch may have another seed
-
-
-def _end_by_the_same_signal() -> None:
-    """Make Python end by SIGINT if a KeyboardInterrupt ended the program.
-
-    CPython decides that by the outcome of the last `exec` of source text. Imports done since may
-    have called `exec`: dataclasses and named tuples do.
-    """
-    last = getattr(sys, "last_traceback", None)
-    # Consoles inside a program note their errors there, too.
-    outermost = None if last is None else last.tb_frame.f_code.co_filename
-    is_programs = outermost in (sys.modules["__main__"].__dict__.get("__file__"), "<frozen runpy>")
-    if getattr(sys, "last_type", None) is KeyboardInterrupt and is_programs:
-        with contextlib.suppress(KeyboardInterrupt):
-            exec("raise KeyboardInterrupt")
 
 
 def _is_another_rank() -> bool:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
 _VARIABLE: Final = "PENSTOCK_RUN"
 _STARTUP: Final = Path(__file__).parent / "startup"
@@ -22,50 +22,26 @@ _STARTUP: Final = Path(__file__).parent / "startup"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The options of `penstock run`.
+    """The options of `penstock run`."""
 
-    Attributes:
-        engine: "penstock", or "torch" for torch's own loader, which is only measured.
-        settings: Arguments of loaders that the program makes without them, by name.
-        report: File for the HTML report.
-        trace: File for the trace.
-        save: File for the figures that `penstock report` compares.
-        quiet: Whether to print no summary.
-        started: Start of the program, in seconds since 1970.
-        pid: The program's first process, the ancestor of all others.
-        cpu_s: CPU seconds that this process had used before it became the program.
-    """
-
-    engine: str = "penstock"
+    program: str = ""  # script or module, as it was named
+    engine: str = "penstock"  # or "torch": torch's own loader, which is only measured
+    # Arguments of loaders that the program makes without them, by name.
     settings: dict[str, Any] = field(default_factory=dict)
     report: str | None = None
     trace: str | None = None
-    save: str | None = None
+    save: str | None = None  # for the figures that `penstock report` compares
     quiet: bool = False
     started: float = field(default_factory=time.time)
-    pid: int = field(default_factory=os.getpid)
-    cpu_s: float = field(default_factory=time.process_time)
+    pid: int = field(default_factory=os.getpid)  # of the program's first process
 
     @classmethod
     def of_environment(cls) -> Options:
         """Return the options of the `penstock run` that started this process."""
         return cls(**json.loads(os.environ[_VARIABLE]))
 
-    def environment(self, environment: Mapping[str, str]) -> dict[str, str]:
-        """Return the program's environment: `environment` with these options in it."""
-        paths = [str(_STARTUP), *filter(None, [environment.get("PYTHONPATH")])]
-        return {
-            **environment,
-            "PYTHONPATH": os.pathsep.join(paths),
-            _VARIABLE: json.dumps(asdict(self)),
-        }
-
     def start(self, words: Sequence[str]) -> None:
-        """Replace this process by `python` followed by `words`.
-
-        Raises:
-            ConfigError: Python ignores the environment or sitecustomize (-E, -I, -S).
-        """
+        """Replace this process by `python` followed by `words`."""
         if sys.flags.ignore_environment or sys.flags.no_site:
             raise ConfigError(
                 "`penstock run` needs PYTHONPATH and sitecustomize, which Python ignores under "
@@ -73,8 +49,10 @@ class Options:
             )
         sys.stdout.flush()
         sys.stderr.flush()
+        paths = [str(_STARTUP), *filter(None, [os.environ.get("PYTHONPATH")])]
+        own = {"PYTHONPATH": os.pathsep.join(paths), _VARIABLE: json.dumps(asdict(self))}
         command = [sys.executable, *_interpreter_options(), *words]
-        os.execve(sys.executable, command, self.environment(os.environ))
+        os.execve(sys.executable, command, {**os.environ, **own})
 
 
 def _interpreter_options() -> list[str]:

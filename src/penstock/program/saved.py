@@ -5,20 +5,20 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import sys
 import threading
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Final, Self, TypeGuard
+from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
-from penstock.insight.plain import plain_text, read_versioned
-from penstock.redact import is_secret_name
+from penstock.errors import ConfigError
+from penstock.insight.plain import read_versioned
+from penstock.insight.stats import Span  # noqa: TC001 - `read_versioned` reads the annotations
 from penstock.usage import cpu_seconds, memory_bytes
 from penstock.whole_file import write_whole
 
 if TYPE_CHECKING:
+    import os
     from pathlib import Path
 
     from penstock.program.options import Options
@@ -33,33 +33,14 @@ _REST: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedLoader:
-    """The figures of all loaders that one line of the program made.
+    """The figures of all loaders that one line of the program made."""
 
-    Attributes:
-        made_at: The line, as "train.py:31".
-        dataset: The dataset's class.
-        num_workers: Workers of the loader that ran longest.
-        loaders: Number of loaders.
-        epochs: Number of epochs that gave a batch.
-        batches: Number of batches.
-        samples: Number of samples in the batches.
-        failed: Number of bad samples.
-        seconds: Time of the loops: waiting, and the program's own code between batches.
-        wait_s: Seconds that the program waited for batches.
-        first_batch_s: Seconds from the first `iter()` to its first batch.
-    """
-
-    made_at: str
-    dataset: str
-    num_workers: int
+    made_at: str  # the line, as "train.py:31"
+    dataset: str  # class of the dataset
+    num_workers: int  # of the loader that ran longest
     loaders: int
-    epochs: int
-    batches: int
-    samples: int
-    failed: int
-    seconds: float
-    wait_s: float
-    first_batch_s: float
+    first_batch_s: float  # from the first `iter()` to its first batch
+    run: Span  # sums over all of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +49,7 @@ class SavedRun:
 
     Attributes:
         engine: "penstock" or "torch": the loader that ran.
-        program: The words after `python`, without secrets.
+        program: The script or module, without its arguments, which may have secrets.
         wall_s: Seconds from the program's start to its end.
         cpu_s: CPU seconds, user and system, of all its processes; None where the system does not
             count them.
@@ -78,17 +59,11 @@ class SavedRun:
     """
 
     engine: str
-    program: list[str]
+    program: str
     wall_s: float
     cpu_s: float | None
     peak_memory_bytes: int | None
     loaders: list[SavedLoader]
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Return the run that `write_run` wrote; ConfigError if `data` is damaged."""
-        found: Self = read_versioned(cls, data, _VERSION, "saved run")
-        return found
 
 
 def is_saved_run(data: object) -> TypeGuard[Mapping[str, Any]]:
@@ -96,26 +71,21 @@ def is_saved_run(data: object) -> TypeGuard[Mapping[str, Any]]:
     return isinstance(data, Mapping) and data.get("format") == _FORMAT
 
 
+def run_in(data: object, path: str | os.PathLike[str]) -> SavedRun:
+    """Return the run that a file holds; ConfigError if it holds anything else or is damaged."""
+    if not is_saved_run(data):
+        raise ConfigError(
+            f"{path} is no file that `penstock run --save` wrote, and these alone are put side by "
+            "side."
+        )
+    found: SavedRun = read_versioned(SavedRun, data, _VERSION, f"saved run {path}")
+    return found
+
+
 def write_run(run: SavedRun, path: str | os.PathLike[str]) -> Path:
     """Write a saved run as JSON."""
     record = {"format": _FORMAT, "version": _VERSION, **asdict(run)}
     return write_whole(path, json.dumps(record, allow_nan=False, indent=1) + "\n")
-
-
-def words_of(options: Options) -> list[str]:
-    """Return the program and its arguments, without secrets.
-
-    The program's first process has its whole command; a descendant gives its own `sys.argv`.
-    """
-    shown, is_secret = [], False
-    for word in sys.orig_argv[1:] if os.getpid() == options.pid else sys.argv:
-        name, equals, _ = word.partition("=")
-        if is_secret and not word.startswith("-"):
-            shown.append("***")
-        else:
-            shown.append(f"{name}=***" if equals and is_secret_name(name) else plain_text(word))
-        is_secret = word.startswith("-") and not equals and is_secret_name(word)
-    return shown
 
 
 class Usage:
@@ -136,10 +106,9 @@ class Usage:
         """Stop sampling, and return time, CPU and memory so far, by their names in `SavedRun`."""
         self._is_over.set()
         self._look()
-        spent_s = cpu_seconds(self._options.pid)
         return {
-            "wall_s": max(time.time() - self._options.started, 0.0),
-            "cpu_s": None if spent_s is None else max(spent_s - self._options.cpu_s, 0.0),
+            "wall_s": time.time() - self._options.started,
+            "cpu_s": cpu_seconds(self._options.pid),
             "peak_memory_bytes": self._peak_bytes,
         }
 

@@ -49,9 +49,8 @@ _CLOCK: Final = "_penstock_clock"
 def watch(watcher: Callable[[StockMonitor, Any], object]) -> None:
     """Monitor all of torch's loaders in this process from now on.
 
-    Args:
-        watcher: Called with a monitor and its loader when its first epoch begins. What it returns
-            lives as long as the monitor.
+    `watcher` is called with a monitor and its loader when its first epoch begins. What it returns
+    lives as long as the monitor.
     """
     monitors: dict[int, StockMonitor] = {}  # by the loader's id: not every loader has a hash
 
@@ -94,26 +93,19 @@ def _wrap(kind: Any, name: str, around: Callable[..., Any]) -> None:  # noqa: AN
 
 
 class StockMonitor:
-    """The monitor of one loader, over all its epochs; it holds no reference to the loader.
-
-    Attributes:
-        made_at: The line of the program that made the loader, as "train.py:31".
-        history: The timing of its batches.
-    """
+    """The monitor of one loader, over all its epochs; it holds no reference to the loader."""
 
     def __init__(self, made_at: str, watcher: Callable[[StockMonitor, Any], object]) -> None:
         """Make a monitor of a loader without epochs."""
         self.made_at = made_at
         self.history = History(judge=_judge)
         self._watcher = watcher
-        self._started = ""
+        self._started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         self._num_epochs = 0
 
     def begin_epoch(self, loader: Any, iterator: Any, begun_ns: int) -> None:  # noqa: ANN401
         """Start an epoch of `loader`, and time the batches of its iterator."""
         if not self._num_epochs:
-            now = datetime.datetime.now(datetime.UTC)
-            self._started = now.isoformat(timespec="seconds")
             self._watched = self._watcher(self, loader)
         setattr(iterator, _CLOCK, _Clock(self, self._num_epochs, loader, begun_ns))
         self._num_epochs += 1
@@ -140,35 +132,29 @@ class _Clock:
 
     def __init__(self, monitor: StockMonitor, epoch: int, loader: Any, begun_ns: int) -> None:  # noqa: ANN401
         self._monitor = monitor  # the iterator may outlive its loader
-        self._epoch = epoch
-        self._step = 0
         self._starting_ns = time.monotonic_ns() - begun_ns
         self.taken_ns = 0  # when the last batch was given
-        self._num_workers = loader.num_workers
-        self._lookahead = self._num_workers * (loader.prefetch_factor or 0)
         self._batch_size = loader.batch_size or 1
+        lookahead = loader.num_workers * (loader.prefetch_factor or 0)
+        self._row = TimingRow(epoch=epoch, num_workers=loader.num_workers, lookahead=lookahead)
 
     def give(self, asked_ns: int, num_samples: int | None) -> None:
         now = time.monotonic_ns()
-        row = TimingRow(
+        row = self._row._replace(
             asked_ns=asked_ns - self._starting_ns,
             given_ns=now,
             consumer_ns=asked_ns - self.taken_ns if self.taken_ns else 0,
-            epoch=self._epoch,
-            step=self._step,
-            num_workers=self._num_workers,
-            lookahead=self._lookahead,
             # The last batch of a stream may be smaller, which is not looked at.
             num_samples=self._batch_size if num_samples is None else num_samples,
         )
         self._monitor.history.add(row)
-        self._step += 1
+        self._row = self._row._replace(step=row.step + 1)
         self._starting_ns = 0
         self.taken_ns = now
 
     def end(self, asked_ns: int) -> None:
         consumer_ns = asked_ns - self.taken_ns if self.taken_ns else 0
-        self._monitor.history.epoch_ended(self._epoch, EpochEnd(asked_ns, consumer_ns))
+        self._monitor.history.epoch_ended(self._row.epoch, EpochEnd(asked_ns, consumer_ns))
 
 
 def _next_index(original: Any, self: Any) -> Any:  # noqa: ANN401

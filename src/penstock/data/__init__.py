@@ -3,8 +3,7 @@
 
 from typing import TYPE_CHECKING
 
-from penstock.deprecation import removed_names
-from penstock.lazy import lazy_names
+from penstock.deprecation import lazy_names
 
 if TYPE_CHECKING:
     from penstock.collate import default_collate
@@ -41,7 +40,7 @@ __all__ = [
     "shard",
 ]
 
-_get, __dir__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     __name__,
     {
         "penstock.collate": ("default_collate",),
@@ -62,15 +61,10 @@ _get, __dir__ = lazy_names(
         ".ragged": ("RaggedArray",),
         ".sharding": ("shard",),
     },
-)
-
-__getattr__ = removed_names(
-    __name__,
     {
         "BatchReader": "a Callable in annotations: (indices, alloc) -> batch",
         "Empty": "Allocator",
         "batch_reader": "penstock.data.dataset.batch_reader",
         "register_batch_reader": "penstock.data.dataset.register_batch_reader",
     },
-    _get,
 )

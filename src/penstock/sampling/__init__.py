@@ -3,8 +3,7 @@
 
 from typing import TYPE_CHECKING
 
-from penstock.deprecation import removed_names
-from penstock.lazy import lazy_names
+from penstock.deprecation import lazy_names
 
 if TYPE_CHECKING:
     from penstock.sampling.balance import balance_report
@@ -49,7 +48,7 @@ __all__ = [
     "balance_report",
 ]
 
-_get, __dir__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     __name__,
     {
         ".balance": ("balance_report",),
@@ -72,10 +71,6 @@ _get, __dir__ = lazy_names(
         ),
         ".shards": ("AbsentShard", "ShardSampler", "assign_shards"),
     },
-)
-
-__getattr__ = removed_names(
-    __name__,
     {
         "AspectRatioBatchSampler": 'BucketBatchSampler(dataset, batch_size, key="aspect_ratio")',
         "BalanceReport": "penstock.sampling.balance.BalanceReport, which balance_report returns",
@@ -87,5 +82,4 @@ __getattr__ = removed_names(
         "ShuffleCounts": "the attribute counts of a BalancedShuffle",
         "class_shares": "MixtureSampler(sources, alpha=...), or ClassBalancedSampler(...).shares",
     },
-    _get,
 )

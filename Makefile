@@ -92,7 +92,7 @@ soak: $(STAMP)
 
 # Needs PENSTOCK_TORCH_TEST_DATALOADER, see tests/upstream/README.md.
 upstream: $(STAMP)
-	"$(BIN)/python" tests/upstream/run.py
+	"$(BIN)/python" -m pytest -q -m slow tests/upstream
 
 # Needs a package index: each suite has an environment of its own below .suites.
 suites: $(STAMP)

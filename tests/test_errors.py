@@ -122,7 +122,7 @@ def test_an_error_that_a_worker_raised_has_its_note_once_and_last(kind, num_work
     with pytest.raises(kind) as caught:
         list(loader)
     notes = caught.value.__notes__
-    assert notes[-1] == note_on(kind.help_topic)
+    assert notes[-1] == note_on(caught.value.help_topic)
     assert sum(note.startswith("Help") for note in notes) == 1
     assert any("step 1" in note for note in notes)
 

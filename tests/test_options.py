@@ -25,7 +25,7 @@ class Threads(SpawnContext):
 
 
 def options_of(**given):
-    return LoaderOptions(DATA, is_iterable=False, **given)
+    return LoaderOptions(is_iterable=False, **given)
 
 
 def test_options_cannot_be_changed_and_pickle():
@@ -59,22 +59,6 @@ def test_traits_tell_the_backends_apart():
     assert [name for name in BACKENDS if not traits_of(name).is_local] == ["ray"]
     assert [name for name in BACKENDS if traits_of(name).has_start_method] == ["process"]
     assert traits_of("serial").is_local
-
-
-@pytest.mark.parametrize("make", [Loader, DataLoader])
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ({"cpu_budget": 2}, r"num_workers=Auto\(cpu="),
-        ({"memory_budget": 2}, r"num_workers=Auto\(memory="),
-        ({"ray_options": {}}, r"backend=Ray\(num_cpus="),
-        ({"address": "auto"}, r"backend=Ray\(address="),
-    ],
-)
-def test_an_argument_that_is_gone_says_what_to_use(make, old, new):
-    name = next(iter(old))
-    with pytest.raises(TypeError, match=rf"^{make.__name__}\(\) has no argument {name}=.*{new}"):
-        make(DATA, **old)
 
 
 def test_limits_stay_with_a_number_that_is_handed_on():

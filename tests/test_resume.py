@@ -558,10 +558,8 @@ def test_a_sampler_that_gives_more_than_its_length_goes_on(is_batched):
     [
         ({}, "KeyError: 'order_seed'"),
         ({"between": {"torch 0": "!"}}, "cannot be drawn again"),
-        ({"is_new": None}, "is_new should be true or false, but got None"),
         ({"order_seed": "3"}, "order_seed should be an integer"),
         ({"order_seed": 2**64}, "order_seed should be below 2\\^63"),
-        ({"sampler_epoch": 1.5}, "sampler_epoch should be an integer"),
         ({"states": {"torch 0": 1}}, "cannot be drawn again"),
         ({"more": 1}, "TypeError"),
     ],

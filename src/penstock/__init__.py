@@ -12,8 +12,7 @@ import importlib.util
 import sys
 from typing import TYPE_CHECKING, Any
 
-from penstock.deprecation import removed_names
-from penstock.lazy import lazy_names
+from penstock.deprecation import lazy_names
 
 if sys.platform == "win32":  # here, before any module asks for what is not there
     raise ImportError("Penstock needs forks and Unix sockets; Windows is not supported yet")
@@ -53,20 +52,12 @@ _named, __dir__ = lazy_names(
         ".randomness.samples": ("renumbered_samples", "sample_rng"),
         ".worker_info": ("get_worker_info",),
     },
+    {"Failure": "penstock.faults.Failure", "WorkerInfo": "penstock.worker_info.WorkerInfo"},
 )
 
 
-def _named_or_module(name: str) -> Any:  # noqa: ANN401 - any of the names above, or a module
-    if name in __all__:
-        return _named(name)
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - any of the names above, or a module
     module = f"{__name__}.{name}"
     if name.startswith("_") or importlib.util.find_spec(module) is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return _named(name)
     return importlib.import_module(module)
-
-
-__getattr__ = removed_names(
-    __name__,
-    {"Failure": "penstock.faults.Failure", "WorkerInfo": "penstock.worker_info.WorkerInfo"},
-    _named_or_module,
-)

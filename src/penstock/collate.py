@@ -106,7 +106,9 @@ def _collate_sequences(samples: Sequence[Any], *, collate_fn_map: CollateMap) ->
     first = samples[0]
     if isinstance(first, tuple) and hasattr(first, "_fields"):
         return type(first)(*_columns(samples, collate_fn_map, strict=False))
-    _check_lengths(samples)
+    if len(set(map(len, samples))) > 1:
+        rule = "each element in list of batch should be of equal size"
+        _refuse(rule, [f"{len(sample)} elements" for sample in samples])
     columns = _columns(samples, collate_fn_map, strict=True)
     return columns if type(first) in (list, tuple) else sequence_like(first, columns)
 
@@ -122,13 +124,6 @@ CONTAINERS: Final[CollateMap] = {
 def _columns(samples: Sequence[Any], collate_fn_map: CollateMap, *, strict: bool) -> list[Any]:
     columns = zip(*samples, strict=strict)
     return [collate(column, collate_fn_map=collate_fn_map) for column in columns]
-
-
-def _check_lengths(samples: Sequence[Any]) -> None:
-    lengths = list(map(len, samples))
-    if len(set(lengths)) > 1:
-        rule = "each element in list of batch should be of equal size"
-        _refuse(rule, [f"{length} elements" for length in lengths])
 
 
 def _refuse(rule: str, sizes: Sequence[str]) -> NoReturn:
@@ -261,11 +256,7 @@ class Collator:
     def _ints(self, values: Sequence[Any], *, collate_fn_map: CollateMap) -> Any:  # noqa: ANN401
         if set(map(type, values)) != {int}:
             return self._scalars(values, collate_fn_map=collate_fn_map)
-        try:
-            return self._finish(np.asarray(values, np.int64))
-        except OverflowError:
-            self._refuse_mixture(values)
-            raise
+        return self._finish(np.asarray(values, np.int64))
 
     def _refuse_mixture(self, values: Sequence[Any]) -> None:
         """Leave to the framework what it has rules of its own for."""

@@ -23,7 +23,7 @@ docs/troubleshooting.md.
 from __future__ import annotations
 
 import pickle
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,17 +53,15 @@ class PenstockError(Exception):
             name of the class, of a user's own subclass that of the nearest class of this module.
     """
 
-    help_topic: ClassVar[str] = "PenstockError"
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:  # noqa: ANN401
-        super().__init_subclass__(**kwargs)
-        if cls.__module__ == __name__:
-            cls.help_topic = cls.__name__
-
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
         """Take what other exceptions take."""
         super().__init__(*args, **kwargs)
         super().add_note(self._help_note)
+
+    @property
+    def help_topic(self) -> str:
+        """See the class."""
+        return next(cls.__name__ for cls in type(self).__mro__ if cls.__module__ == __name__)
 
     @property
     def _help_note(self) -> str:

@@ -7,14 +7,13 @@ import itertools
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from penstock.data.dataset import IterableDataset, adapted
-from penstock.deprecation import removed_arguments
 from penstock.distributed import Rank, current_rank
 from penstock.engine.fault_log import FaultLog
 from penstock.epochs import EpochIterator, Schedule, worker_base_seed
 from penstock.errors import ConfigError
-from penstock.indices import SeededIndices, StreamSource, check_samplers, tell_seed
+from penstock.indices import SeededIndices, StreamSource, check_samplers, tell_epoch, tell_seed
 from penstock.insight.monitor import Monitor, Observed
-from penstock.options import LOADERS_REMOVED, LoaderOptions, plan_of
+from penstock.options import LoaderOptions, plan_of
 from penstock.randomness.kept import warn_of_kept_generators
 from penstock.randomness.keys import checked_count
 from penstock.sampling import BatchSampler, RandomSampler, SequentialSampler
@@ -32,7 +31,103 @@ if TYPE_CHECKING:
 SampleT = TypeVar("SampleT")
 
 
-class Loader(Observed, Generic[SampleT]):
+class EpochLoader(Observed):
+    """Epochs, state and bad samples of both loaders."""
+
+    _schedule: Schedule
+    _seed: int | None
+    drop_last: bool
+    num_workers: int
+
+    def _source(self) -> IndexSource:
+        """Return what the indices of an epoch come from."""
+        raise NotImplementedError
+
+    def _stream_source(self) -> StreamSource:
+        return StreamSource(
+            self.dataset,
+            self.batch_size,
+            drop_last=self.drop_last,
+            num_workers=self.num_workers,
+            rank=self._rank,
+        )
+
+    @property
+    def _rank(self) -> Rank:
+        try:
+            return current_rank()
+        except ConfigError:
+            if self._seed is None:
+                return Rank(0, 1)  # torch does not read it; `shard` then has no ranks
+            raise
+
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch that is under way; between two, of the next one."""
+        return self._schedule.epoch
+
+    @property
+    def failures(self) -> list[Failure]:
+        """Bad samples, left out or replaced, in the order in which they were missed.
+
+        Each once an epoch, with its index, file or key, error, worker, epoch and step. The last
+        10,000 are kept.
+        """
+        return self._faults.failures
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that the next `iter()` begins; otherwise it advances by itself.
+
+        It decides the order and every sample's random numbers, and reaches the samplers, and the
+        dataset in every worker, persistent ones too, if they have a method `set_epoch`;
+        `sampler.set_epoch(e)`, as loops for torch have it, does the same.
+
+        Raises:
+            ConfigError: a negative epoch, or one of 2^32 and more.
+            TypeError: an epoch that is no integer.
+        """
+        self._schedule.set_epoch(epoch)
+        if self._seed is None:  # a seeded epoch notifies them when it begins
+            tell_epoch(epoch, self.sampler, self.batch_sampler)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the training loop is: the epoch, and the batches it has been given.
+
+        Batches that workers have made ahead do not count. "epoch" and "batches" in it say where the
+        loop is. The state is JSON-able, below 1 KB for any dataset, and the same on all ranks. An
+        iterable dataset's own state comes on top, for each worker, and is its rank's own.
+
+        Of a `penstock.torch.DataLoader` without `seed=` it also holds what the epoch's order was
+        drawn with: one number for `shuffle=True`, nothing for samplers with a seed of their own, or
+        4 to 18 KB for generators.
+
+        Example:
+            >>> loader = Loader([1.0, 2.0, 3.0, 4.0], batch_size=2)
+            >>> batches = iter(loader)
+            >>> first = next(batches)
+            >>> state = loader.state_dict()
+            >>> again = Loader([1.0, 2.0, 3.0, 4.0], batch_size=2)
+            >>> again.load_state_dict(state)
+            >>> [batch.tolist() for batch in again]
+            [[3.0, 4.0]]
+        """
+        return self._schedule.state_dict(self._source, self.dataset)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next `iter()` go on exactly where `state` was saved.
+
+        No sample that was given before is read again. Workers, backends and the number of ranks may
+        have changed since; what decides the order may not. Without a seed the order goes on, and
+        random numbers drawn in workers do not.
+
+        Raises:
+            StateError: an iterator is running, or the state was saved with other data, batch
+                size, sampler or seed; the message says what differs.
+        """
+        self._schedule.load_state_dict(state, self._source(), self.dataset)
+
+
+class Loader(EpochLoader, Generic[SampleT]):
     """Loads a dataset in batches of numpy arrays, for JAX, MindSpore, or numpy itself.
 
     An epoch is a function of (seed, epoch): its order, and every sample's random numbers
@@ -101,7 +196,6 @@ class Loader(Observed, Generic[SampleT]):
         [[1.0, 2.0], [3.0]]
     """
 
-    @removed_arguments(**LOADERS_REMOVED)
     def __init__(
         self,
         dataset: Any,  # noqa: ANN401 - anything with __getitem__ or __iter__
@@ -139,7 +233,7 @@ class Loader(Observed, Generic[SampleT]):
             )
         self._seed: int = checked_count("seed", seed)
         options = LoaderOptions(
-            dataset, is_iterable=self._is_iterable, num_workers=num_workers,
+            is_iterable=self._is_iterable, num_workers=num_workers,
             timeout=timeout, multiprocessing_context=multiprocessing_context, backend=backend,
             prefetch_factor=prefetch_factor, persistent_workers=persistent_workers,
             seed=self._seed, global_rng=global_rng, on_error=on_error,
@@ -213,82 +307,17 @@ class Loader(Observed, Generic[SampleT]):
         """As given."""
         return self._seed
 
-    @property
-    def failures(self) -> list[Failure]:
-        """Bad samples, left out or replaced, in the order in which they were missed.
-
-        Each once an epoch, with its index, file or key, error, worker, epoch and step. The last
-        10,000 are kept.
-        """
-        return self._faults.failures
-
     def _plan(self) -> Plan:
         return plan_of(
             self,
             worker_base_seed(self._seed),
             collate_fn=self.collate_fn,
-            global_rng=self.global_rng,
-            rank=current_rank() if self._is_iterable else Rank(0, 1),
         )
 
     def _source(self) -> IndexSource:
         if self._is_iterable:
-            return StreamSource(
-                self.dataset,
-                self.batch_size,
-                drop_last=self.drop_last,
-                num_workers=self.num_workers,
-                rank=current_rank(),
-            )
+            return self._stream_source()
         return SeededIndices(self.sampler, self.batch_sampler, self._seed)
-
-    @property
-    def epoch(self) -> int:
-        """Number of the epoch that is under way; between two, of the next one."""
-        return self._schedule.epoch
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that the next `iter()` begins; otherwise it advances by itself.
-
-        It decides the order and every sample's random numbers, also with persistent workers. The
-        samplers and the dataset are notified, if they have a method `set_epoch`.
-
-        Raises:
-            ConfigError: a negative epoch, or one of 2^32 and more.
-            TypeError: an epoch that is no integer.
-        """
-        self._schedule.set_epoch(epoch)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return where the training loop is: the epoch, and the batches it has been given.
-
-        Batches that workers have made ahead do not count. "epoch" and "batches" in it say where the
-        loop is. The state is JSON-able, below 1 KB for any dataset, and the same on all ranks. An
-        iterable dataset's own state comes on top, for each worker, and is its rank's own.
-
-        Example:
-            >>> loader = Loader([1.0, 2.0, 3.0, 4.0], batch_size=2)
-            >>> batches = iter(loader)
-            >>> first = next(batches)
-            >>> state = loader.state_dict()
-            >>> again = Loader([1.0, 2.0, 3.0, 4.0], batch_size=2)
-            >>> again.load_state_dict(state)
-            >>> [batch.tolist() for batch in again]
-            [[3.0, 4.0]]
-        """
-        return self._schedule.state_dict(self._source, self.dataset)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next `iter()` go on exactly where `state` was saved.
-
-        No sample that was given before is read again. Workers, backends and the number of ranks may
-        have changed since; what decides the order may not.
-
-        Raises:
-            StateError: an iterator is running, or the state was saved with other data, batch
-                size, sampler or seed; the message says what differs.
-        """
-        self._schedule.load_state_dict(state, self._source(), self.dataset)
 
     def __len__(self) -> int:
         """Batches of an epoch.
@@ -299,9 +328,7 @@ class Loader(Observed, Generic[SampleT]):
         if not self._is_iterable:
             sampler: Any = self.sampler if self.batch_sampler is None else self.batch_sampler
             return len(sampler)
-        if self.batch_size is None:
-            return len(self.dataset)
-        full, rest = divmod(len(self.dataset), self.batch_size)
+        full, rest = divmod(len(self.dataset), self.batch_size or 1)
         return full + (rest > 0 and not self.drop_last)
 
 
@@ -322,8 +349,4 @@ def _check_orders(
         raise ConfigError(
             "batch_sampler option is mutually exclusive with batch_size, shuffle, sampler and "
             f"drop_last, got {batch_size=}, {shuffle=}, {sampler=}, {drop_last=}"
-        )
-    if batch_size is None and batch_sampler is None and drop_last:
-        raise ConfigError(
-            "batch_size=None gives single samples and is mutually exclusive with drop_last=True"
         )

@@ -47,32 +47,11 @@ def missing_extra(error: ModuleNotFoundError, who: str, *also: str) -> Exception
 
 
 def install_command(*extras: str) -> str:
-    """Return the command that installs extras of Penstock from where Penstock itself came.
+    """Return the command that installs extras of Penstock.
 
-    A package index may have another release: `direct_url.json` (PEP 610) says where it came from.
+    pip keeps the Penstock that is there, from an index, a repository or a folder alike.
     """
-    names = ",".join(extras)
-    origin = _origin()
-    url = origin.get("url", "").partition("?")[0]
-    if origin.get("dir_info", {}).get("editable"):
-        from urllib.request import url2pathname
-
-        return f'pip install -e "{url2pathname(url.removeprefix("file://"))}[{names}]"'
-    if "vcs_info" in origin:
-        url = f"{origin['vcs_info']['vcs']}+{url}@{origin['vcs_info']['commit_id']}"
-    return f'pip install "penstock[{names}]{" @ " if url else ""}{url}"'
-
-
-def _origin() -> dict[str, Any]:
-    import json
-    from importlib import metadata  # takes 20 ms, and is needed for errors alone
-
-    try:
-        text = metadata.distribution("penstock").read_text("direct_url.json")
-    except metadata.PackageNotFoundError:  # only on the path
-        return {}
-    origin: dict[str, Any] = json.loads(text) if text else {}
-    return origin
+    return f'pip install "penstock[{",".join(extras)}]"'
 
 
 def when_imported(name: str, call: Callable[[], object]) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import multiprocessing
 import threading
-from dataclasses import KW_ONLY, InitVar, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from penstock.distributed import Rank
 from penstock.engine.backends import BACKENDS, traits_of
 from penstock.engine.plan import Plan, WorkerSpec
 from penstock.errors import ConfigError
@@ -15,25 +16,15 @@ from penstock.faults import FaultPolicy, policy_of
 from penstock.indices import covers
 from penstock.insight.budgets import Auto
 from penstock.insight.monitor import AutoWorkers
-from penstock.randomness.keys import checked_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from multiprocessing.context import BaseContext
 
-    from penstock.distributed import Rank
     from penstock.engine.plan import Framework
     from penstock.transport.page_lock import PageLock
 
-__all__ = ["LOADERS_REMOVED", "Auto", "LoaderOptions", "Ray", "backend_name", "plan_of"]
-
-LOADERS_REMOVED: Final = {
-    "cpu_budget": "num_workers=Auto(cpu=...)",
-    "memory_budget": "num_workers=Auto(memory=...)",
-    "ray_options": "backend=Ray(num_cpus=...)",
-    "address": 'backend=Ray(address="auto")',
-}
-"""Arguments of both loaders that are gone -> what to use instead."""
+__all__ = ["Auto", "LoaderOptions", "Ray", "backend_name", "plan_of"]
 
 _MODES: Final = ("auto", "light", "full")
 # The options of `Actor.options` that the engine decides, by on_error and prefetch_factor.
@@ -81,7 +72,7 @@ def backend_name(backend: Any) -> Any:  # noqa: ANN401 - what a user gave, perha
     return "ray" if isinstance(backend, Ray) else backend
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LoaderOptions:
     """Arguments of both loaders about how they run, checked; see `penstock.Loader`.
 
@@ -94,8 +85,6 @@ class LoaderOptions:
         limits: Limits of "auto"; None where the number of workers is given.
     """
 
-    dataset: InitVar[object]
-    _: KW_ONLY
     is_iterable: bool
     num_workers: Any = 0
     timeout: float = 0
@@ -114,11 +103,9 @@ class LoaderOptions:
     faults: FaultPolicy = field(init=False)
     limits: Auto | None = field(init=False)
 
-    def __post_init__(self, dataset: object) -> None:
+    def __post_init__(self) -> None:
         """Check the arguments, and set the attributes that follow from them."""
-        if self.seed is not None:
-            checked_count("seed", self.seed)
-        elif not self.global_rng:
+        if self.seed is None and not self.global_rng:
             raise ConfigError(
                 "global_rng=False says that seed= is for penstock.sample_rng() alone, and there is "
                 "no seed: give one"
@@ -130,15 +117,23 @@ class LoaderOptions:
         for name, names in (("backend", tuple(BACKENDS)), ("monitor", _MODES)):
             if found[name] not in names:
                 raise ConfigError(f"{name} must be one of {names}, got {found[name]!r}")
-        if self._asks_for_threads():
+        traits, context = traits_of(self.backend), self.multiprocessing_context
+        # torch's loader starts whatever `context.Process` is: MONAI's gives threads.
+        process = getattr(context, "Process", None)
+        is_thread = isinstance(process, type) and issubclass(process, threading.Thread)
+        if is_thread and traits.is_local:
             found["given_backend"] = found["backend"] = "thread"
-        found["limits"] = self._checked_auto(dataset)
+        elif context is not None and not traits.has_start_method:
+            raise ConfigError(
+                f"multiprocessing_context={context!r} says how worker processes start, got "
+                f"backend={self.backend!r}; leave one of the two out"
+            )
+        found["context"] = (
+            multiprocessing.get_context(context) if isinstance(context, str) else context
+        )
+        found["limits"] = self._checked_auto()
         if self.limits is not None:
             found["num_workers"] = "auto"
-        if not isinstance(self.progress, bool | str):
-            raise TypeError(
-                f"progress must be True, False, or the bar's name, got {self.progress!r}"
-            )
         self._check_workers(1 if self.is_auto else self.num_workers)
         found["backend_options"] = None
         if self.backend == "ray":
@@ -148,31 +143,13 @@ class LoaderOptions:
                 from penstock.engine.backends.ray.cluster import check_actor_options
 
                 check_actor_options(ray)
-        found["context"] = self._meant_context()
 
     @property
     def is_auto(self) -> bool:
         """Whether the number of workers is chosen while the loader runs."""
         return self.limits is not None
 
-    def _asks_for_threads(self) -> bool:
-        """Return whether the context's processes are threads, as those of MONAI's ThreadDataLoader.
-
-        torch's loader starts whatever `context.Process` is.
-        """
-        traits, context = traits_of(self.backend), self.multiprocessing_context
-        process = getattr(context, "Process", None)
-        is_thread = isinstance(process, type) and issubclass(process, threading.Thread)
-        if is_thread and traits.is_local:
-            return True
-        if context is not None and not traits.has_start_method:
-            raise ConfigError(
-                f"multiprocessing_context={context!r} says how worker processes start, got "
-                f"backend={self.backend!r}; leave one of the two out"
-            )
-        return False
-
-    def _checked_auto(self, dataset: object) -> Auto | None:
+    def _checked_auto(self) -> Auto | None:
         """Return the limits that "auto", an `Auto` or another loader's number came with."""
         given: Any = self.num_workers
         if isinstance(given, AutoWorkers):
@@ -183,9 +160,8 @@ class LoaderOptions:
             return None
         if self.is_iterable:
             raise ConfigError(
-                'num_workers="auto" needs a map-style dataset: what each worker reads of '
-                f"{type(dataset).__name__}, an iterable one, depends on their number. Give a "
-                "number; `penstock tune` finds it."
+                'num_workers="auto" needs a map-style dataset: what each worker reads of an '
+                "iterable one depends on their number. Give a number; `penstock tune` finds it."
             )
         if not traits_of(self.backend).is_local:
             raise ConfigError(
@@ -195,43 +171,21 @@ class LoaderOptions:
         return given
 
     def _check_workers(self, num_workers: Any) -> None:  # noqa: ANN401 - whatever the user gave
-        timeout, prefetch_factor = self.timeout, self.prefetch_factor
         if not hasattr(num_workers, "__index__"):  # numpy's integers are welcome
             raise TypeError(f'num_workers must be an int, "auto" or an Auto, got {num_workers!r}')
-        try:
-            is_timeout = timeout >= 0
-        except TypeError:
-            raise TypeError(f"timeout must be a number of seconds, got {timeout!r}") from None
-        wrong = {
-            f"num_workers option should be non-negative, got {num_workers}": num_workers < 0,
-            f"timeout option should be non-negative, got {timeout}": not is_timeout,
-            "prefetch_factor option could only be specified in multiprocessing, got "
-            f"{prefetch_factor} with num_workers=0; let num_workers > 0, or leave prefetch_factor "
-            "None": prefetch_factor is not None and num_workers == 0,
-            f"prefetch_factor option should be at least 1, got {prefetch_factor}": (
-                prefetch_factor is not None and prefetch_factor < 1
-            ),
-            "persistent_workers option needs num_workers > 0, got num_workers=0": (
-                self.persistent_workers and num_workers == 0
-            ),
-            f"timeout={timeout} needs num_workers > 0, got num_workers=0": (
-                timeout > 0 and num_workers == 0
-            ),
-        }
-        for message, is_wrong in wrong.items():
-            if is_wrong:
-                raise ConfigError(message)
-
-    def _meant_context(self) -> BaseContext | None:
-        context = self.multiprocessing_context
-        try:
-            return multiprocessing.get_context(context) if isinstance(context, str) else context
-        except ValueError:
-            methods = multiprocessing.get_all_start_methods()
-            raise ConfigError(
-                f"multiprocessing_context option should specify a valid start method in {methods}, "
-                f"got {context!r}"
-            ) from None
+        for name, value, least in (
+            ("num_workers", num_workers, 0),
+            ("timeout", self.timeout, 0),
+            ("prefetch_factor", self.prefetch_factor, 1),
+        ):
+            if value is not None and not value >= least:
+                raise ConfigError(f"{name} option should be at least {least}, got {value}")
+        for name in ("prefetch_factor", "persistent_workers", "timeout"):
+            value = getattr(self, name)
+            if value and num_workers == 0:
+                raise ConfigError(
+                    f"{name} option needs num_workers > 0, got {name}={value} with num_workers=0"
+                )
 
 
 def plan_of(
@@ -239,13 +193,12 @@ def plan_of(
     base_seed: int,
     *,
     collate_fn: Callable[[Any], Any] | None,
-    global_rng: bool,
-    rank: Rank,
     framework: Framework | None = None,
     page_lock: PageLock | None = None,
 ) -> Plan:
     """Return the plan of an iterator, by the loader's options and its present attributes."""
     options, monitor = loader._options, loader._monitor
+    rank = loader._rank if options.is_iterable else Rank(0, 1)
     spec = WorkerSpec(
         dataset=loader.dataset,
         is_iterable=options.is_iterable,
@@ -255,7 +208,7 @@ def plan_of(
         worker_init_fn=loader.worker_init_fn,
         framework=framework,
         seed=loader._seed,
-        global_rng=global_rng,
+        global_rng=options.global_rng,
         batch_size=loader.batch_size,
         rank=rank.rank,
         world_size=rank.world_size,

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from penstock.errors import ConfigError
+from penstock.lines import amount
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -145,15 +146,13 @@ def advice_on_kill(
         before: Memory while the worker was alive, as early as the epoch's start.
         peak_rss_bytes: The most resident memory that the worker reported.
     """
-    said = []
-    if peak_rss_bytes is not None:
-        said.append(f"It had used up to {format_bytes(peak_rss_bytes)}.")
+    said = [] if peak_rss_bytes is None else [f"It had used up to {amount(peak_rss_bytes)}."]
     for whose, left, whole in (
         ("machine", now.available_bytes, now.total_bytes),
         ("control group (the container)", now.left_in_group_bytes, now.limit_bytes),
     ):
         if left is not None and whole is not None:
-            said.append(f"The {whose} has {format_bytes(left)} of {format_bytes(whole)} left.")
+            said.append(f"The {whose} has {amount(left)} of {amount(whole)} left.")
     kills_before = None if before is None else before.group_oom_kills
     if kills_before is not None and (now.group_oom_kills or 0) > kills_before:
         said.append("The system's OOM killer ended it. Memory ran out:")
@@ -171,12 +170,11 @@ def memory_warning(batch_bytes: int, batches_in_flight: int, now: SystemMemory) 
     left_bytes = now.left_bytes
     if left_bytes is None or needed_bytes <= left_bytes:
         return None
-    whose = "this machine"
-    if left_bytes == now.left_in_group_bytes and now.limit_bytes is not None:
-        whose = f"the control group (the container; limit {format_bytes(now.limit_bytes)})"
+    is_machine = left_bytes == now.available_bytes
+    whose = "this machine" if is_machine else "the control group (the container)"
     return (
-        f"{batches_in_flight} batches of {format_bytes(batch_bytes)} on their way need "
-        f"{format_bytes(needed_bytes)}, and {whose} has {format_bytes(left_bytes)} left: workers "
+        f"{batches_in_flight} batches of {amount(batch_bytes)} on their way need "
+        f"{amount(needed_bytes)}, and {whose} has {amount(left_bytes)} left: workers "
         "may be killed. Lower num_workers, prefetch_factor or batch_size."
     )
 
@@ -203,27 +201,9 @@ def check_descriptors(num_workers: int) -> None:
 
 def num_open_files() -> int | None:
     """Return how many descriptors this process has open; None where it cannot be seen."""
-    for folder in ("/proc/self/fd", "/dev/fd"):  # Linux, where /dev may be bare; macOS and BSD
-        with contextlib.suppress(OSError):
-            return len(os.listdir(folder)) - 1  # without the one that lists the folder
+    with contextlib.suppress(OSError):
+        return len(os.listdir("/dev/fd")) - 1  # without the one that lists the folder
     return None
-
-
-def format_bytes(num_bytes: int) -> str:
-    """Return a size for people, in decimal units, with two to three digits.
-
-    Example:
-        >>> format_bytes(1_234_567_890), format_bytes(260_400_000), format_bytes(999)
-        ('1.2 GB', '260 MB', '999 bytes')
-    """
-    if num_bytes < 1000:
-        return f"{num_bytes} bytes"
-    size = float(num_bytes)
-    for unit in ("kB", "MB", "GB", "TB"):
-        size /= 1000
-        if size < 999.5 or unit == "TB":
-            break
-    return f"{size:.1f} {unit}" if size < 99.95 else f"{size:.0f} {unit}"
 
 
 def signal_name(number: int) -> str:

@@ -8,10 +8,7 @@ import functools
 import os
 import sys
 import sysconfig
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from types import FrameType
+import traceback
 
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 # Between our frames: what calls our loader, our cached properties and our context managers.
@@ -44,22 +41,18 @@ def users_place() -> str:
     That is the innermost one outside of Penstock and of all installed packages, so that a loader
     which a framework makes is its user's; where there is none, the innermost outside of Penstock.
     """
-    frame: FrameType | None = sys._getframe(1)
-    nearest = None
-    while frame is not None:
+    outside = []
+    for frame, line in traceback.walk_stack(sys._getframe(1)):
         filename = frame.f_code.co_filename
         if not (_is_inside(filename) or filename.startswith("<frozen")):
-            nearest = nearest or frame
-            if not _is_installed(filename):
-                nearest = frame
-                break
-        frame = frame.f_back
-    if nearest is None:
+            outside.append((filename, line))
+    places = [place for place in outside if not _is_installed(place[0])] or outside
+    if not places:
         return ""
-    filename = nearest.f_code.co_filename
+    filename, line = places[0]
     with contextlib.suppress(FileNotFoundError):  # the folder may be gone
         filename = filename.removeprefix(os.getcwd() + os.sep)
-    return f"{filename}:{nearest.f_lineno}"
+    return f"{filename}:{line}"
 
 
 def _is_installed(filename: str) -> bool:

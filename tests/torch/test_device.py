@@ -153,9 +153,10 @@ def test_ctrl_c_in_a_transform_closes_the_stream_and_leaves_no_time_behind():
     assert loader.stats().run.wait_s >= 0
 
 
-def test_a_loader_with_a_device_needs_no_prefetcher():
-    with pytest.raises(ConfigError, match="device of its own, cpu"):
-        DevicePrefetcher(loader_of(device="cpu"), "cpu")
+def test_a_prefetcher_of_a_loader_with_a_device_keeps_the_loaders_transform():
+    loader = loader_of(device="cpu", device_transform=lambda batch: batch[1])
+    doubled = DevicePrefetcher(loader, "cpu", transform=lambda labels: labels * 2)
+    assert [int(labels[0]) for labels in doubled] == list(range(0, 48, 8))
 
 
 def test_an_iterator_that_ends_in_a_transform_does_not_end_the_epoch():

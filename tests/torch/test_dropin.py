@@ -289,7 +289,7 @@ BAD_ARGUMENTS: list[tuple[dict[str, Any], str, type[Exception] | None]] = [
     ({"num_workers": "2"}, "'2'", TypeError),
     ({"timeout": -1}, "-1", ValueError),
     ({"timeout": -0.5, "num_workers": 1}, "-0.5", ValueError),
-    ({"timeout": "7", "num_workers": 1}, "'?7'?", TypeError),
+    ({"timeout": "7", "num_workers": 1}, "str", TypeError),
     ({"prefetch_factor": 2}, "2", ValueError),
     ({"prefetch_factor": 0, "num_workers": 1}, "0", None),
     ({"prefetch_factor": -1, "num_workers": 1}, "-1", ValueError),

@@ -14,7 +14,7 @@ from penstock.insight.units import duration, percent
 from penstock.lines import say
 from penstock.program.saved import SavedRun, is_saved_run, run_in
 from penstock.redact import without_password
-from penstock.sampling.balance_text import aligned
+from penstock.sampling.balance import aligned
 from penstock.system_limits import format_bytes
 
 if TYPE_CHECKING:

@@ -4,8 +4,7 @@
 from typing import TYPE_CHECKING
 
 from penstock.data.dataset import Allocator, Dataset, IterableDataset, shard
-from penstock.deprecation import removed_names
-from penstock.lazy import lazy_names
+from penstock.deprecation import lazy_names
 
 if TYPE_CHECKING:
     from penstock.collate import default_collate
@@ -36,7 +35,7 @@ __all__ = [
     "shard",
 ]
 
-_get, __dir__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     __name__,
     {
         "penstock.collate": ("default_collate",),
@@ -51,15 +50,10 @@ _get, __dir__ = lazy_names(
         ".packed_list": ("PackedList",),
         ".ragged": ("RaggedArray",),
     },
-)
-
-__getattr__ = removed_names(
-    __name__,
     {
         "BatchReader": "a Callable in annotations: (indices, alloc) -> batch",
         "Empty": "Allocator",
         "batch_reader": "penstock.data.dataset.batch_reader",
         "register_batch_reader": "penstock.data.dataset.register_batch_reader",
     },
-    _get,
 )

@@ -3,8 +3,7 @@
 
 from typing import TYPE_CHECKING
 
-from penstock.deprecation import removed_names
-from penstock.lazy import lazy_names
+from penstock.deprecation import lazy_names
 from penstock.sampling.distributed import DistributedSampler
 from penstock.sampling.permutation import Permutation
 from penstock.sampling.samplers import (
@@ -49,7 +48,7 @@ __all__ = [
     "balance_report",
 ]
 
-_get, __dir__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     __name__,
     {
         ".balance": ("balance_report",),
@@ -61,10 +60,6 @@ _get, __dir__ = lazy_names(
         ".repeat_factor": ("RepeatFactorSampler",),
         ".shards": ("AbsentShard", "ShardSampler", "assign_shards"),
     },
-)
-
-__getattr__ = removed_names(
-    __name__,
     {
         "AspectRatioBatchSampler": 'BucketBatchSampler(dataset, batch_size, key="aspect_ratio")',
         "BalanceReport": "penstock.sampling.balance.BalanceReport, which balance_report returns",
@@ -76,5 +71,4 @@ __getattr__ = removed_names(
         "ShuffleCounts": "the attribute counts of a BalancedShuffle",
         "class_shares": "MixtureSampler(sources, alpha=...), or ClassBalancedSampler(...).shares",
     },
-    _get,
 )

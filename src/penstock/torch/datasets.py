@@ -116,10 +116,6 @@ def _parts(dataset: stock.StackDataset[Any] | stock.ConcatDataset[Any]) -> list[
     return list(datasets.values() if isinstance(datasets, dict) else datasets)
 
 
-def _part(dataset: stock.Subset[Any]) -> list[Any]:
-    return [dataset.dataset]
-
-
 def _read(dataset: Any, indices: NDArray[np.int64], alloc: Allocator) -> Any:  # noqa: ANN401
     reader = batch_reader(dataset)
     return _collated(dataset, indices) if reader is None else _with_tensors(reader(indices, alloc))
@@ -212,7 +208,7 @@ _register(stock.TensorDataset, _can_gather_all, _read_tensors)
 for _kind, _parts_of, _reader in (
     (stock.StackDataset, _parts, _read_stack),
     (stock.ConcatDataset, _parts, _read_concat),
-    (stock.Subset, _part, _read_subset),
+    (stock.Subset, lambda subset: [subset.dataset], _read_subset),
 ):
     _register(_kind, functools.partial(_can_read_all, _parts_of), _reader)
     register_combinator(_kind, _parts_of)

@@ -24,6 +24,7 @@ import contextlib
 import functools
 import itertools
 import json
+import operator
 import random
 import zlib
 from dataclasses import dataclass
@@ -49,7 +50,7 @@ from penstock.indices import (
     with_inner,
 )
 from penstock.randomness.generators import GlobalStates, GuardedIterator
-from penstock.randomness.keys import checked_count, checked_flag
+from penstock.randomness.keys import checked_count
 from penstock.sampling import IndexSampler
 from penstock.sampling.samplers import Resumable
 from penstock.torch.samplers import (
@@ -74,6 +75,7 @@ _DRAWLESS: Final = (
     tuple,
     range,
 )
+_tolist: Final = operator.methodcaller("tolist")  # of numpy's arrays and scalars
 _OURS: Final = IndexSampler.__module__.rpartition(".")[0] + "."
 
 
@@ -116,13 +118,9 @@ class Draws:
             order_seed = OrderSeed(None if seed is None else checked_count("order_seed", seed))
             states = {name: _decode(name, text) for name, text in fields["states"].items()}
             draws = cls(**{**fields, "order_seed": order_seed, "states": states})
-            for name in ("is_new", "asked_twice"):
-                checked_flag(name, fields[name])
             checked_count("base_seed", draws.base_seed)
             if (order_seed.value or 0) >= 2**63:
                 raise ValueError(f"order_seed should be below 2^63, but got {order_seed.value}.")
-            if not isinstance(draws.sampler_epoch, int | None):
-                raise TypeError(f"sampler_epoch should be an integer, got {draws.sampler_epoch!r}.")
             return draws
 
 
@@ -222,17 +220,18 @@ class UnseededIndices(IndexSource):
         )
 
     def _generators(self) -> list[_Generator]:
-        generator = self._loader.generator
-        private = {id(generator): generator} if generator is not None else {}
-        if isinstance(self._loader.dataset, IterableDataset) or self._is_drawless:
-            return _torch_generators(private)  # for the base seed alone
         # Also of a sampler inside a batch sampler of the user's.
         owners = [getattr(part, "generator", None) for part in with_inner(self._inner)]
-        private |= {id(own): own for own in owners if isinstance(own, torch.Generator)}
-        own = owners[0]
-        found = _torch_generators(private)
+        given = (self._loader.generator, *owners)
+        private = {id(one): one for one in given if isinstance(one, torch.Generator)}
+        found = [
+            _Generator(f"torch {number}", one.get_state, one.set_state, True)
+            for number, one in enumerate(private.values())
+        ]
+        if isinstance(self._loader.dataset, IterableDataset) or self._is_drawless:
+            return found  # for the base seed alone
         draws_number = self._is_stock and type(self._inner) is RandomSampler
-        if not isinstance(own, torch.Generator) and not draws_number:
+        if not isinstance(owners[0], torch.Generator) and not draws_number:
             default = torch.default_generator
             found.append(_Generator("torch", default.get_state, default.set_state, False))
         if not self._is_stock:
@@ -303,13 +302,6 @@ def _draws_nothing(part: object) -> bool:
     return kind in _DRAWLESS or kind.__module__.startswith(_OURS)
 
 
-def _torch_generators(private: dict[int, torch.Generator]) -> list[_Generator]:
-    return [
-        _Generator(f"torch {number}", generator.get_state, generator.set_state, True)
-        for number, generator in enumerate(private.values())
-    ]
-
-
 def _set_random(state: Any) -> None:  # noqa: ANN401 - a tuple, or JSON's list of it
     version, words, gauss = state
     random.setstate((version, tuple(words), gauss))
@@ -322,13 +314,8 @@ def _set_numpy(state: dict[str, Any]) -> None:
 
 def _encode(state: Any) -> str:  # noqa: ANN401 - a tensor of bytes, or what JSON takes
     is_tensor = isinstance(state, torch.Tensor)
-    data = state.numpy().tobytes() if is_tensor else json.dumps(state, default=_plain).encode()
+    data = state.numpy().tobytes() if is_tensor else json.dumps(state, default=_tolist).encode()
     return base64.b85encode(zlib.compress(data)).decode("ascii")
-
-
-def _plain(value: Any) -> Any:  # noqa: ANN401
-    """Numpy's arrays and scalars as JSON has them."""
-    return value.tolist()
 
 
 def _decode(name: str, text: str) -> Any:  # noqa: ANN401

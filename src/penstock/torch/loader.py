@@ -12,25 +12,17 @@ import torch.utils.data
 from torch.utils.data import default_collate, default_convert
 
 from penstock.data.dataset import adapted, follows_epochs
-from penstock.deprecation import removed_arguments
-from penstock.distributed import Rank, current_rank
 from penstock.engine.fault_log import FaultLog
 from penstock.engine.plan import Framework
 from penstock.epochs import EpochIterator, Schedule, worker_base_seed
 from penstock.errors import ConfigError
-from penstock.indices import (
-    SeededIndices,
-    StreamSource,
-    check_samplers,
-    inner_of,
-    tell_epoch,
-    tell_seed,
-)
-from penstock.insight.monitor import AutoWorkers, Monitor, Observed
-from penstock.options import LOADERS_REMOVED, LoaderOptions, plan_of
+from penstock.indices import SeededIndices, check_samplers, inner_of, tell_seed
+from penstock.insight.monitor import AutoWorkers, Monitor
+from penstock.loader import EpochLoader
+from penstock.options import LoaderOptions, plan_of
 from penstock.randomness.kept import warn_of_kept_generators
 from penstock.sampling import BatchSampler, IndexSampler
-from penstock.torch.device.accelerator import open_accelerator
+from penstock.torch.device.accelerator import current_type, open_accelerator
 from penstock.torch.device.copier import DeviceCopier, Pinning
 from penstock.torch.device.page_lock import page_lock_for
 from penstock.torch.draws import UnseededIndices
@@ -48,7 +40,7 @@ if TYPE_CHECKING:
     from penstock.data import Dataset as NumpyDataset
     from penstock.engine.plan import Plan
     from penstock.engine.stream import BatchStream, DeliveryHook
-    from penstock.faults import Failure, FaultPolicy
+    from penstock.faults import FaultPolicy
     from penstock.indices import IndexSource
     from penstock.options import Auto, Ray
     from penstock.torch.streams import AsTorch
@@ -56,11 +48,11 @@ if TYPE_CHECKING:
 
 T_co = TypeVar("T_co", covariant=True)
 
-_DATAPIPES: Final = (torch.utils.data.IterDataPipe, torch.utils.data.MapDataPipe)
+DATAPIPES: Final = (torch.utils.data.IterDataPipe, torch.utils.data.MapDataPipe)
 _TORCH: Final = Framework(root="torch", adapter="penstock.torch.worker")
 
 
-class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
+class DataLoader(EpochLoader, torch.utils.data.DataLoader[T_co]):
     """Loads a dataset in batches: `torch.utils.data.DataLoader` on a shared-memory arena.
 
     Under the same `torch.manual_seed` (and `generator`) it gives the same batches as torch's, bit
@@ -113,6 +105,10 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
             returns is the batch: `lambda batch: (normalize(batch[0]), batch[1])`, say, with a
             `NormalizeImages`.
 
+    Attributes:
+        epoch: Number of the epoch that is under way; between two, of the next one.
+        failures: As of `penstock.Loader`.
+
     Raises:
         ValueError: an argument is out of its range or contradicts another
             (`penstock.errors.ConfigError`).
@@ -140,7 +136,6 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
     device: torch.device | None  # with its index; None is main memory
     device_transform: Callable[[Any], Any] | None
 
-    @removed_arguments(**LOADERS_REMOVED)
     def __init__(
         self,
         dataset: Dataset[T_co] | NumpyDataset[T_co],
@@ -181,14 +176,14 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
                 f"seed decides all that a generator would: give one of the two, not seed={seed} "
                 f"and generator={generator}"
             )
-        if isinstance(dataset, _DATAPIPES) and (seed is not None or device is not None):
+        if isinstance(dataset, DATAPIPES) and (seed is not None or device is not None):
             raise ConfigError(
                 f"{type(dataset).__name__} is a DataPipe and runs on torch's own engine, which has "
                 f"neither seed nor device: got {seed=} and {device=}. A DevicePrefetcher around "
                 "the loader copies its batches to a device"
             )
         options = LoaderOptions(
-            dataset, is_iterable=isinstance(dataset, torch.utils.data.IterableDataset),
+            is_iterable=isinstance(dataset, torch.utils.data.IterableDataset),
             num_workers=num_workers, timeout=timeout, backend=backend,
             multiprocessing_context=multiprocessing_context,
             prefetch_factor=prefetch_factor, persistent_workers=persistent_workers,
@@ -202,11 +197,13 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
         self._device_transform = device_transform
         self._faults = FaultLog(options.faults, dataset)
         self._monitor = Monitor(dataset, options)
-        self._keep(
-            vars(options)
-            | {"backend": options.given_backend, "device": chosen}
-            | {"device_transform": device_transform}
-        )
+        # By these attributes others make a loader anew: Lightning looks for the names of
+        # `__init__`'s parameters in `vars(loader)`. What a subclass has of these names stays.
+        arguments = vars(options) | {"backend": options.given_backend, "device": chosen}
+        arguments["device_transform"] = device_transform
+        for name in added_arguments(DataLoader):
+            if not hasattr(type(self), name):
+                vars(self).setdefault(name, arguments[name])
         workers: int = self._monitor.num_workers
         check_samplers(dataset, sampler, batch_sampler, batch_size)
         super().__init__(
@@ -258,16 +255,6 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
             )
         super().__setattr__(name, value)
 
-    def _keep(self, arguments: Mapping[str, object]) -> None:
-        """Make our arguments attributes, by which others make a loader anew from another one.
-
-        Lightning looks for the names of `__init__`'s parameters in `vars(loader)`. Subclasses of
-        torch's loader have had attributes and properties of these names before us; theirs stay.
-        """
-        for name in added_arguments(DataLoader):
-            if not hasattr(type(self), name):
-                vars(self).setdefault(name, arguments[name])
-
     def __iter__(self) -> Any:  # noqa: ANN401 - torch's return type is its private one
         """Begin the next epoch: starts the workers, or sets the persistent ones to work again."""
         iterator: Any = super().__iter__()
@@ -279,52 +266,12 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
         self._schedule.begin(iterator.epoch, iterator)
         return iterator
 
-    @Readable
-    def epoch(self) -> int:
-        """Number of the epoch that is under way; between two, of the next one."""
-        return self._schedule.epoch
-
-    @Readable
-    def failures(self) -> list[Failure]:
-        """Bad samples, left out or replaced; see `penstock.Loader.failures`."""
-        return self._faults.failures
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that the next `iter()` begins; otherwise it advances by itself.
-
-        It reaches the samplers, and the dataset in every worker, persistent ones too, if they have
-        a method `set_epoch`; `sampler.set_epoch(e)`, as loops for torch have it, does the same.
-
-        Raises:
-            ConfigError: a negative epoch, or one of 2^32 and more.
-            TypeError: an epoch that is no integer.
-        """
-        self._schedule.set_epoch(epoch)
-        if self._seed is None:  # a seeded epoch notifies them when it begins
-            tell_epoch(epoch, self.sampler, self.batch_sampler)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return where the training loop is: the epoch, and the batches it has been given.
-
-        As `penstock.Loader.state_dict`. Without `seed=` it also holds what the epoch's order was
-        drawn with: one number for `shuffle=True`, nothing for samplers with a seed of their own, or
-        4 to 18 KB for generators.
-        """
-        self._check_engine()
-        return self._schedule.state_dict(self._source, self.dataset)
+    # What a subclass assigns to these names is its own.
+    epoch = Readable(EpochLoader.epoch)
+    failures = Readable(EpochLoader.failures)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next `iter()` go on exactly where `state` was saved.
-
-        With `seed=`, the rest of the epoch is bit for bit what it would have been, with any number
-        of workers or, through `penstock.sampling.DistributedSampler`, ranks. Without, its order is;
-        random numbers drawn in workers are not.
-
-        Raises:
-            StateError: an iterator is running, or the state was saved with other data, batch
-                size, sampler or seed; the message says what differs.
-        """
-        self._check_engine()
+        """As `penstock.Loader.load_state_dict`."""
         if self._iterator is not None and sys.getrefcount(self._iterator) <= 2:
             # A persistent iterator that only this loader (and the call above) holds.
             self._schedule.forget(self._iterator)
@@ -332,7 +279,7 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
 
     @property
     def _runs_on_torch(self) -> bool:
-        return isinstance(self.dataset, _DATAPIPES)
+        return isinstance(self.dataset, DATAPIPES)
 
     def _iter_on(self, device: torch.device, transform: Callable[[Any], Any] | None) -> Any:  # noqa: ANN401
         """Begin the next epoch as a loader with `device` and `device_transform` would."""
@@ -347,31 +294,20 @@ class DataLoader(Observed, torch.utils.data.DataLoader[T_co]):
         device = None if self._target_device is None else str(self._target_device)
         return {**super()._settings(), "device": device}
 
-    def _check_engine(self) -> None:
+    def _source(self, base_seed: int | None = None) -> IndexSource:
+        """Return what the indices come from; `base_seed` is that of workers that live on."""
         if self._runs_on_torch:
             raise ConfigError(
                 f"{type(self.dataset).__name__} is a DataPipe and runs on torch's own engine, "
                 "which has no state"
             )
-
-    def _source(self, base_seed: int | None = None) -> IndexSource:
-        """Return what the indices come from; `base_seed` is that of workers that live on."""
         if self._seed is None:
             return UnseededIndices(self, base_seed)
-        if isinstance(self.dataset, torch.utils.data.IterableDataset):
+        if self._options.is_iterable:
             return self._stream_source()
         given = self.batch_sampler, self.sampler  # from the outside in
         batch_sampler, sampler = (seeded_sampler(part, self._seed) for part in given)
         return SeededIndices(sampler, batch_sampler, self._seed, given)
-
-    def _stream_source(self) -> StreamSource:
-        return StreamSource(
-            self.dataset,
-            self.batch_size,
-            drop_last=self.drop_last,
-            num_workers=self.num_workers,
-            rank=_rank_of_shard(self),
-        )
 
     def _get_iterator(self) -> Any:  # noqa: ANN401 - torch's hook; its type is torch's private one
         if self._runs_on_torch:
@@ -469,27 +405,14 @@ def _make_plan(loader: DataLoader[Any], base_seed: int, page_lock: PageLock | No
         loader,
         base_seed,
         collate_fn=None if is_default else loader.collate_fn,
-        global_rng=loader._options.global_rng,
-        rank=_rank_of_shard(loader) if loader._options.is_iterable else Rank(0, 1),
         framework=_TORCH,
         page_lock=page_lock,
     )
 
 
-def _rank_of_shard(loader: DataLoader[Any]) -> Rank:
-    try:
-        return current_rank()
-    except ConfigError:
-        if loader._seed is None:
-            return Rank(0, 1)  # torch does not read it; `shard` then has no ranks
-        raise
-
-
 def _pin_for() -> torch.device | None:
     """Return the device to page-lock for, or None; warns as torch does."""
-    accelerator = (
-        torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    )
+    accelerator = current_type()
     if accelerator is not None and accelerator.type != "mps":
         return accelerator
     why = "no accelerator is found, then" if accelerator is None else "not supported on MPS now,"

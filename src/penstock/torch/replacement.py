@@ -7,7 +7,6 @@ import functools
 import inspect
 import sys
 import warnings
-from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Final
 
 import torch.utils.data
@@ -15,59 +14,18 @@ from torch.utils.data import IterableDataset
 
 from penstock.engine.backends import traits_of
 from penstock.options import backend_name
-from penstock.torch.loader import DataLoader
+from penstock.torch.loader import DATAPIPES, DataLoader
 from penstock.warn import users_level
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from penstock.faults import FaultPolicy
-    from penstock.options import Auto, Ray
 
 _STOCK: Final = torch.utils.data.DataLoader
 _PLACES: Final = (torch.utils.data, torch.utils.data.dataloader)
 _INIT: Final[Callable[..., None]] = DataLoader.__init__
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Defaults:
-    """Arguments for loaders that the program makes without them; see `install`."""
-
-    num_workers: int | str | Auto | None = None
-    backend: str | Ray | None = None
-    seed: int | None = None
-    on_error: str | FaultPolicy | None = None
-    progress: bool | str | None = None
-
-    def __post_init__(self) -> None:
-        """Check each as the loader does."""
-        with warnings.catch_warnings():  # torch's about many workers is for the program's loaders
-            warnings.simplefilter("ignore")
-            _INIT(DataLoader.__new__(DataLoader), [0], **self._given())
-
-    def _given(self) -> dict[str, Any]:
-        found = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in found.items() if value is not None}
-
-    def missing_in(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Return the defaults that a loader with the arguments `given` lacks and can take."""
-        dataset = given.get("dataset")
-        if isinstance(dataset, _ON_TORCHS_ENGINE):
-            return {}
-        found = {name: value for name, value in self._given().items() if name not in given}
-        if given.get("generator") is not None:
-            found.pop("seed", None)
-        if given.get("multiprocessing_context") is not None:
-            found.pop("backend", None)
-        is_local = traits_of(backend_name((found | given).get("backend", "process"))).is_local
-        is_stream = isinstance(dataset, IterableDataset)
-        is_auto = not hasattr(found.get("num_workers", 0), "__index__")  # numpy's are numbers
-        if is_auto and (is_stream or not is_local):
-            del found["num_workers"]  # "auto" needs workers on this machine, and no stream
-        return found
-
-
-_ON_TORCHS_ENGINE: Final = (torch.utils.data.IterDataPipe, torch.utils.data.MapDataPipe)
+_SETTINGS: Final = frozenset({"num_workers", "backend", "seed", "on_error", "progress"})
 
 
 def install(**defaults: Any) -> None:  # noqa: ANN401
@@ -87,7 +45,7 @@ def install(**defaults: Any) -> None:  # noqa: ANN401
 
     Raises:
         ConfigError: a setting is out of its range.
-        TypeError: a setting is of the wrong type.
+        TypeError: a setting is of the wrong type, or there is none of that name.
 
     Concurrency:
         Call it before other threads make loaders.
@@ -101,11 +59,16 @@ def install(**defaults: Any) -> None:  # noqa: ANN401
         >>> torch.utils.data.DataLoader.__module__
         'torch.utils.data.dataloader'
     """
-    settings = Defaults(**defaults)
+    if unknown := defaults.keys() - _SETTINGS:
+        raise TypeError(f"install() takes {sorted(_SETTINGS)}, got {sorted(unknown)}")
+    settings = {name: value for name, value in defaults.items() if value is not None}
+    with warnings.catch_warnings():  # torch's about many workers is for the program's loaders
+        warnings.simplefilter("ignore")
+        _INIT(DataLoader.__new__(DataLoader), [0], **settings)  # which checks them
     _warn_of_earlier_imports()
     for place in _PLACES:
         vars(place)["DataLoader"] = DataLoader
-    DataLoader.__init__ = _with(settings) if defaults else _INIT  # type: ignore[method-assign]
+    DataLoader.__init__ = _with(settings) if settings else _INIT  # type: ignore[method-assign]
 
 
 def uninstall() -> None:
@@ -118,8 +81,8 @@ def uninstall() -> None:
     DataLoader.__init__ = _INIT  # type: ignore[method-assign]
 
 
-def _with(defaults: Defaults) -> Callable[..., None]:
-    """Return a constructor of `DataLoader` that adds the defaults."""
+def _with(settings: dict[str, Any]) -> Callable[..., None]:
+    """Return a constructor of `DataLoader` that adds the settings."""
     signature = inspect.signature(_INIT)
 
     @functools.wraps(_INIT)
@@ -129,10 +92,27 @@ def _with(defaults: Defaults) -> Callable[..., None]:
         except TypeError:
             added = {}  # the constructor raises the error
         else:
-            added = defaults.missing_in(given)
+            added = _missing(settings, given)
         _INIT(self, *args, **kwargs, **added)
 
     return init
+
+
+def _missing(settings: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings that a loader with the arguments `given` lacks and can take."""
+    dataset = given.get("dataset")
+    if isinstance(dataset, DATAPIPES):
+        return {}
+    found = {name: value for name, value in settings.items() if name not in given}
+    if given.get("generator") is not None:
+        found.pop("seed", None)
+    if given.get("multiprocessing_context") is not None:
+        found.pop("backend", None)
+    is_local = traits_of(backend_name((found | given).get("backend", "process"))).is_local
+    is_auto = not hasattr(found.get("num_workers", 0), "__index__")  # numpy's are numbers
+    if is_auto and (isinstance(dataset, IterableDataset) or not is_local):
+        del found["num_workers"]  # "auto" needs workers on this machine, and no stream
+    return found
 
 
 def _warn_of_earlier_imports() -> None:

@@ -108,26 +108,21 @@ def _subset_chunks(sampler: Any) -> Iterator[Any]:  # noqa: ANN401
 
 
 def _distributed_chunks(sampler: Any) -> Iterator[NDArray[np.int64]]:  # noqa: ANN401
-    length = len(sampler.dataset)
-    _check_length(sampler, length)
+    length, total = len(sampler.dataset), sampler.total_size
+    # The sizes were fixed at construction: a dataset that has since changed may not fit them.
+    if length < total if sampler.drop_last else (length > total or (length == 0 < total)):
+        raise AssertionError(
+            f"Number of indices ({length}) does not match total_size ({total}): the dataset has "
+            "changed its length since the sampler was made. Make a new sampler."
+        )
     if sampler.shuffle:
         generator = torch.Generator().manual_seed(sampler.seed + sampler.epoch)
         order = torch.randperm(length, generator=generator).numpy()
     else:
         order = np.arange(length, dtype=np.int64)
     # Position p of the padded order is order[p % length]; with drop_last none is that far.
-    turns = np.arange(sampler.rank, sampler.total_size, sampler.num_replicas, dtype=np.int64)
+    turns = np.arange(sampler.rank, total, sampler.num_replicas, dtype=np.int64)
     return iter([order[turns % max(length, 1)]])
-
-
-def _check_length(sampler: Any, length: int) -> None:  # noqa: ANN401
-    """The sizes were fixed at construction: a dataset that has since changed may not fit them."""
-    total = sampler.total_size
-    if length < total if sampler.drop_last else (length > total or (length == 0 < total)):
-        raise AssertionError(
-            f"Number of indices ({length}) does not match total_size ({total}): the dataset has "
-            "changed its length since the sampler was made. Make a new sampler."
-        )
 
 
 _CHUNKS: Final[dict[type, Callable[[Any], Iterator[NDArray[np.int64]]]]] = {
@@ -237,12 +232,8 @@ class _TorchShare(sampling.IndexSampler):
         super().__init__(sampler.seed)
         self._sampler = sampler
         self.rank = sampler.rank
+        self.num_replicas = sampler.num_replicas
         self.epoch = sampler.epoch
-
-    @property
-    def world_size(self) -> int:
-        size: int = self._sampler.num_replicas
-        return size
 
     def __len__(self) -> int:
         return len(self._sampler)

@@ -6,12 +6,9 @@ from __future__ import annotations
 import functools
 import inspect
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch.utils.data
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _TORCHS: Final = frozenset(inspect.signature(torch.utils.data.DataLoader).parameters)
 
@@ -22,10 +19,10 @@ class Readable:
     Subclasses of torch's loader have had attributes called `epoch` or `seed` before us.
     """
 
-    def __init__(self, get: Callable[[Any], Any]) -> None:
-        """Read by `get`, whose docstring it takes over."""
-        self._get = get
-        self.__doc__ = get.__doc__
+    def __init__(self, base: Any) -> None:  # noqa: ANN401 - mypy sees what a property returns
+        """Take the property of the base class."""
+        self._get = base.fget
+        self.__doc__ = base.__doc__
 
     def __get__(self, loader: Any, owner: type) -> Any:  # noqa: ANN401
         """Return what `get` says of the loader."""

@@ -23,39 +23,30 @@ _INSTEAD: Final = "device='auto' takes the accelerator there is, or else the CPU
 
 
 class Accelerator:
-    """A device without queues that we could use: the CPU, and MPS.
+    """A device, with a queue for copies where it has streams and events, as CUDA and XPU have.
+
+    The CPU and MPS have none that we could use. "The consumer's queue" is the stream that is
+    current in the calling thread.
 
     Attributes:
         device: Which one it is, with its index.
-        has_queues: Whether copies go on beside the calling thread, as in `StreamAccelerator`.
-    """
-
-    has_queues = False
-
-    def __init__(self, device: torch.device) -> None:
-        """Take the device; it is put to use with the first copy."""
-        self.device = device
-
-
-class StreamAccelerator(Accelerator):
-    """A device with streams and events, as CUDA and XPU.
-
-    "The consumer's queue" is the stream that is current in the calling thread.
+        has_queues: Whether copies go on beside the calling thread; without, only `device` is used.
 
     Concurrency:
         Any thread.
     """
 
-    has_queues = True
-
-    def __init__(self, device: torch.device) -> None:
-        """Look up the module of the device's type."""
-        super().__init__(device)
-        self._module: Any = torch.get_device_module(device)
+    def __init__(self, device: torch.device, module: Any = None) -> None:  # noqa: ANN401
+        """Take the device and torch's module of its type; it is put to use with the first copy."""
+        self.device = device
+        self.has_queues = all(hasattr(module, name) for name in _HAS_STREAMS)
+        self._module = module
 
     def copying(self) -> contextlib.AbstractContextManager[object]:
         """Make the copies' stream the current one, and this device with it."""
-        context: contextlib.AbstractContextManager[object] = self._module.stream(self._copies)
+        context: contextlib.AbstractContextManager[object] = self._module.stream(
+            _copies_stream(self.device)
+        )
         return context
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -78,7 +69,7 @@ class StreamAccelerator(Accelerator):
 
     def mark_copies(self) -> Any:  # noqa: ANN401 - each device module has its own class
         """Return an event behind all that is in the queue of copies."""
-        return self._mark(self._copies)
+        return self._mark(_copies_stream(self.device))
 
     def mark_consumer(self) -> Any:  # noqa: ANN401
         """Return an event behind all that is in the consumer's queue."""
@@ -90,10 +81,6 @@ class StreamAccelerator(Accelerator):
         event = self._module.Event(blocking=True) if is_cuda else self._module.Event()
         event.record(stream)
         return event
-
-    @property
-    def _copies(self) -> Any:  # noqa: ANN401
-        return _copies_stream(self.device)
 
 
 @functools.cache
@@ -114,7 +101,7 @@ def open_accelerator(device: str | int | torch.device) -> Accelerator:
         ConfigError: no device has that name, or torch cannot use it.
     """
     try:
-        wanted = _current() or torch.device("cpu") if device == "auto" else torch.device(device)
+        wanted = current_type() or torch.device("cpu") if device == "auto" else torch.device(device)
         if wanted.type == "cpu":
             return Accelerator(torch.device("cpu"))
         module: Any = torch.get_device_module(wanted)
@@ -130,11 +117,11 @@ def open_accelerator(device: str | int | torch.device) -> Accelerator:
             f"container and CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')}. "
             f"{_INSTEAD}"
         )
-    has_streams = all(hasattr(module, name) for name in _HAS_STREAMS)
-    return StreamAccelerator(chosen) if has_streams else Accelerator(chosen)
+    return Accelerator(chosen, module)
 
 
-def _current() -> torch.device | None:
+def current_type() -> torch.device | None:
+    """Return the kind of accelerator that torch can use here, without an index."""
     return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
 
 
@@ -146,7 +133,7 @@ def with_index(device: torch.device) -> torch.device:
     """
     index: int | None = device.index
     if index is None:
-        current = _current()
+        current = current_type()
         is_current = current is not None and current.type == device.type
         index = torch.accelerator.current_device_index() if is_current else 0
     return torch.device(device.type, index)

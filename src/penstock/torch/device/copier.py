@@ -153,10 +153,7 @@ class DeviceCopier:
             try:
                 return self._transform(batch)
             except StopIteration as error:  # it would end the epoch, as if there were no more
-                raise RuntimeError(
-                    "the transform raised StopIteration: an iterator that it asks has no more. "
-                    "itertools.cycle(...) would begin anew"
-                ) from error
+                raise RuntimeError("the transform raised StopIteration") from error
 
     def _mover(self, begun: _Begun) -> Callable[[Any], Any]:
         def moved(leaf: Any) -> Any:  # noqa: ANN401

@@ -33,8 +33,6 @@ _PORTABLE: Final = 1  # cudaHostRegisterPortable: locked for all devices, not fo
 _POOL_SIZE: Final = 32  # streams that torch has per device and priority, and hands out in turn
 _PRIORITIES: Final = (0, -1, -2, -3)
 
-_warned = threading.Event()  # once per process
-
 
 def page_lock_for(device: torch.device) -> PageLock | None:
     """Return how to lock memory for `device`; None where torch alone can pin."""
@@ -77,16 +75,14 @@ class CudaPageLock:
             return functools.partial(_released.add, self._device, address, self._pid)
         self._has_failed = True
         _forget_error(self._device)
-        if not _warned.is_set():
-            _warned.set()
-            warnings.warn(
-                f"{size_bytes:,} bytes of shared memory could not be page-locked for "
-                f"{self._device} (cudaHostRegister: error {code}), so pinned batches are copied "
-                "once more, into torch's own pinned memory. Known causes: a container's memory "
-                "limit, and systems that let no shared memory be locked.",
-                RuntimeWarning,
-                stacklevel=users_level(),
-            )
+        warnings.warn(
+            f"{size_bytes:,} bytes of shared memory could not be page-locked for {self._device} "
+            f"(cudaHostRegister: error {code}), so pinned batches are copied once more, into "
+            "torch's own pinned memory. Known causes: a container's memory limit, and systems that "
+            "let no shared memory be locked.",
+            RuntimeWarning,
+            stacklevel=users_level(),
+        )
         return None
 
     def fence(self) -> Fence:
@@ -119,7 +115,7 @@ class _Released:
     def __init__(self) -> None:
         self._pid = os.getpid()
         self._new: deque[_Pages] = deque()
-        self._cooling: deque[tuple[Fence, deque[_Pages]]] = deque()
+        self._cooling: deque[tuple[Fence, _Pages]] = deque()
         self._is_busy = threading.Lock()
         self._thread = 0  # that locks memory
 
@@ -157,22 +153,18 @@ class _Released:
     def _forget(self) -> None:
         """In a forked process: unmap what was inherited; none of it is locked here."""
         self._pid, self._is_busy = os.getpid(), threading.Lock()
-        for _, pages in self._cooling:
-            self._new.extend(pages)
+        self._new.extend(pages for _, pages in self._cooling)
         self._cooling.clear()
         while self._new:
             self._new.popleft().unmap()
 
     def _drain(self) -> None:
         if self._new:
-            # What a collection adds meanwhile is for the next.
-            new = deque(self._new.popleft() for _ in range(len(self._new)))
-            self._cooling.append((_StreamsFence(self._pid), new))
+            num_new = len(self._new)  # what a collection adds meanwhile is for the next fence
+            fence = _StreamsFence(self._pid)
+            self._cooling.extend((fence, self._new.popleft()) for _ in range(num_new))
         while self._cooling and self._cooling[0][0].is_over():
-            pages = self._cooling[0][1]
-            while pages:
-                self._unlock(pages.popleft())
-            self._cooling.popleft()
+            self._unlock(self._cooling.popleft()[1])
 
     def _unlock(self, pages: _Pages) -> None:
         with torch.cuda.device(pages.device):
@@ -217,16 +209,16 @@ class _StreamsFence:
             self._events = [
                 stream.record_event()
                 for index in _used_devices()
-                for stream in _streams_of(index)
+                # The current one may be another library's.
+                for stream in (*_pools_of(index), torch.cuda.current_stream(index))
                 if not stream.query()
             ]
 
 
 def _used_devices() -> list[int]:
     """Return the devices that this process has a context on; asking another would make one."""
-    has_context = getattr(torch._C, "_cuda_hasPrimaryContext", None)
-    devices = range(torch.cuda.device_count())
-    return [index for index in devices if has_context is None or has_context(index)]
+    runtime: Any = torch._C
+    return [i for i in range(torch.cuda.device_count()) if runtime._cuda_hasPrimaryContext(i)]
 
 
 @functools.cache
@@ -241,8 +233,3 @@ def _pools_of(index: int) -> list[Any]:
         for _ in range(8 * _POOL_SIZE)  # other threads may take some meanwhile
     ]
     return list(dict.fromkeys([torch.cuda.default_stream(index), *pools]))
-
-
-def _streams_of(index: int) -> list[Any]:
-    """Return torch's streams and the current one, which may be another library's."""
-    return [*_pools_of(index), torch.cuda.current_stream(index)]

@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-from penstock.errors import ConfigError
 from penstock.summary import Summarized, kind_of
 from penstock.torch.device.accelerator import open_accelerator
 from penstock.torch.device.copier import DeviceCopier
@@ -23,7 +22,8 @@ class DevicePrefetcher(Summarized):
 
     Memory that is not page-locked is copied into torch's first, in the loop's thread: let the
     loader pin (`pin_memory=True`). On the CPU batches are given as they are. A
-    `penstock.torch.DataLoader` is iterated as one with `device=`: its state and stats stay exact.
+    `penstock.torch.DataLoader` without `device=` is iterated as one with it: its state and stats
+    stay exact.
     This path has not yet run on a GPU; `make gpu` runs its tests on one.
 
     Where copies run beside the loop, the loader is iterated one batch ahead, and never beyond its
@@ -64,28 +64,17 @@ class DevicePrefetcher(Summarized):
                 returns is given. `NormalizeImages(...).to(device)`, say.
 
         Raises:
-            ConfigError: the device cannot be used, or the loader has one of its own.
+            ConfigError: the device cannot be used.
         """
-        if isinstance(loader, DataLoader) and loader._target_device is not None:
-            raise ConfigError(
-                f"the loader has a device of its own, {loader._target_device}, and its batches "
-                "arrive there: iterate over it directly, or make it without `device`"
-            )
         self.loader = loader
         self.device = open_accelerator(device).device
         self.transform = transform
 
-    _shows_unless: ClassVar = {"transform": None}
-
     def _summary(self) -> Iterator[tuple[str, object]]:
-        # torch's own loader remembers that its length was asked for, and warns later.
-        is_ours = isinstance(self.loader, Summarized)
-        yield "loader", kind_of(self.loader) if is_ours else type(self.loader).__name__
+        yield "loader", kind_of(self.loader)
         yield "device", str(self.device)
-        yield from super()._summary()
-
-    def _known_length(self) -> None:
-        """Return nothing: the loader is shown with its own."""
+        if self.transform is not None:
+            yield "transform", self.transform
 
     def __len__(self) -> int:
         """Return the loader's length; raises what the loader raises."""
@@ -94,11 +83,13 @@ class DevicePrefetcher(Summarized):
     def __iter__(self) -> Iterator[Any]:
         """Begin to iterate over the loader anew; the iterator has a method `close`."""
         loader = self.loader
-        # Not where a subclass makes other batches of them: those are to be moved.
+        # Not where a subclass makes other batches of them, or the loader has a device of its own:
+        # those are to be moved.
         if (
             isinstance(loader, DataLoader)
             and type(loader).__iter__ is DataLoader.__iter__
             and not loader._runs_on_torch
+            and loader._target_device is None
         ):
             iterator: Iterator[Any] = loader._iter_on(self.device, self.transform)
             return iterator

@@ -19,7 +19,6 @@ import pytest
 
 from penstock.errors import StoreError
 from penstock.stores import LMDBDataset, open_store, pack
-from penstock.stores.filesystems import copy_to_local
 from penstock.stores.index import Index
 from penstock.stores.lmdb import environments
 from penstock.stores.lmdb.store import LMDBStore, shard_name
@@ -428,19 +427,6 @@ def test_a_full_disk_is_a_clear_error_and_the_old_file_survives(tmp_path):
     assert "--resume" in error
     assert old == "3 [0, 1, 2]"
     assert left == "['a.lmdb']"
-
-
-def test_a_local_copy_is_made_once_and_anew_when_the_original_has_changed(file, tmp_path):
-    local = tmp_path / "local"
-    first = copy_to_local(file, local)
-    assert first.read_bytes() == file.read_bytes()
-    inode = first.stat().st_ino
-    assert copy_to_local(file, local).stat().st_ino == inode
-    write(file, records_of(10, 500))
-    second = copy_to_local(file, local)
-    assert second.read_bytes() == file.read_bytes()
-    assert second != first
-    assert sorted(local.iterdir()) == sorted([first, second])
 
 
 def test_children_forked_while_a_thread_opens_and_closes_the_file_read_it(file):

@@ -43,7 +43,12 @@ def column_of(index: Index, name: str) -> NDArray[np.int64] | RaggedArray:
     said = from_metadata(index.metadata, COLUMNS, _are_columns, nothing)
     packed = said["zlib_base64_u32"]
     if labels is None or name not in (_NAME, *packed):
-        raise ConfigError(_no_column(index, name, packed))
+        columns = [] if labels is None else [_NAME, *sorted(packed)]
+        raise ConfigError(
+            f"there is no column {name!r}; there are {', '.join(map(repr, columns)) or 'none'}. "
+            f"If objects have it, make the dataset with attributes=[{name!r}] or classes=[…], or "
+            f"pack it by `penstock pack SRC DST --objects --attributes {name}`."
+        )
     if isinstance(labels, np.ndarray):
         labels = RaggedArray(labels, np.arange(len(labels) + 1))
     if name == _NAME:
@@ -51,8 +56,8 @@ def column_of(index: Index, name: str) -> NDArray[np.int64] | RaggedArray:
     elif said["num_objects"] != len(labels.values):
         raise ConfigError(
             f"column {name!r} is that of {said['num_objects']:,} objects, and the store has "
-            f"{len(labels.values):,}: samples were left out when it was packed. "
-            f"labels_of(dataset, get_label=lambda sample: sample[{name!r}]) reads every sample."
+            f"{len(labels.values):,}: samples were left out when it was packed. labels_of(dataset, "
+            f"get_label=...) reads every sample."
         )
     else:
         try:
@@ -98,18 +103,6 @@ def _are_columns(said: Any) -> bool:  # noqa: ANN401
         case {"num_objects": int(), "zlib_base64_u32": {}}:
             return not isinstance(said["num_objects"], bool)
     return False
-
-
-def _no_column(index: Index, name: str, packed: Mapping[str, Any]) -> str:
-    there = "its samples have no labels"
-    if index.labels is not None:
-        there = f"there are {', '.join(map(repr, [_NAME, *sorted(packed)]))}"
-    if name in attribute_names(index.metadata):
-        return f"there is no column {name!r}; {there}. No object has {name!r}."
-    return (
-        f"there is no column {name!r}; {there}. Make the dataset with attributes=[{name!r}] or "
-        f"classes=[…], or pack it by `penstock pack SRC DST --objects --attributes {name}`."
-    )
 
 
 def packed_numbers(numbers: NDArray[np.int64]) -> str:

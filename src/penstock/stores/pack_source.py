@@ -9,11 +9,11 @@ import io
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from penstock.data.labels.known import known_labels
+from penstock.data.labels.known import class_names_of, known_labels
 from penstock.data.names import describe_sample
 from penstock.data.ragged import RaggedArray
 from penstock.errors import ConfigError
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.stores.records import Record
-
-_DEEPEST: Final = 8  # datasets that are parts of datasets
 
 
 def pack_source(
@@ -166,7 +164,7 @@ class _DatasetSource(PackSource):
         self._dataset = dataset
         self._width = len(str(max(0, self._length - 1)))
         self._labels = known_labels(dataset)
-        self.class_names = _class_names(dataset)
+        self.class_names = class_names_of(dataset) or ()
         self.metadata = {}
         identity = getattr(dataset, "fingerprint", "")
         if self._labels is not None:
@@ -206,16 +204,6 @@ def _checksum(labels: NDArray[Any] | RaggedArray) -> int:
     return zlib.crc32(repr(labels.tolist()).encode())
 
 
-def _class_names(dataset: Any) -> tuple[str, ...]:  # noqa: ANN401
-    """Return the names of the classes, as the dataset has them or the one it is a part of."""
-    for _ in range(_DEEPEST):
-        names = getattr(dataset, "class_names", None) or getattr(dataset, "classes", None)
-        if names:
-            return tuple(map(str, names))
-        dataset = getattr(dataset, "dataset", None)
-    return ()
-
-
 def _as_integer(value: Any) -> int | None:  # noqa: ANN401
     if isinstance(value, (bool, float, str, bytes, list, tuple, dict)) or value is None:
         return None
@@ -242,7 +230,7 @@ class _Images(NamedTuple):
         return f"resize={self.size_px} quality={self.quality}" if self.are_shrunk else "None"
 
     def storable(self, sample: Any) -> Any:  # noqa: ANN401
-        """Return the sample as it is stored: images shrunk, and Pillow's as arrays."""
+        """Return the sample as it is stored: images shrunk."""
         if self.are_examined and not all(is_image(one.data) for one in images_in(sample)):
             raise ValueError("not an image by its first bytes")
         if self.are_checked:
@@ -251,7 +239,7 @@ class _Images(NamedTuple):
             for image in images_in(sample):
                 check_image(image.data)
         if not self.are_shrunk:
-            return _without_pillow(sample)
+            return sample
         match sample:
             case (image, label) if _is_image(image) and _is_class(label):
                 return self._shrunk(image), label
@@ -297,13 +285,3 @@ def _is_pillow(value: object) -> bool:
 def _is_class(label: Any) -> bool:  # noqa: ANN401
     is_number = isinstance(label, (int, float)) or getattr(label, "ndim", None) == 0
     return label is None or is_number
-
-
-def _without_pillow(value: Any) -> Any:  # noqa: ANN401
-    if isinstance(value, tuple):
-        return tuple(map(_without_pillow, value))
-    if isinstance(value, list):
-        return list(map(_without_pillow, value))
-    if isinstance(value, Mapping):
-        return {key: _without_pillow(item) for key, item in value.items()}
-    return np.asarray(value) if _is_pillow(value) else value

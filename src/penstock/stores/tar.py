@@ -26,8 +26,14 @@ import numpy as np
 from penstock.data.packed_list import PackedList
 from penstock.data.ragged import RaggedArray
 from penstock.errors import ConfigError, StoreError
-from penstock.opening import MAX_FILE_BYTES, checked_max_file_size, open_descriptor, open_file
-from penstock.stores.filesystems import FileState, fingerprint_of
+from penstock.opening import (
+    MAX_FILE_BYTES,
+    FileState,
+    checked_max_file_size,
+    fingerprint_of,
+    open_descriptor,
+    open_file,
+)
 from penstock.stores.index import Index
 from penstock.stores.records import EncodedImage, Record
 from penstock.stores.sharing import Lease, Pool

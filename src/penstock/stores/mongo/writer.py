@@ -28,18 +28,17 @@ from pymongo.write_concern import WriteConcern
 
 from penstock.errors import StoreError
 from penstock.stores.index import IndexBuilder
-from penstock.stores.mongo.address import MongoAddress
 from penstock.stores.mongo.collection import (
     LAYOUT_VERSION,
     LOCKS,
     PACK_ID,
     SUMMARY_ID,
-    find_summary,
     index_id,
-    load_index,
+    index_in,
+    own_documents,
     partial_of,
 )
-from penstock.stores.mongo.connection import MongoConnection
+from penstock.stores.mongo.connection import MongoAddress, MongoConnection
 from penstock.stores.placing import already_there
 from penstock.stores.records import encode_record
 from penstock.stores.store import other_source
@@ -151,12 +150,9 @@ class MongoWriter:
 
     def _complete(self) -> Index | None:
         """Return the index of the collection in place, if it is the one that is to be packed."""
-        run, target = self._connection().run, self._address.collection
-        pack = run("read", lambda database: database[target].find_one({"_id": PACK_ID}))
-        summary = run("read", lambda database: find_summary(database, self._address))
-        if pack is None or summary is None or not self._is_same(pack):
-            return None
-        return load_index(self._connection(), self._address, summary)
+        documents = own_documents(self._connection(), self._address)
+        is_same = self._is_same(documents.get(PACK_ID, {}))
+        return index_in(documents, self._address) if is_same else None
 
     def _check_destination(self, database: Database[Any]) -> None:
         """Refuse to drop what Penstock did not write."""

@@ -114,7 +114,9 @@ class TestMongo(StoreContract):
         return open_store(address)
 
     def create(self, address, **facts):
-        return create_store(address, message_bytes=5000, **facts)
+        writer = create_store(address, **facts)
+        writer._message_bytes = 5000
+        return writer
 
     def interrupt(self, writer, records):
         writer._message_bytes = 1
@@ -595,7 +597,7 @@ def test_no_client_is_open_between_the_making_of_a_writer_and_its_first_records(
 
 def test_resuming_refuses_what_is_damaged(uri, collection):
     items = records(4)
-    writer = MongoWriter(uri, what="a", message_bytes=1)
+    writer = MongoWriter(uri, what="a")
     writer.put_many(items[:3])
     writer.close()
     partial = collection.database[f"{collection.name}.partial"]
@@ -752,7 +754,8 @@ def test_a_collection_is_replaced_only_on_request(uri, collection):
 
 
 def test_a_collection_that_lost_records_is_not_put_in_its_place(uri, collection):
-    writer = MongoWriter(uri, message_bytes=1)
+    writer = MongoWriter(uri)
+    writer._message_bytes = 1
     writer.put_many(records(3))
     collection.database[f"{collection.name}.partial"].delete_one({"_id": 1})
     with pytest.raises(StoreError, match="has 2 records instead of 3"):
@@ -944,7 +947,8 @@ def test_a_later_layout_is_refused(uri, collection):
 def test_records_that_wait_for_long_are_inserted(uri, collection):
     partial = collection.database[f"{collection.name}.partial"]
     for message_s, expected in ((0, 2), (3600, 0)):
-        writer = MongoWriter(uri, what="a", message_s=message_s)
+        writer = MongoWriter(uri, what="a")
+        writer._message_s = message_s
         writer.put_many(records(2))
         assert partial.count_documents({"_id": {"$gte": 0}}) == expected
         writer.close()

@@ -19,7 +19,7 @@ from penstock.deprecation import removed_arguments
 from penstock.errors import ConfigError
 from penstock.faults import UnreadSample, annotate, note_unread
 from penstock.randomness.samples import one_sample, sample_rng
-from penstock.stores.label_columns import attribute_names
+from penstock.stores.index import attribute_names
 from penstock.stores.records import EncodedImage
 from penstock.stores.registry import open_store
 from penstock.user_code import transform_that_raised

@@ -52,8 +52,6 @@ if TYPE_CHECKING:
     from penstock.stores.index import Index
     from penstock.stores.records import EncodedRecord
 
-_MESSAGE_BYTES: Final = 16_000_000  # MongoDB takes 48 MB at a time; what is lost is sent again
-_MESSAGE_S: Final = 10.0  # of work to lose in a kill
 _CLOSE_S: Final = 10.0  # a Ctrl-C may come because the server is away
 _MOST_BYTES: Final = 16_000_000  # a document has at most 16 MiB
 _INDEX_PART_BYTES: Final = 8_000_000
@@ -73,6 +71,9 @@ class MongoWriter:
         finished: Whether a writer that resumes found the collection complete.
     """
 
+    _message_bytes = 16_000_000  # MongoDB takes 48 MB at a time; what is lost is sent again
+    _message_s = 10.0  # of work to lose in a kill
+
     def __init__(
         self,
         uri: str,
@@ -84,8 +85,6 @@ class MongoWriter:
         overwrite: bool = True,
         client_options: Mapping[str, Any] | None = None,
         retry_s: float = 60.0,
-        message_bytes: int = _MESSAGE_BYTES,
-        message_s: float = _MESSAGE_S,
     ) -> None:
         """Begin a store, or go on with one.
 
@@ -93,8 +92,6 @@ class MongoWriter:
             client_options: For `pymongo.MongoClient`.
             retry_s: Seconds for which a write waits for a server that went away; one that has never
                 answered is waited for 5 s at most.
-            message_bytes: Size from which records are sent.
-            message_s: Seconds after which they are sent, however small they are.
         """
         self._address = MongoAddress.parse(uri)
         self.address = self._address.shown
@@ -103,8 +100,6 @@ class MongoWriter:
         self._client_options = dict(client_options or {})
         self._retry_s = retry_s
         self._what = what
-        self._message_bytes = message_bytes
-        self._message_s = message_s
         self._pack = ObjectId()
         self._built = IndexBuilder(class_names, metadata)
         self._found: list[tuple[str, int | tuple[int, ...] | None]] = []

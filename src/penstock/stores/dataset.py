@@ -88,8 +88,6 @@ class StoreDataset(Dataset[Any]):
             StoreError: the store cannot be opened.
             ConfigError: `decode` is none of these, or an option does not fit.
         """
-        check_transform("transform", transform)
-        check_transform("target_transform", target_transform)
         is_ours = isinstance(store, (str, Path))
         if options and not is_ours:
             raise ConfigError(f"options are for an address, not for a store: {sorted(options)}.")
@@ -344,16 +342,6 @@ class StoreDataset(Dataset[Any]):
         if self.class_names:
             yield "classes", len(self.class_names)
         yield from super()._summary()
-
-
-def check_transform(name: str, transform: object) -> None:
-    """Raise ConfigError if the argument `name`, a transform or None, cannot be called."""
-    if transform is not None and not callable(transform):
-        is_list = isinstance(transform, (list, tuple))
-        advice = "join several by penstock.vision.Compose" if is_list else "it takes a sample"
-        raise ConfigError(
-            f"{name} is a {type(transform).__name__}, which cannot be called: {advice}."
-        )
 
 
 def _mapped(value: Any, make: Callable[[Any], Any]) -> Any:  # noqa: ANN401

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 COLUMNS: Final = "object_columns"
+_NO_COLUMNS: Final[Mapping[str, Any]] = {"num_objects": 0, "zlib_base64_u32": {}}
 _NAME: Final = "name"  # as VOC's files call the class of an object
 _MOST_CLASSES: Final = 1000  # a field of more texts numbers its objects, and has no classes
 
@@ -309,8 +310,7 @@ def packed_columns(columns: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
 def column_of(index: Index, name: str) -> NDArray[np.int64] | RaggedArray:
     """Return the classes of the records of an index by a field of their objects."""
     labels = index.labels
-    nothing = {"num_objects": 0, "zlib_base64_u32": {}}
-    said = from_metadata(index.metadata, COLUMNS, _are_columns, nothing)
+    said = from_metadata(index.metadata, COLUMNS, _are_columns, _NO_COLUMNS)
     packed = said["zlib_base64_u32"]
     if labels is None or name not in (_NAME, *packed):
         columns = [] if labels is None else [_NAME, *sorted(packed)]
@@ -370,8 +370,8 @@ def are_names(said: Any) -> bool:  # noqa: ANN401
 
 def _are_columns(said: Any) -> bool:  # noqa: ANN401
     match said:
-        case {"num_objects": int(), "zlib_base64_u32": {}}:
-            return not isinstance(said["num_objects"], bool)
+        case {"num_objects": int(count), "zlib_base64_u32": {}}:
+            return not isinstance(count, bool)
     return False
 
 

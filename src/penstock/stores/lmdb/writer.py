@@ -275,11 +275,9 @@ class _GrowingFile:
             check_unfinished(self.path)
             self._open()
             with self._env.begin(buffers=True) as transaction:
-                is_new = transaction.stat()["entries"] == 0
-                if not is_new and _what_is_packed(transaction) != self._what:
-                    raise other_source(partial)
-            if not is_new:
-                with self._env.begin(buffers=True) as transaction:
+                if transaction.stat()["entries"]:
+                    if _what_is_packed(transaction) != self._what:
+                        raise other_source(partial)
                     self._take_over(transaction)
         self._mark()
         self.close()  # workers may be forked before the first record comes

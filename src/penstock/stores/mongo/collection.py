@@ -88,7 +88,7 @@ def index_in(documents: Mapping[Any, Mapping[str, Any]], address: MongoAddress) 
             f"Penstock reads version {LAYOUT_VERSION}. A newer release may read it."
         )
     num_parts = sum(name.startswith(_INDEX_ID) for name in documents)
-    data = [documents.get(index_id(part), {}).get("data") for part in range(num_parts)]
+    data: list[Any] = [documents.get(index_id(part), {}).get("data") for part in range(num_parts)]
     if num_parts != summary.get("num_index_parts") or not all(isinstance(p, bytes) for p in data):
         raise _damaged(
             address,

@@ -35,8 +35,9 @@ if TYPE_CHECKING:
     from pymongo.database import Database
 
 _BUCKET: Final = "fs"  # where drivers put GridFS files by default
-_IMAGES: Final = {"$type": ["binData", "objectId"]}  # a file, or the id of one in GridFS
-_ANY: Final = {"$ne": None}
+# An image file, or the id of one in GridFS.
+_IMAGES: Final[Mapping[str, Any]] = {"$type": ["binData", "objectId"]}
+_ANY: Final[Mapping[str, Any]] = {"$ne": None}
 _LABELS: Final = range(-(2**63), 2**63)
 
 
@@ -82,8 +83,8 @@ class ForeignCollection:
         first = collection.find_one(fields.query or {})
         if fields.image is None or first is None:
             raise self._unreadable(database, first)
-        kinds = {("image_field", fields.image): _IMAGES, ("label_field", fields.label): _ANY}
-        for (argument, name), kind in kinds.items():
+        named = ("image_field", fields.image, _IMAGES), ("label_field", fields.label, _ANY)
+        for argument, name, kind in named:
             wanted = {"$and": [dict(fields.query or {}), {str(name): kind}]}
             if name is not None and collection.find_one(wanted, {"_id": 1}) is None:
                 raise StoreError(

@@ -11,7 +11,7 @@ import pytest
 from penstock.cli import main
 from penstock.errors import StoreError
 from penstock.stores import StoreDataset, pack
-from penstock.stores.folder.links import refuse_outside
+from penstock.stores.pack_source import refuse_outside
 from penstock.vision import ImageList, ImglabDetection, LandmarkList, VOCDetection, YOLODetection
 from penstock.vision.convert import convert
 

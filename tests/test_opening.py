@@ -135,17 +135,8 @@ def read_trace_file(path):
     return read_trace(path)
 
 
-def read_manifest(path):
-    pytest.importorskip("pymongo")
-    from penstock.stores.mongo.foreign import ForeignCollection
-
-    return ForeignCollection._listed(None, path, [])
-
-
 @pytest.mark.parametrize("kind", ["a FIFO", "a socket", "a character device"])
-@pytest.mark.parametrize(
-    "read", [read_tar, read_arrow, read_lmdb, write_lmdb, read_trace_file, read_manifest]
-)
+@pytest.mark.parametrize("read", [read_tar, read_arrow, read_lmdb, write_lmdb, read_trace_file])
 def test_no_reader_waits_for_what_is_no_file(tmp_path, read, kind):
     path = make(tmp_path / "a", kind)
     with no_waiting(), pytest.raises((StoreError, ConfigError)) as caught:

@@ -8,14 +8,16 @@ for without end; a link to /dev/zero, or a file of 3 GB that is one hole, would 
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import stat
 from numbers import Integral
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.errors import ConfigError, StoreError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from io import FileIO
     from pathlib import Path
 
@@ -36,6 +38,29 @@ KINDS: Final = {
     stat.S_IFDIR: "a folder",
 }
 _PART_BYTES: Final = 1 << 24
+
+
+class FileState(NamedTuple):
+    """A file as it is at a moment."""
+
+    path: str
+    size_bytes: int
+    time_ns: int
+
+    @classmethod
+    def of(cls, path: str | Path) -> FileState:
+        """Return the file at `path` as it is now."""
+        status = os.stat(path)
+        return cls(os.fspath(path), status.st_size, status.st_mtime_ns)
+
+
+def fingerprint_of(files: Iterable[FileState], what: str = "") -> str:
+    """Return a hash of names, sizes and times, and of `what`."""
+    digest = hashlib.blake2b(what.encode(), digest_size=16)
+    for file in files:
+        name = os.path.basename(file.path)
+        digest.update(f"{name}\0{file.size_bytes}\0{file.time_ns}\0".encode())
+    return digest.hexdigest()
 
 
 def checked_max_file_size(value: object) -> int:

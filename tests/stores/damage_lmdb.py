@@ -43,7 +43,8 @@ def samples_of(kind):
 def write(path, kind):
     """Pack in many transactions, so that there are free pages, with old trees in them."""
     samples = samples_of(kind)
-    writer = LMDBWriter(path, transaction_bytes=20_000)
+    writer = LMDBWriter(path)
+    writer._transaction_bytes = 20_000
     for start in range(0, len(samples), 50):
         part = samples[start : start + 50]
         writer.put_many([encode_record(f"{start + i}", data) for i, data in enumerate(part)])

@@ -19,7 +19,6 @@ import pytest
 
 from penstock.errors import StoreError
 from penstock.stores import LMDBDataset, open_store, pack
-from penstock.stores.filesystems import copy_to_local
 from penstock.stores.index import Index
 from penstock.stores.lmdb import environments
 from penstock.stores.lmdb.store import LMDBStore, shard_name
@@ -81,7 +80,9 @@ class TestLMDB(LMDBContract):
 
     def create(self, address, **facts):
         # Every few records are brought to disk, so that there is something to resume.
-        return LMDBWriter(self.files(address)[0], transaction_bytes=1, **facts)
+        writer = LMDBWriter(self.files(address)[0], **facts)
+        writer._transaction_bytes = 1
+        return writer
 
 
 class TestShards(LMDBContract):
@@ -94,7 +95,9 @@ class TestShards(LMDBContract):
     def create(self, address, **facts):
         # 10 in a shard: for the 30 records of most tests; others leave shards empty, or fill more.
         path = address.removeprefix("lmdb:")
-        return LMDBWriter(path, num_shards=3, num_records=30, transaction_bytes=1, **facts)
+        writer = LMDBWriter(path, num_shards=3, num_records=30, **facts)
+        writer._transaction_bytes = 1
+        return writer
 
 
 def records_of(count, size=3000):
@@ -159,9 +162,11 @@ def test_a_dropped_store_closes_its_file(file):
     assert open_descriptors(file) == 0
 
 
-def test_the_map_grows_as_often_as_it_is_full(tmp_path):
+def test_the_map_grows_as_often_as_it_is_full(tmp_path, monkeypatch):
+    monkeypatch.setattr(LMDBWriter, "_map_bytes", 64 << 10)
+    monkeypatch.setattr(LMDBWriter, "_transaction_bytes", 1 << 20)
     records = records_of(3000)
-    path = write(tmp_path / "a.lmdb", records, map_bytes=64 << 10, transaction_bytes=1 << 20)
+    path = write(tmp_path / "a.lmdb", records)
     assert path.stat().st_size > 100 * (64 << 10)
     with LMDBStore(path) as store:
         assert [record.sample[0] for record in store.scan()] == [
@@ -170,9 +175,10 @@ def test_the_map_grows_as_often_as_it_is_full(tmp_path):
 
 
 @pytest.mark.parametrize("size", [40, 1500, 30_000])
-def test_a_file_is_as_compact_as_lmdbs_own_compacting_copy_and_has_no_holes(tmp_path, size):
+def test_a_file_is_as_compact_as_lmdbs_own_copy_and_has_no_holes(tmp_path, monkeypatch, size):
+    monkeypatch.setattr(LMDBWriter, "_transaction_bytes", 300_000)
     records = records_of(3_000_000 // max(size, 1000), size)
-    path = write(tmp_path / "a.lmdb", records, transaction_bytes=300_000)
+    path = write(tmp_path / "a.lmdb", records)
     with lmdb.open(str(path), subdir=False, readonly=True, lock=False) as env:
         env.copy(str(tmp_path / "compact.mdb"), compact=True)
     compact = (tmp_path / "compact.mdb").stat().st_size
@@ -213,7 +219,7 @@ def test_an_lmdb_file_of_somebody_else_is_no_store(tmp_path):
 
 
 def test_an_unfinished_file_says_how_it_is_finished(tmp_path):
-    writer = LMDBWriter(tmp_path / "a.lmdb", transaction_bytes=1)
+    writer = LMDBWriter(tmp_path / "a.lmdb")
     writer.put_many(records_of(3))
     writer.close()
     with pytest.raises(StoreError, match=r"unfinished.*--resume"):
@@ -428,19 +434,6 @@ def test_a_full_disk_is_a_clear_error_and_the_old_file_survives(tmp_path):
     assert "--resume" in error
     assert old == "3 [0, 1, 2]"
     assert left == "['a.lmdb']"
-
-
-def test_a_local_copy_is_made_once_and_anew_when_the_original_has_changed(file, tmp_path):
-    local = tmp_path / "local"
-    first = copy_to_local(file, local)
-    assert first.read_bytes() == file.read_bytes()
-    inode = first.stat().st_ino
-    assert copy_to_local(file, local).stat().st_ino == inode
-    write(file, records_of(10, 500))
-    second = copy_to_local(file, local)
-    assert second.read_bytes() == file.read_bytes()
-    assert second != first
-    assert sorted(local.iterdir()) == sorted([first, second])
 
 
 def test_children_forked_while_a_thread_opens_and_closes_the_file_read_it(file):

@@ -291,7 +291,7 @@ PACK = """
             data = np.random.default_rng(index).integers(0, 256, 20_000, np.uint8)
             return EncodedImage(data.tobytes()), index % 7
 
-    writer.LMDBWriter.__init__.__kwdefaults__["transaction_bytes"] = 300_000
+    writer.LMDBWriter._transaction_bytes = 300_000
     def tell(at):
         print(at.num_done, flush=True)
         if at.num_done >= int(sys.argv[5]):

@@ -24,8 +24,13 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]  # like that
 
 from penstock.data.packed_list import PackedList
 from penstock.errors import ConfigError, StoreError
-from penstock.opening import MAX_TREE_BYTES, open_file, read_annotation
-from penstock.stores.filesystems import FileState, fingerprint_of
+from penstock.opening import (
+    MAX_TREE_BYTES,
+    FileState,
+    fingerprint_of,
+    open_file,
+    read_annotation,
+)
 from penstock.stores.index import Index, labels_from
 from penstock.stores.records import EncodedImage, Record
 from penstock.stores.sharing import Lease, Pool
@@ -503,18 +508,15 @@ class ArrowStore(OpenedStore[Lease[Tables]]):
         }
 
     def _image(self, column: pa.ChunkedArray, row: int, *, copy: bool) -> EncodedImage:
-        value = column[row]
+        data = value = column[row]
         if pa.types.is_struct(column.type) and value.is_valid:
-            if not value["bytes"].is_valid:
-                path = value["path"].as_py() if "path" in value else None
-                raise StoreError(
-                    f"row {row} of a part of {self._path} has no image, but a path: {path!r}. "
-                    "Save the dataset with its images embedded."
-                )
-            value = value["bytes"]
-        if not value.is_valid:
-            raise StoreError(f"row {row} of a part of {self._path} has no image.")
-        buffer = value.as_buffer()
+            data = value["bytes"]
+        if not data.is_valid:
+            raise StoreError(
+                f"row {row} of a part of {self._path} has no image, but {value.as_py()!r:.200}. "
+                "Save the dataset with its images embedded."
+            )
+        buffer = data.as_buffer()
         return EncodedImage(buffer.to_pybytes() if copy else memoryview(buffer))
 
 

@@ -6,12 +6,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import io
 import operator
-import os
-import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
@@ -19,11 +15,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 import numpy as np
 
 from penstock.data.dataset import Dataset, is_current, read_each
+from penstock.deprecation import removed_arguments
 from penstock.errors import ConfigError
 from penstock.faults import UnreadSample, annotate, note_unread
 from penstock.randomness.samples import one_sample, sample_rng
-from penstock.stores.filesystems import copy_to_local
-from penstock.stores.label_columns import attribute_names
+from penstock.stores.index import attribute_names
 from penstock.stores.records import EncodedImage
 from penstock.stores.registry import open_store
 from penstock.user_code import transform_that_raised
@@ -85,15 +81,13 @@ class StoreDataset(Dataset[Any]):
                 "pil" Pillow's RGB images, for transforms made for those; a function is called with
                 the file's bytes; None leaves these bytes.
             repair: Whether JPEG and PNG files that lack their end, as truncated ones do, are given
-                one, so that they decode to what is there. `num_repaired` counts them.
+                one, so that they decode to what is there.
             options: For `open_store`, where an address is given.
 
         Raises:
             StoreError: the store cannot be opened.
             ConfigError: `decode` is none of these, or an option does not fit.
         """
-        check_transform("transform", transform)
-        check_transform("target_transform", target_transform)
         is_ours = isinstance(store, (str, Path))
         if options and not is_ours:
             raise ConfigError(f"options are for an address, not for a store: {sorted(options)}.")
@@ -108,7 +102,7 @@ class StoreDataset(Dataset[Any]):
                 f"{type(transform).__name__} decodes images itself: leave decode out, which is "
                 f"{decode!r}."
             )
-        self._repairs = RepairCount() if repair else None
+        self._repair = repair
         len(self.store)  # reads the index, and says at once if there is no such store
         if is_ours:
             self.store.close()  # processes that are forked from here on inherit no connection
@@ -152,14 +146,6 @@ class StoreDataset(Dataset[Any]):
     def fingerprint(self) -> str:
         """A short text that changes if the store's contents do; for folders, if names do."""
         return self.store.index.fingerprint
-
-    @property
-    def num_repaired(self) -> int:
-        """Images repaired so far, by all processes that read a copy of this dataset.
-
-        One that is read again is counted again.
-        """
-        return 0 if self._repairs is None else self._repairs.value()
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -231,7 +217,7 @@ class StoreDataset(Dataset[Any]):
             return False
         if self._pipeline is not None:
             return True
-        return self.decode is None and self._repairs is None and self.transform is None
+        return self.decode is None and not self._repair and self.transform is None
 
     @property
     def is_drawless(self) -> bool:
@@ -277,15 +263,12 @@ class StoreDataset(Dataset[Any]):
 
     def _repaired(self, data: bytes) -> tuple[bytes, bool]:
         """Return a file, repaired if it is to be, and whether it is then to be read strictly."""
-        if self._repairs is None:
+        if not self._repair:
             return data, True
         from penstock.images import repair_image
 
         repaired = repair_image(data)
-        if repaired is None:
-            return data, True
-        self._repairs.add()
-        return repaired, False
+        return (data, True) if repaired is None else (repaired, False)
 
     def _transformed(self, sample: Any) -> Any:  # noqa: ANN401
         if callable(self.decode):
@@ -330,7 +313,7 @@ class StoreDataset(Dataset[Any]):
         if not isinstance(leaf, EncodedImage):
             return leaf
         file, strict = leaf.data, True
-        if self._repairs is not None:
+        if self._repair:
             file, strict = self._repaired(bytes(file))
         if self.decode == "rgb":
             from penstock.images import decode_image  # needs the extra "vision"
@@ -361,16 +344,6 @@ class StoreDataset(Dataset[Any]):
         yield from super()._summary()
 
 
-def check_transform(name: str, transform: object) -> None:
-    """Raise ConfigError if the argument `name`, a transform or None, cannot be called."""
-    if transform is not None and not callable(transform):
-        is_list = isinstance(transform, (list, tuple))
-        advice = "join several by penstock.vision.Compose" if is_list else "it takes a sample"
-        raise ConfigError(
-            f"{name} is a {type(transform).__name__}, which cannot be called: {advice}."
-        )
-
-
 def _mapped(value: Any, make: Callable[[Any], Any]) -> Any:  # noqa: ANN401
     """Return a tree with what `make` makes of its leaves; an error says which part it was."""
     is_map = isinstance(value, Mapping)
@@ -384,42 +357,6 @@ def _mapped(value: Any, make: Callable[[Any], Any]) -> Any:  # noqa: ANN401
             annotate(error, f"in {key!r} of the sample")
             raise
     return dict(zip(value, made, strict=True)) if is_map else type(value)(made)
-
-
-class RepairCount:
-    """A number that any process which has a copy of this object may raise."""
-
-    def __init__(self) -> None:
-        """Begin with 0."""
-        self._name = f"penstock-repairs-{secrets.token_hex(8)}"
-        self._fd = os.memfd_create(self._name)
-        fcntl.fcntl(self._fd, fcntl.F_SETFL, os.O_APPEND)
-
-    def add(self) -> None:
-        """Count one more."""
-        os.write(self._fd, b"+")
-
-    def value(self) -> int:
-        """Return the number."""
-        return os.fstat(self._fd).st_size
-
-    def __getstate__(self) -> tuple[str, str]:
-        """Return where the file is, and its name: another may be there later."""
-        return f"/proc/{os.getpid()}/fd/{self._fd}", self._name
-
-    def __setstate__(self, state: tuple[str, str]) -> None:
-        """Find the file, or begin with 0."""
-        path, self._name = state
-        with contextlib.suppress(OSError):
-            if self._name in os.readlink(path):
-                self._fd = os.open(path, os.O_RDWR | os.O_APPEND)
-                return
-        self.__init__()  # type: ignore[misc]
-
-    def __del__(self) -> None:
-        """Close the file."""
-        if "_fd" in self.__dict__:
-            os.close(self.__dict__.pop("_fd"))
 
 
 class LMDBDataset(StoreDataset):
@@ -436,19 +373,12 @@ class LMDBDataset(StoreDataset):
         >>> dataset.close(); folder.cleanup()
     """
 
-    def __init__(
-        self,
-        path: str | Path,
-        *,
-        copy_local: str | Path | None = None,
-        **options: Any,  # noqa: ANN401
-    ) -> None:
+    @removed_arguments(copy_local="a copy of the file on a local disk")
+    def __init__(self, path: str | Path, **options: Any) -> None:  # noqa: ANN401
         """Read the index of an LMDB file.
 
         Args:
             path: What `penstock pack` made: a file, or the folder of its shards.
-            copy_local: A folder on a local disk, into which the file is copied once and read from
-                there: for files on a network file system.
             options: Those of `StoreDataset`; `layout` and `trusted`, as for `open_store`;
                 `verify="once"`, "always" or "never": when checksums are compared, of each record
                 and of the pages in which LMDB looks for records; over a damaged page LMDB may end
@@ -458,15 +388,13 @@ class LMDBDataset(StoreDataset):
             StoreError: there is no such file, it is damaged, or no store.
             ConfigError: an option is none of those named, or `trusted` is missing for pickles.
         """
-        place = str(path).removeprefix("lmdb:")
-        if copy_local is not None:
-            place = str(copy_to_local(Path(place), Path(copy_local)))
-        super().__init__(f"lmdb:{place}", **options)
+        super().__init__(f"lmdb:{str(path).removeprefix('lmdb:')}", **options)
 
 
 class MongoDataset(StoreDataset):
     """The samples of a MongoDB collection, of `penstock pack` or of other making."""
 
+    @removed_arguments(manifest="Subset over `dataset.store.index.positions_of(keys)`")
     def __init__(self, uri: str, **options: Any) -> None:  # noqa: ANN401
         """Read the index of a collection.
 
@@ -474,7 +402,7 @@ class MongoDataset(StoreDataset):
             uri: `mongodb://USER:PASSWORD@HOST/DB.COLLECTION`, options of MongoDB's included. The
                 password is kept to connect with, and shown nowhere.
             options: Those of `StoreDataset`, and of `MongoStore`: the fields of a collection that
-                Penstock did not make, a manifest, options of the client.
+                Penstock did not make, options of the client.
 
         Raises:
             StoreError: the server cannot be reached, or there is no such collection.

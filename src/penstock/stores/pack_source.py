@@ -1,39 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is to be packed, as a dataset of encoded records."""
+"""What is to be packed, as a dataset of encoded records, without files from elsewhere."""
 
 from __future__ import annotations
 
 import abc
 import contextlib
 import io
+import os
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from penstock.data.labels.known import known_labels
+from penstock.data.labels.known import class_names_of, known_labels
 from penstock.data.names import describe_sample
 from penstock.data.ragged import RaggedArray
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, StoreError
 from penstock.faults import annotate
 from penstock.optional import missing_extra
 from penstock.stores.dataset import StoreDataset
-from penstock.stores.folder.links import refuse_outside
 from penstock.stores.folder.listing import is_image
 from penstock.stores.records import EncodedImage, EncodedRecord, encode_record
 from penstock.stores.registry import open_store
 from penstock.stores.store import Store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence, Sized
+    from collections.abc import Iterable, Iterator, Sequence, Sized
 
     from numpy.typing import NDArray
 
     from penstock.stores.records import Record
-
-_DEEPEST: Final = 8  # datasets that are parts of datasets
 
 
 def pack_source(
@@ -166,7 +164,9 @@ class _DatasetSource(PackSource):
         self._dataset = dataset
         self._width = len(str(max(0, self._length - 1)))
         self._labels = known_labels(dataset)
-        self.class_names = _class_names(dataset)
+        # Texts are stored with the sample: they are no labels of a record, and have no names.
+        are_texts = isinstance(self._labels, np.ndarray) and self._labels.dtype.kind in "US"
+        self.class_names = () if are_texts else class_names_of(dataset) or ()
         self.metadata = {}
         identity = getattr(dataset, "fingerprint", "")
         if self._labels is not None:
@@ -206,16 +206,6 @@ def _checksum(labels: NDArray[Any] | RaggedArray) -> int:
     return zlib.crc32(repr(labels.tolist()).encode())
 
 
-def _class_names(dataset: Any) -> tuple[str, ...]:  # noqa: ANN401
-    """Return the names of the classes, as the dataset has them or the one it is a part of."""
-    for _ in range(_DEEPEST):
-        names = getattr(dataset, "class_names", None) or getattr(dataset, "classes", None)
-        if names:
-            return tuple(map(str, names))
-        dataset = getattr(dataset, "dataset", None)
-    return ()
-
-
 def _as_integer(value: Any) -> int | None:  # noqa: ANN401
     if isinstance(value, (bool, float, str, bytes, list, tuple, dict)) or value is None:
         return None
@@ -242,7 +232,7 @@ class _Images(NamedTuple):
         return f"resize={self.size_px} quality={self.quality}" if self.are_shrunk else "None"
 
     def storable(self, sample: Any) -> Any:  # noqa: ANN401
-        """Return the sample as it is stored: images shrunk, and Pillow's as arrays."""
+        """Return the sample as it is stored: images shrunk."""
         if self.are_examined and not all(is_image(one.data) for one in images_in(sample)):
             raise ValueError("not an image by its first bytes")
         if self.are_checked:
@@ -251,7 +241,7 @@ class _Images(NamedTuple):
             for image in images_in(sample):
                 check_image(image.data)
         if not self.are_shrunk:
-            return _without_pillow(sample)
+            return sample
         match sample:
             case (image, label) if _is_image(image) and _is_class(label):
                 return self._shrunk(image), label
@@ -299,11 +289,43 @@ def _is_class(label: Any) -> bool:  # noqa: ANN401
     return label is None or is_number
 
 
-def _without_pillow(value: Any) -> Any:  # noqa: ANN401
-    if isinstance(value, tuple):
-        return tuple(map(_without_pillow, value))
-    if isinstance(value, list):
-        return list(map(_without_pillow, value))
-    if isinstance(value, Mapping):
-        return {key: _without_pillow(item) for key, item in value.items()}
-    return np.asarray(value) if _is_pillow(value) else value
+# Files of a data set that lie outside of its folder, where a link or a name with ".." leads, are
+# read like all others. But copying a stranger's data set would copy one's own files with it.
+
+
+def refuse_outside(roots: Sequence[str | Path], paths: Iterable[str]) -> None:
+    """Raise if files lie outside of all of some folders."""
+    below = tuple(os.path.join(os.path.realpath(root), "") for root in roots)
+    folders: dict[str, tuple[str, frozenset[str] | None]] = {}
+    count, outside, first = 0, 0, ("", "")
+    for count, path in enumerate(paths, 1):  # noqa: B007 - the error has it
+        above, name = os.path.split(path)
+        if above not in folders:
+            folders[above] = _links_in(os.path.join(roots[0], above), below)
+        folder, links = folders[above]
+        if links is not None and name not in links and name != "..":
+            continue
+        place = os.path.realpath(os.path.join(folder, name))
+        if not place.startswith(below):
+            first = first if outside else (path, place)
+            outside += 1
+    if outside:
+        places = " and ".join(map(str, roots))
+        raise StoreError(
+            f"{outside:,} of {count:,} files are outside of {places}, where links or their names "
+            f"lead: {first[0]!r} is {first[1]!r}. They would be copied with the rest. If they "
+            "belong to it, as what git-annex, DVC and Hugging Face's cache link to, give "
+            "--follow-links (follow_links=True in Python)."
+        )
+
+
+def _links_in(path: str, below: tuple[str, ...]) -> tuple[str, frozenset[str] | None]:
+    """Return where a folder really is, and which names in it are links; None if it is outside."""
+    place = os.path.realpath(path)
+    if not os.path.join(place, "").startswith(below):
+        return place, None
+    try:
+        with os.scandir(place) as entries:
+            return place, frozenset(entry.name for entry in entries if entry.is_symlink())
+    except OSError:  # not there: reading it says so
+        return place, frozenset()

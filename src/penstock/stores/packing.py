@@ -190,12 +190,9 @@ def pack(
 
 
 def _check(resize: int | None, quality: int | None, limit: int | None, on_error: str) -> None:
-    most: dict[str, tuple[Any, int]] = {
-        "resize": (resize, 1 << 30),
-        "quality": (quality, 100),
-        "limit": (limit, 1 << 60),
-    }
-    for name, (value, greatest) in most.items():
+    numbers: dict[str, Any] = {"resize": resize, "quality": quality, "limit": limit}
+    for name, value in numbers.items():
+        greatest = 100 if name == "quality" else 1 << 60
         if value is not None and not (isinstance(value, int) and 1 <= value <= greatest):
             raise ConfigError(f"{name}={value!r} is no integer from 1 to {greatest:,}.")
     if on_error not in ("raise", "skip"):

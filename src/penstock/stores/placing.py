@@ -8,8 +8,7 @@ import fcntl
 import os
 import shutil
 import weakref
-from functools import cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from penstock.errors import StoreError
 from penstock.whole_file import refuse_special
@@ -87,7 +86,8 @@ def put_in_place(made: Path, destination: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> None:
-    renameat2 = _renameat2()
+    # glibc 2.28 and newer, Linux alone
+    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     arguments = (_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE)
     if renameat2 is None or renameat2(*arguments) != 0:
         code = ctypes.get_errno()
@@ -95,12 +95,6 @@ def _exchange(one: Path, other: Path) -> None:
             f"{other} cannot be replaced in one step ({os.strerror(code)}). The new store is "
             f"complete at {one}: remove the old one, and rename it."
         )
-
-
-@cache
-def _renameat2() -> Any:  # noqa: ANN401
-    libc = ctypes.CDLL(None, use_errno=True)
-    return getattr(libc, "renameat2", None)  # glibc 2.28 and newer, Linux alone
 
 
 def remove(path: Path) -> None:

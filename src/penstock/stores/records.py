@@ -29,12 +29,13 @@ Reference:
 
 from __future__ import annotations
 
+import math
 import re
 import struct
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 import numpy as np
@@ -56,6 +57,8 @@ _LONG_BYTES: Final = 64  # from here on a binary is a blob
 _DEEPEST: Final = 64  # containers within containers
 _LEAST_LABEL: Final = -(2**63)
 _GREATEST_LABEL: Final = 2**63 - 1
+_HEAD: Final = tuple[str, int | tuple[int, ...] | None, Any]  # key, label, sample
+_LENGTH = Annotated[int, msgspec.Meta(ge=0)]
 # Numbers, booleans, fixed-width strings, times: nothing that holds a pointer, or fields.
 _DTYPE: Final = re.compile(r"[<>|=]?(?:[biufcSU]\d{1,9}|[mM]8(?:\[[0-9a-zA-Z/]{1,16}\])?)\Z")
 
@@ -114,7 +117,8 @@ def encode_record(
 
     Args:
         key: Its name.
-        sample: The tree. Tensors become arrays, numpy scalars arrays of no dimension.
+        sample: The tree. Tensors and Pillow's images become arrays, numpy scalars arrays of no
+            dimension.
         label: Its class or classes.
 
     Raises:
@@ -219,7 +223,9 @@ def _plain_key(key: object, path: str) -> str | int:
 
 
 def _plain_array(value: Any, blobs: _Blobs, path: str) -> Any:  # noqa: ANN401
-    if not isinstance(value, (np.ndarray, np.generic)) and hasattr(value, "__array__"):
+    # The second is Pillow's. Of the type, as the image's own would encode all of its pixels.
+    is_array = hasattr(value, "__array__") or hasattr(type(value), "__array_interface__")
+    if not isinstance(value, (np.ndarray, np.generic)) and is_array:
         try:
             value = np.asarray(value)
         except (TypeError, RuntimeError, ValueError) as error:
@@ -306,17 +312,7 @@ def decode_record(
         raise StoreError(
             f"{name} is damaged: more than {_DEEPEST} containers in one another."
         ) from None
-    if type(head) is not list or len(head) != 3 or type(head[0]) is not str:
-        raise StoreError(f"{name} is damaged: its head is not [key, label, sample].")
-    return Record(head[0], _label(head[1], name), head[2])
-
-
-def _label(value: Any, name: str) -> int | tuple[int, ...] | None:  # noqa: ANN401
-    if value is None or type(value) is int:
-        return value
-    if type(value) is list and all(type(item) is int for item in value):
-        return tuple(value)
-    raise StoreError(f"{name} is damaged: its label is neither an integer nor several nor none.")
+    return Record(*head)
 
 
 class _Reading(threading.local):
@@ -327,12 +323,15 @@ class _Reading(threading.local):
         self._copy = True
         self._depth = 0
         self._end = 0  # of the blob before; they follow each other, none is there twice
-        self._decode = msgspec.msgpack.Decoder(ext_hook=self._extension).decode
+        self._head = msgspec.msgpack.Decoder(_HEAD, ext_hook=self._extension)
+        self._items = msgspec.msgpack.Decoder(tuple[Any, ...], ext_hook=self._extension)
 
-    def decode(self, head: memoryview, blobs: memoryview, *, copy: bool) -> Any:  # noqa: ANN401
+    def decode(
+        self, head: memoryview, blobs: memoryview, *, copy: bool
+    ) -> tuple[str, int | tuple[int, ...] | None, Any]:
         self._blobs, self._copy, self._depth, self._end = blobs, copy, 0, 0
         try:
-            return self._decode(head)
+            return self._head.decode(head)
         finally:
             self._blobs = memoryview(b"")
 
@@ -362,26 +361,16 @@ class _Reading(threading.local):
         self._depth += 1
         if self._depth > _DEEPEST:
             raise ValueError(f"more than {_DEEPEST} tuples in one another")
-        items = self._decode(data)
+        items = self._items.decode(data)
         self._depth -= 1
-        if type(items) is not list:
-            raise ValueError("a tuple is not an array")
-        return tuple(items)
+        return items
 
     def _array(self, blob: memoryview, form: memoryview) -> Any:  # noqa: ANN401
-        described = msgspec.msgpack.decode(form)
-        match described:
-            case [str() as code, list() as shape] if _DTYPE.match(code) and all(
-                type(length) is int and length >= 0 for length in shape
-            ):
-                pass
-            case _:
-                raise ValueError(f"an array is described as {described!r:.80}")
+        code, shape = _form.decode(form)
+        if not _DTYPE.match(code):
+            raise ValueError(f"an array has the dtype {code!r:.80}")
         dtype = np.dtype(code)
-        count = 1
-        for length in shape:
-            count *= length
-        if len(shape) > 64 or count * dtype.itemsize != len(blob):
+        if len(shape) > 64 or math.prod(shape) * dtype.itemsize != len(blob):
             raise ValueError(
                 f"an array of shape {tuple(shape)}, dtype {code}, does not fit {len(blob):,} bytes"
             )
@@ -391,4 +380,5 @@ class _Reading(threading.local):
         return array.copy() if self._copy else array
 
 
+_form: Final = msgspec.msgpack.Decoder(tuple[str, tuple[_LENGTH, ...]])
 _here = _Reading()

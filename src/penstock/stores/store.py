@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, Self, TypeVar
 import numpy as np
 
 from penstock.errors import StoreError
-from penstock.stores.label_columns import column_of
+from penstock.stores.index import column_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

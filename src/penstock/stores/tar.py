@@ -26,8 +26,14 @@ import numpy as np
 from penstock.data.packed_list import PackedList
 from penstock.data.ragged import RaggedArray
 from penstock.errors import ConfigError, StoreError
-from penstock.opening import MAX_FILE_BYTES, checked_max_file_size, open_descriptor, open_file
-from penstock.stores.filesystems import FileState, fingerprint_of
+from penstock.opening import (
+    MAX_FILE_BYTES,
+    FileState,
+    checked_max_file_size,
+    fingerprint_of,
+    open_descriptor,
+    open_file,
+)
 from penstock.stores.index import Index
 from penstock.stores.records import EncodedImage, Record
 from penstock.stores.sharing import Lease, Pool
@@ -93,9 +99,6 @@ def _shard_paths(place: str) -> list[str]:
         paths = sorted(str(path) for path in Path(place).glob("*.tar"))
     if not paths:
         raise StoreError(f"{place} is a folder without a .tar file in it.")
-    if len(set(paths)) < len(paths):
-        twice = next(path for path in paths if paths.count(path) > 1)
-        raise StoreError(f"{twice} is named twice, so each of its samples would be there twice.")
     return paths
 
 
@@ -364,7 +367,9 @@ class TarStore(Store):
         )
         twice = index.first_repeated()
         if twice is not None:  # x/y.tar with a sample z, and x.tar with one y/z
-            raise StoreError(f"two samples of {self.address} would be called {twice!r}.")
+            raise StoreError(
+                f"two samples of {self.address} would be called {twice!r}. Is a shard named twice?"
+            )
         return index
 
     @contextlib.contextmanager

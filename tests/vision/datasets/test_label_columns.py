@@ -24,7 +24,7 @@ from penstock.sampling import (
     balance_report,
 )
 from penstock.stores import StoreDataset, pack
-from penstock.stores.label_columns import COLUMNS, packed_columns
+from penstock.stores.index import COLUMNS, packed_columns
 from penstock.vision import ImglabDetection, LandmarkColumns, LandmarkList, VOCDetection
 
 POSES = ["frontal", "frontal", "", "profile", "frontal"]  # "" where the file has no such field

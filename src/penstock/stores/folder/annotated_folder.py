@@ -29,6 +29,18 @@ _SUSPECT: Final = frozenset((*_SPLITS, "labels"))
 _ROOT: Final = re.compile(rb"<(annotation|dataset)\b")
 _HEAD_BYTES: Final = 4096
 _MAX_YAML_BYTES: Final = 1_000_000
+_READERS: Final = {
+    "voc": "VOCDetection({root!r}) reads the objects in the images",
+    "yolo": "YOLODetection({root!r}) reads the objects in the images",
+    "imglab": "ImglabDetection({file!r}) reads the objects in the images",
+    "landmarks": "LandmarkList({file!r}) reads it; root= is the folder that its paths begin in",
+    "image-list": "ImageList({file!r}) reads it; root= is the folder that its paths begin in",
+    "json": "No class of Penstock reads JSON: convert it to VOC or YOLO, or write a dataset",
+}
+_ONCE: Final = {
+    "voc": ", once these are in one subfolder",
+    "yolo": ", once they are called labels and images",
+}
 _FEWEST_NUMBERS: Final = 2  # of a line with landmarks; one with fewer is `path label`
 
 
@@ -52,29 +64,12 @@ class AnnotatedFolder(NamedTuple):
         """Return the error that names the class to use, for the caller to raise."""
         what = os.path.relpath(self.annotations, self.root)
         beside = f" beside the images in {self.images.name}" if self.images else ""
+        once = "" if self.is_read_as_folder else _ONCE.get(self.form, "")
+        reader = _READERS[self.form].format(root=str(self.root), file=str(self.annotations))
         return StoreError(
             f"{self.root} is a data set with annotations ({what}{beside}), and its subfolders are "
-            f"no classes. {self._advice()}"
+            f"no classes. {reader}{once}."
         )
-
-    def _advice(self) -> str:
-        root, file = str(self.root), str(self.annotations)
-        if self.form == "json":
-            return (
-                "No class of Penstock reads JSON: write a dataset with __getitem__ and __len__, or "
-                "convert it to VOC or YOLO. If the other subfolders are classes, move this one "
-                "away."
-            )
-        if self.form == "voc":
-            once = "" if self.is_read_as_folder else ", once these are in one subfolder"
-            return f"VOCDetection({root!r}) reads the objects in the images{once}."
-        if self.form == "yolo":
-            once = "" if self.is_read_as_folder else ", once they are called labels and images"
-            return f"YOLODetection({root!r}) reads the objects in the images{once}."
-        if self.form == "imglab":
-            return f"ImglabDetection({file!r}) reads the objects in the images."
-        name = "LandmarkList" if self.form == "landmarks" else "ImageList"
-        return f"{name}({file!r}) reads it; root= is the folder that its paths begin in."
 
 
 def looks_like_voc(root: Path) -> bool:

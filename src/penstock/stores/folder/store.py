@@ -45,7 +45,6 @@ def open_folder(
     path: str | Path,
     *,
     layout: Literal["auto", "classes", "flat", "voc"] = "auto",
-    split: str | None = None,
     **options: Any,  # noqa: ANN401
 ) -> Store:
     """Return the store of a folder.
@@ -54,23 +53,18 @@ def open_folder(
         path: The folder.
         layout: "auto" takes "voc" if there are `Annotations` and `JPEGImages`; "classes" if there
             is a subfolder; otherwise "flat". See `FolderStore`, and docs/folders.md.
-        split: Of Pascal VOC: the images that `ImageSets/Main/SPLIT.txt` names, in its order.
-        options: Of `FolderStore`.
+        options: Of `FolderStore`; for Pascal VOC `split`: the images that
+            `ImageSets/Main/SPLIT.txt` names, in its order.
 
     Raises:
-        ConfigError: `layout` is none of these, or `split` is given for another than VOC.
+        ConfigError: `layout` is none of these.
     """
     if layout not in ("auto", "classes", "flat", "voc"):
         raise ConfigError(
             f"layout of folder stores is 'auto', 'classes', 'flat' or 'voc', not {layout!r}."
         )
     if layout == "voc" or (layout == "auto" and looks_like_voc(Path(path))):
-        return open_kind("voc", str(path), split=split, **options)
-    if split is not None:
-        raise ConfigError(
-            f"split={split!r} is for Pascal VOC, which has folders Annotations and JPEGImages; "
-            f"{path} is read as another layout ({layout!r})."
-        )
+        return open_kind("voc", str(path), **options)
     return FolderStore(path, layout=layout, **options)
 
 
@@ -167,7 +161,11 @@ class FolderStore(Store):
         # for it for ever.
         if not self._listings:
             if not self.path.is_dir():
-                raise _no_folder(self.path)
+                what = "is a file, not a folder" if self.path.exists() else "does not exist"
+                raise StoreError(
+                    f"{self.path} {what}. Files are named with their kind: lmdb:PATH, tar:PATH, "
+                    "arrow:PATH; a compressed tar file has to be unpacked to a .tar file first."
+                )
             listing = read_index(self.path) if self._layout == "auto" else None
             listing = listing or self._listed()
             if not len(listing.keys):
@@ -341,13 +339,4 @@ def _no_image(path: Path) -> StoreError:
         f"{path} has {len(images):,} image(s) in itself, {images[0]!r} for one, but {where}. If it "
         "is the folder of one class, name the one above it. If its images have no classes, "
         f'StoreDataset(open_store("{path}", layout="flat")) reads them without.'
-    )
-
-
-def _no_folder(path: Path) -> StoreError:
-    if not path.exists():
-        return StoreError(f"{path} does not exist. Name a folder with images in it.")
-    return StoreError(
-        f"{path} is a file, not a folder. Files are named with their kind: lmdb:PATH, tar:PATH, "
-        "arrow:PATH; a compressed tar file has to be unpacked to a .tar file first."
     )

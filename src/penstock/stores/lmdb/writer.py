@@ -46,10 +46,8 @@ if TYPE_CHECKING:
     from penstock.stores.records import EncodedRecord
 
 _TRANSACTION_S: Final = 10.0  # for records that take long to make
-_TRANSACTION_BYTES: Final = 64 << 20  # a few seconds of work to lose; an fsync for each is cheap
 _LMDB_MAGIC_END: Final = 20  # of the first page: a header of 16 bytes, and then the magic
 _LEAST_FREE_BYTES: Final = 1 << 20
-_FIRST_MAP_BYTES: Final = 1 << 30  # address space, not memory: doubled as often as it is full
 
 
 class LMDBWriter:
@@ -59,6 +57,9 @@ class LMDBWriter:
         address: `lmdb:` and the path, as it was given.
         finished: Whether a writer that resumes found the store complete.
     """
+
+    _map_bytes = 1 << 30  # address space, not memory: doubled as often as it is full
+    _transaction_bytes = 64 << 20  # a few seconds of work to lose; an fsync for each is cheap
 
     def __init__(
         self,
@@ -71,14 +72,10 @@ class LMDBWriter:
         what: str = "",
         resume: bool = False,
         overwrite: bool = True,
-        map_bytes: int = _FIRST_MAP_BYTES,
-        transaction_bytes: int = _TRANSACTION_BYTES,
     ) -> None:
         """Begin a store, or go on with one.
 
-        Args and errors as for `create_store`; beside them:
-            map_bytes: Address space to begin with; it is doubled as often as it is full.
-            transaction_bytes: Size from which records are brought to disk.
+        Args and errors as for `create_store`.
         """
         self.address = f"lmdb:{path}"
         self._path = Path(os.path.realpath(path))  # through a link, its target is replaced
@@ -92,8 +89,6 @@ class LMDBWriter:
         self._stops = [(k + 1) * num_records // num_shards for k in range(num_shards - 1)]
         self._what = what
         self._facts = class_names, metadata
-        self._map_bytes = map_bytes
-        self._transaction_bytes = transaction_bytes
         self._seen: set[str] = set()
         self._found: list[tuple[str, int | tuple[int, ...] | None]] = []
         self._num_put = 0
@@ -280,11 +275,9 @@ class _GrowingFile:
             check_unfinished(self.path)
             self._open()
             with self._env.begin(buffers=True) as transaction:
-                is_new = transaction.stat()["entries"] == 0
-                if not is_new and _what_is_packed(transaction) != self._what:
-                    raise other_source(partial)
-            if not is_new:
-                with self._env.begin(buffers=True) as transaction:
+                if transaction.stat()["entries"]:
+                    if _what_is_packed(transaction) != self._what:
+                        raise other_source(partial)
                     self._take_over(transaction)
         self._mark()
         self.close()  # workers may be forked before the first record comes

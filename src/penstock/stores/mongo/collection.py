@@ -13,7 +13,6 @@ It grows as COLLECTION.partial, and is renamed when it is complete.
 
 from __future__ import annotations
 
-import functools
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final
 
@@ -32,21 +31,20 @@ if TYPE_CHECKING:
     from pymongo.collection import Collection
     from pymongo.database import Database
 
-    from penstock.stores.mongo.address import MongoAddress
-    from penstock.stores.mongo.connection import MongoConnection
+    from penstock.stores.mongo.connection import MongoAddress, MongoConnection
 
 LAYOUT_VERSION: Final = 1
 SUMMARY_ID: Final = "penstock.summary"
 PACK_ID: Final = "penstock.pack"
 LOCKS: Final = "penstock.locks"  # the collection of the locks of writers
-_TRIES: Final = 5
 _FIELDS: Final = {"record": 1, "file": 1, "fingerprint": 1}
-_MOST_PARTS: Final = 100_000  # of the index: 800 GB
+_INDEX_ID: Final = "penstock.index."
+_OURS: Final = {"$gte": "penstock.", "$lt": "penstock/"}
 
 
 def index_id(part: int) -> str:
     """Return the `_id` of a part of the index."""
-    return f"penstock.index.{part}"
+    return f"{_INDEX_ID}{part}"
 
 
 def partial_of(collection: str) -> str:
@@ -68,48 +66,45 @@ def hashable(of: Any) -> Any:  # noqa: ANN401
     return bson.encode(of) if isinstance(of, dict) else of
 
 
-def find_summary(database: Database[Any], address: MongoAddress) -> dict[str, Any] | None:
-    """Return the summary of a packed collection, or None if it is none."""
-    found: dict[str, Any] | None = database[address.collection].find_one({"_id": SUMMARY_ID})
-    if found is not None and found.get("version") != LAYOUT_VERSION:
+def own_documents(connection: MongoConnection, address: MongoAddress) -> dict[Any, dict[str, Any]]:
+    """Return what a collection has beside its records, by `_id`: summary, index, description."""
+
+    # One query, so that all are of one packing: the server ends it if the collection is replaced.
+    def read(database: Database[Any]) -> dict[Any, dict[str, Any]]:
+        found = database[address.collection].find({"_id": _OURS})
+        return {document["_id"]: document for document in found}
+
+    return connection.run("read", read)
+
+
+def index_in(documents: Mapping[Any, Mapping[str, Any]], address: MongoAddress) -> Index | None:
+    """Return the index of a packed collection, from its own documents; None if it is none."""
+    summary = documents.get(SUMMARY_ID)
+    if summary is None:
+        return None
+    if summary.get("version") != LAYOUT_VERSION:
         raise StoreError(
-            f"{address} has version {found.get('version')!r} of the layout; this release of "
+            f"{address} has version {summary.get('version')!r} of the layout; this release of "
             f"Penstock reads version {LAYOUT_VERSION}. A newer release may read it."
         )
-    return found
-
-
-def load_index(
-    connection: MongoConnection, address: MongoAddress, summary: Mapping[str, Any]
-) -> Index:
-    """Return the index that goes with a summary, or with that of a collection put in its place."""
-    for _ in range(_TRIES):
-        num_parts, count = summary.get("num_index_parts"), summary.get("count")
-        if not isinstance(num_parts, int) or not 0 < num_parts <= _MOST_PARTS:
-            raise _damaged(address, f"its summary speaks of {num_parts!r:.40} parts of its index")
-        ids: list[Any] = list(map(index_id, range(num_parts)))
-        parts = connection.run("read", functools.partial(_index_parts, address, ids))
-        if len(parts) == num_parts:
-            data: list[Any] = [parts[part].get("data") for part in ids]
-            if not all(isinstance(part, bytes) for part in data):
-                raise _damaged(address, "the parts of its index are not binary")
-            tree = decode_record(b"".join(data), f"the index of {address}").sample
-            index = Index.from_tree(tree, str(address))
-            if index.fingerprint == summary.get("fingerprint"):
-                if count != len(index):
-                    what = f"its summary speaks of {count!r:.40} records, its index of {len(index)}"
-                    raise _damaged(address, what)
-                return index
-        # Was the collection replaced between our two queries?
-        found = connection.run("read", lambda database: find_summary(database, address))
-        summary = found or summary
-    raise _damaged(address, "the index lacks a part, or is not the one that its summary speaks of")
-
-
-def _index_parts(
-    address: MongoAddress, ids: list[Any], database: Database[Any]
-) -> dict[Any, dict[str, Any]]:
-    return by_id(database[address.collection], ids, {"data": 1})
+    num_parts = sum(name.startswith(_INDEX_ID) for name in documents)
+    data: list[Any] = [documents.get(index_id(part), {}).get("data") for part in range(num_parts)]
+    if num_parts != summary.get("num_index_parts") or not all(isinstance(p, bytes) for p in data):
+        raise _damaged(
+            address,
+            f"its summary speaks of {summary.get('num_index_parts')!r:.40} parts of its index, and "
+            f"{num_parts} are there, or not all are binary",
+        )
+    tree = decode_record(b"".join(data), f"the index of {address}").sample
+    index = Index.from_tree(tree, str(address))
+    facts = summary.get("count"), summary.get("fingerprint")
+    if facts != (len(index), index.fingerprint):
+        raise _damaged(
+            address,
+            f"its summary speaks of {facts[0]!r:.40} records with the fingerprint "
+            f"{facts[1]!r:.40}, its index of {len(index)} with {index.fingerprint!r}",
+        )
+    return index
 
 
 def _damaged(address: MongoAddress, what: str) -> StoreError:

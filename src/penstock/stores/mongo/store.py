@@ -4,29 +4,185 @@
 from __future__ import annotations
 
 import contextlib
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import bson
+import numpy as np
+import xxhash
+from bson import ObjectId
+
+from penstock.data.packed_list import PackedList
 from penstock.errors import ConfigError, StoreError
-from penstock.stores.mongo.address import MongoAddress
-from penstock.stores.mongo.collection import find_summary, load_index, packed_values
-from penstock.stores.mongo.connection import MongoConnection
-from penstock.stores.mongo.foreign import ForeignCollection, MongoFields
-from penstock.stores.records import (
-    EncodedImage,
-    Record,
-    decode_record,
-    is_pair,
+from penstock.stores.index import Index
+from penstock.stores.mongo.collection import (
+    PACK_ID,
+    by_id,
+    hashable,
+    index_in,
+    own_documents,
+    packed_values,
+    partial_of,
+    read_files,
 )
+from penstock.stores.mongo.connection import MongoAddress, MongoConnection
+from penstock.stores.records import EncodedImage, Record, decode_record, is_pair
 from penstock.stores.store import OpenedStore, missing_records
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    import numpy as np
     from numpy.typing import NDArray
+    from pymongo.database import Database
 
-    from penstock.stores.index import Index
+_BUCKET: Final = "fs"  # where drivers put GridFS files by default
+# An image file, or the id of one in GridFS.
+_IMAGES: Final[Mapping[str, Any]] = {"$type": ["binData", "objectId"]}
+_ANY: Final[Mapping[str, Any]] = {"$ne": None}
+_LABELS: Final = range(-(2**63), 2**63)
+
+
+class MongoFields(NamedTuple):
+    """Which fields of a collection of other making are what, and which documents belong to it."""
+
+    image: str | None = None
+    label: str | None = None
+    key: str = "_id"
+    query: Mapping[str, Any] | None = None
+
+
+class ForeignCollection:
+    """A snapshot of ids, keys and labels, in the order of `_id`, and how to read on."""
+
+    def __init__(
+        self, connection: MongoConnection, address: MongoAddress, fields: MongoFields
+    ) -> None:
+        """Take the snapshot by one query; no image is read."""
+        self._address = address
+        self._fields = fields
+        ids, keys, labels = connection.run("read", self._read)
+        twice = Index(keys).first_repeated()
+        if twice is not None:
+            raise StoreError(
+                f"the key {twice!r} comes twice in {address}; every record has a key of its own. "
+                "key_field='_id' always has."
+            )
+        has_labels = fields.label is not None
+        numbers, class_names = self._numbered(keys, labels) if has_labels else (None, ())
+        # As bytes: an ObjectId takes 70 in Python, and workers would get a list of them.
+        self._ids = PackedList(bson.encode({"": of}) for of in ids)
+        digest = xxhash.xxh3_128(str(len(keys)).encode())
+        for key, of in zip(keys, self._ids, strict=True):
+            digest.update(key.encode("utf-8", "surrogatepass") + b"\0" + of)
+        digest.update(b"" if numbers is None else numbers.tobytes())
+        are_pairs = has_labels and len(keys) > 0
+        fingerprint = digest.hexdigest()
+        self.index = Index(PackedList(keys), numbers, class_names, {}, fingerprint, are_pairs)
+
+    def _read(self, database: Database[Any]) -> tuple[list[Any], list[str], list[Any]]:
+        fields, collection = self._fields, database[self._address.collection]
+        first = collection.find_one(fields.query or {})
+        if fields.image is None or first is None:
+            raise self._unreadable(database, first)
+        named = ("image_field", fields.image, _IMAGES), ("label_field", fields.label, _ANY)
+        for argument, name, kind in named:
+            wanted = {"$and": [dict(fields.query or {}), {str(name): kind}]}
+            if name is not None and collection.find_one(wanted, {"_id": 1}) is None:
+                raise StoreError(
+                    f"no document of {self._address} fits {argument}={name!r}: an image has bytes "
+                    f"or the id of a GridFS file. The first one has {_fields_of(first)}."
+                )
+        projection = {name: 1 for name in ("_id", fields.label, fields.key) if name is not None}
+        ids, keys, labels = [], [], []
+        for document in collection.find(fields.query or {}, projection, sort=[("_id", 1)]):
+            key = _at(document, fields.key)
+            if key is None:
+                raise StoreError(
+                    f"the document {document['_id']!r} of {self._address} has no field "
+                    f"{fields.key!r}, which was named as the one of keys."
+                )
+            ids.append(document["_id"])
+            keys.append(str(key))
+            labels.append(_at(document, fields.label) if fields.label is not None else None)
+        return ids, keys, labels
+
+    def _unreadable(self, database: Database[Any], first: Mapping[str, Any] | None) -> StoreError:
+        """Return the error for a collection that is empty, or of which no field was named."""
+        address = self._address
+        if database[partial_of(address.collection)].find_one({"_id": PACK_ID}) is not None:
+            return StoreError(
+                f"{address} is unfinished: its packing was interrupted, or goes on. `penstock pack "
+                "--resume` with the same source and destination finishes it."
+            )
+        if first is None:
+            fits = " that fits the query" if self._fields.query else ", or is not there"
+            return StoreError(
+                f"{address} has no document{fits}. `penstock pack SRC {address}` makes a new one."
+            )
+        return StoreError(
+            f"{address} was not packed by Penstock, so say which fields are what: image_field=, "
+            f"and label_field=, if there are labels. Its first document has {_fields_of(first)}."
+        )
+
+    def _numbered(
+        self, keys: list[str], labels: list[Any]
+    ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+        """Return labels as integers, and the names of classes where they were names."""
+        if all(isinstance(label, str) for label in labels):
+            names, numbers = np.unique(np.array(labels, np.object_), return_inverse=True)
+            return numbers.astype(np.int64), tuple(names.tolist())
+        for label, key in zip(labels, keys, strict=True):
+            # The mongo shell stores numbers as floating-point ones.
+            is_whole = isinstance(label, int) or (isinstance(label, float) and label.is_integer())
+            if not is_whole or int(label) not in _LABELS:
+                raise StoreError(
+                    f"the label of {key!r} in {self._address} is {label!r:.80}. All labels are "
+                    "integers of 64 bits, or all are names of classes."
+                )
+        return np.array([int(label) for label in labels], np.int64), ()
+
+    def values(self, connection: MongoConnection, positions: NDArray[np.int64]) -> dict[int, Any]:
+        """Return the image files at `positions`, those that are there."""
+        field, distinct = str(self._fields.image), np.unique(positions).tolist()
+        ids = {position: bson.decode(self._ids[position])[""] for position in distinct}
+
+        def read(database: Database[Any]) -> dict[int, Any]:
+            found = by_id(database[self._address.collection], list(ids.values()), {field: 1})
+            there = {p: found[hashable(of)] for p, of in ids.items() if hashable(of) in found}
+            values = {position: _at(document, field) for position, document in there.items()}
+            files = [value for value in values.values() if isinstance(value, ObjectId)]
+            if files:  # the id of no file stays what it is
+                contents = read_files(database, _BUCKET, files)
+                for position, value in values.items():
+                    if isinstance(value, ObjectId):
+                        values[position] = contents.get(value, value)
+            return values
+
+        return connection.run("read", read)
+
+    def image(self, value: object, name: str) -> bytes:
+        """Return the image file that `values` found."""
+        if isinstance(value, bytes):
+            return bytes(value)  # not bson.Binary, which other kinds of binaries come as
+        what = f"has a {type(value).__name__} there"
+        if isinstance(value, ObjectId):
+            what = f"names the GridFS file {value}, which is not there (bucket {_BUCKET!r})"
+        raise StoreError(
+            f"{name} has no image in {self._fields.image!r}: its document {what}. Leave such "
+            "documents out with query=."
+        )
+
+
+def _at(document: Mapping[str, Any], name: str) -> Any:  # noqa: ANN401
+    """Return a field, of a document within the document where the name has dots."""
+    value: Any = document
+    for part in name.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
+
+
+def _fields_of(document: Mapping[str, Any]) -> str:
+    fields = [f"{name!r} ({type(value).__name__})" for name, value in document.items()]
+    return f"{', '.join(fields):.1000}"
 
 
 class MongoStore(OpenedStore[MongoConnection]):
@@ -61,7 +217,6 @@ class MongoStore(OpenedStore[MongoConnection]):
         label_field: str | None = None,
         key_field: str = "_id",
         query: Mapping[str, Any] | None = None,
-        manifest: str | Path | None = None,
         verify: bool = True,
     ) -> None:
         """Name the collection; it is opened at first use.
@@ -77,8 +232,6 @@ class MongoStore(OpenedStore[MongoConnection]):
                 order.
             key_field: The field that names a record, different in each.
             query: Which documents belong to it, as `find` takes it.
-            manifest: A JSON file {"path_list": [...], "label_list": [...]}: then order and labels
-                are the manifest's, and documents are found by `key_field`.
             verify: Whether the checksum of each packed record is compared.
 
         Raises:
@@ -89,10 +242,7 @@ class MongoStore(OpenedStore[MongoConnection]):
         if not retry_s >= 0:
             raise ConfigError(f"retry_s={retry_s}: a number of seconds is not negative.")
         self._retry_s = float(retry_s)
-        path = None if manifest is None else Path(manifest)
-        self._fields = MongoFields(image_field, label_field, key_field, query, path)
-        if manifest is not None and label_field is not None:
-            raise ConfigError("labels come from the manifest or from `label_field`, not from both.")
+        self._fields = MongoFields(image_field, label_field, key_field, query)
         self._verify = verify
 
     @property
@@ -117,16 +267,16 @@ class MongoStore(OpenedStore[MongoConnection]):
 
     def _load(self) -> tuple[Index, ForeignCollection | None]:
         connection = self._connection()
-        summary = connection.run("read", lambda database: find_summary(database, self._address))
-        if summary is None:
+        index = index_in(own_documents(connection, self._address), self._address)
+        if index is None:
             foreign = ForeignCollection(connection, self._address, self._fields)
             return foreign.index, foreign
-        if self._fields.are_given():
+        if self._fields != MongoFields():
             raise ConfigError(
                 f"{self.address} was packed by Penstock: it has its own keys and labels. The "
-                "fields, query and manifest are for collections of other making."
+                "fields and query are for collections of other making."
             )
-        return load_index(connection, self._address, summary), None
+        return index, None
 
     def _connection(self) -> MongoConnection:
         connection = self._open

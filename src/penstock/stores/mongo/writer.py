@@ -28,18 +28,17 @@ from pymongo.write_concern import WriteConcern
 
 from penstock.errors import StoreError
 from penstock.stores.index import IndexBuilder
-from penstock.stores.mongo.address import MongoAddress
 from penstock.stores.mongo.collection import (
     LAYOUT_VERSION,
     LOCKS,
     PACK_ID,
     SUMMARY_ID,
-    find_summary,
     index_id,
-    load_index,
+    index_in,
+    own_documents,
     partial_of,
 )
-from penstock.stores.mongo.connection import MongoConnection
+from penstock.stores.mongo.connection import MongoAddress, MongoConnection
 from penstock.stores.placing import already_there
 from penstock.stores.records import encode_record
 from penstock.stores.store import other_source
@@ -53,8 +52,6 @@ if TYPE_CHECKING:
     from penstock.stores.index import Index
     from penstock.stores.records import EncodedRecord
 
-_MESSAGE_BYTES: Final = 16_000_000  # MongoDB takes 48 MB at a time; what is lost is sent again
-_MESSAGE_S: Final = 10.0  # of work to lose in a kill
 _CLOSE_S: Final = 10.0  # a Ctrl-C may come because the server is away
 _MOST_BYTES: Final = 16_000_000  # a document has at most 16 MiB
 _INDEX_PART_BYTES: Final = 8_000_000
@@ -74,6 +71,9 @@ class MongoWriter:
         finished: Whether a writer that resumes found the collection complete.
     """
 
+    _message_bytes = 16_000_000  # MongoDB takes 48 MB at a time; what is lost is sent again
+    _message_s = 10.0  # of work to lose in a kill
+
     def __init__(
         self,
         uri: str,
@@ -85,8 +85,6 @@ class MongoWriter:
         overwrite: bool = True,
         client_options: Mapping[str, Any] | None = None,
         retry_s: float = 60.0,
-        message_bytes: int = _MESSAGE_BYTES,
-        message_s: float = _MESSAGE_S,
     ) -> None:
         """Begin a store, or go on with one.
 
@@ -94,8 +92,6 @@ class MongoWriter:
             client_options: For `pymongo.MongoClient`.
             retry_s: Seconds for which a write waits for a server that went away; one that has never
                 answered is waited for 5 s at most.
-            message_bytes: Size from which records are sent.
-            message_s: Seconds after which they are sent, however small they are.
         """
         self._address = MongoAddress.parse(uri)
         self.address = self._address.shown
@@ -104,8 +100,6 @@ class MongoWriter:
         self._client_options = dict(client_options or {})
         self._retry_s = retry_s
         self._what = what
-        self._message_bytes = message_bytes
-        self._message_s = message_s
         self._pack = ObjectId()
         self._built = IndexBuilder(class_names, metadata)
         self._found: list[tuple[str, int | tuple[int, ...] | None]] = []
@@ -151,12 +145,9 @@ class MongoWriter:
 
     def _complete(self) -> Index | None:
         """Return the index of the collection in place, if it is the one that is to be packed."""
-        run, target = self._connection().run, self._address.collection
-        pack = run("read", lambda database: database[target].find_one({"_id": PACK_ID}))
-        summary = run("read", lambda database: find_summary(database, self._address))
-        if pack is None or summary is None or not self._is_same(pack):
-            return None
-        return load_index(self._connection(), self._address, summary)
+        documents = own_documents(self._connection(), self._address)
+        is_same = self._is_same(documents.get(PACK_ID, {}))
+        return index_in(documents, self._address) if is_same else None
 
     def _check_destination(self, database: Database[Any]) -> None:
         """Refuse to drop what Penstock did not write."""

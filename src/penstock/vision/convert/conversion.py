@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from penstock.errors import ConfigError, StoreError
 from penstock.opening import open_file
-from penstock.stores.folder.links import refuse_outside
 from penstock.stores.folder.listing import IMAGE_SUFFIXES, is_image
+from penstock.stores.pack_source import refuse_outside
 from penstock.vision.annotations.imglab import can_be_attribute, whole_px, write_imglab
 from penstock.vision.annotations.lists import (
     CLASS_COLUMN,

@@ -17,9 +17,9 @@ from penstock.faults import annotate
 from penstock.images.headers import read_header
 from penstock.opening import MAX_FILE_BYTES, read_file
 from penstock.stores.dataset import StoreDataset
-from penstock.stores.index import Index
-from penstock.stores.label_columns import (
+from penstock.stores.index import (
     COLUMNS,
+    Index,
     are_names,
     from_metadata,
     packed_columns,

@@ -159,7 +159,7 @@ def lists(draw):
 def test_what_is_written_is_read_again(tmp_path_factory, made):
     images, columns = made
     file = tmp_path_factory.getbasetemp() / "written.txt"
-    file.write_bytes(write_landmark_list(images, columns, name_of=lambda image: image.key))
+    file.write_bytes(write_landmark_list(images, columns))
     options = {f.name: getattr(columns, f.name) for f in dataclasses.fields(columns)}
     found = read_landmark_list(file, **options)
     assert same([image.objects for image in found], [image.objects for image in images])

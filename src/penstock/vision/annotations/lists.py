@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -37,7 +38,6 @@ CLASS_COLUMN: Final = "class"  # the column of this name is the object's class; 
 _NAN: Final = (math.nan, math.nan)
 IMAGE_LIST_COLUMNS: Final[dict[str, Any]] = {"num_landmarks": 0, "classes": (CLASS_COLUMN,)}
 """What a list of images with a class is as a landmark list."""
-_SAY: Final = "Say which columns there are: has_box, classes, num_landmarks, separator"
 
 
 def read_image_list(
@@ -96,8 +96,6 @@ class LandmarkColumns:
         checked_choice("box_format", self.box_format, ("xyxy", "xywh"))
         checked_choice("box_at", self.box_at, ("before", "after"))
         checked_choice("origin", self.origin, (0, 1))
-        if self.num_landmarks is not None and self.num_landmarks < 0:
-            raise ConfigError(f"num_landmarks is at least 0, not {self.num_landmarks}.")
         if len(set(classes)) < len(classes):
             raise ConfigError(f"classes are names of columns, each another: {classes}.")
 
@@ -137,19 +135,18 @@ def landmark_lines(
 
 def samples_of_lines(lines: Iterable[AnnotatedImage]) -> list[AnnotatedImage]:
     """Return an image for each sample of a list that has a line for each object."""
-    counts: dict[str, dict[object, int]] = {}
+    counts: Counter[object] = Counter()
+    samples: Counter[str] = Counter()
     objects: dict[str, list[AnnotatedObject]] = {}
-    samples: dict[str, int] = {}
     first_lines = []
     for line in lines:
         (found,) = line.objects
-        times = counts.setdefault(line.key, {})
         marks = found.class_name, found.box_xyxy_px, found.landmarks_xy_px, *found.extra.items()
-        times[marks] = times.get(marks, 0) + 1
-        if times[marks] == 1:
+        counts[line.key, marks] += 1
+        if counts[line.key, marks] == 1:
             objects.setdefault(line.key, []).append(found)
-        if times[marks] > samples.get(line.key, 0):
-            samples[line.key] = times[marks]
+        if counts[line.key, marks] > samples[line.key]:
+            samples[line.key] += 1
             first_lines.append(line)
     return [replace(line, objects=tuple(objects[line.key])) for line in first_lines]
 
@@ -162,11 +159,10 @@ def _with_number(columns: LandmarkColumns, line: str) -> LandmarkColumns:
     texts = [position for position, word in enumerate(numbers) if not is_number(word)]
     count = len(numbers) - (texts[-1] + 1 if texts else 0) - 4 * columns.has_box
     if count < 0 or count % 2 or (count == 0 and not columns.num_columns):
-        if words and not is_number(words[-1]) and any(map(is_number, words)):
-            raise ValueError(f"column {len(words)} is {words[-1]!r:.80}, and needs a name. {_SAY}")
         raise ValueError(
-            f"it has {max(0, count)} numbers for landmarks, and x and y of each make an even "
-            f"number. {_SAY}"
+            f"it has {max(0, count)} numbers at its end, {words[-1]!r:.80}, for landmarks, and x "
+            "and y of each make an even number. Say which columns there are: has_box, classes, "
+            "num_landmarks, separator"
         )
     return replace(columns, num_landmarks=count // 2)
 

@@ -40,8 +40,7 @@ from penstock.vision.convert.reading import (
     place_of,
     read_source,
 )
-from penstock.vision.datasets.frames import size_of_file
-from penstock.vision.datasets.rules import BoxCounts
+from penstock.vision.datasets.rules import BoxCounts, size_of_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -141,7 +140,7 @@ def convert(
 
     Args:
         src: Folder or file, or several; a `Source` also says its form and options.
-        dst: A file for lists and imglab whose images stay where they are; else a folder.
+        dst: A folder for VOC and YOLO, a file for the others.
         target_format: "voc", "imglab", "yolo", "landmarks" or "image-list".
         images: For VOC and YOLO: "copy" (the default) copies image files into `dst`, "link" makes
             symbolic links to them. "reference" leaves them where they are: VOC then has only
@@ -158,7 +157,7 @@ def convert(
         What was written, and what was lost.
 
     Raises:
-        ConfigError: an argument is none of those allowed; `dst` lies in a source.
+        ConfigError: an argument is none of those allowed.
         StoreError: a source cannot be read, or files outside of it would be copied without
             `follow_links`; a box is bad and `bad_boxes` forbids it; `dst` is there and not empty;
             two images would have one name; something would be lost, and `strict` forbids it. Then
@@ -171,8 +170,10 @@ def convert(
     checked_choice("target_format", target_format, FORMATS)
     choices = _IMAGES.get(target_format, ("reference",))
     checked_choice(f"images for {target_format}", images or choices[0], choices)
-    target = Target(target_format, Path(dst), images or choices[0], LandmarkColumns())
-    _check_place(target, sources)
+    place, is_file = Path(dst), target_format not in _IMAGES
+    if os.path.lexists(place) and (is_file or not place.is_dir() or any(place.iterdir())):
+        raise StoreError(f"{place} is there already, and is not replaced: name another place.")
+    target = Target(target_format, place, images or choices[0], LandmarkColumns())
     read = [read_source(source, bad_boxes) for source in sources]
     if target.images == "copy" and not follow_links:
         here = os.getcwd()
@@ -180,12 +181,10 @@ def convert(
         roots = [Path(s.options.get("root") or folder_of(s.path)) for s in sources]
         refuse_outside(roots, paths)
     merged, num_joined, notes = merge(
-        [collection for collection, _ in read],
-        default_class,
-        needs_class=target.form in ("voc", "yolo"),
+        [collection for collection, _ in read], default_class, needs_class=not is_file
     )
-    images_of_form = tuple(_with_size(image, target.form) for image in merged.images)
-    collection = replace(merged, images=images_of_form)
+    sized = tuple(_with_size(image, target.form) for image in merged.images)
+    collection = replace(merged, images=sized)
     if target.form == "landmarks":
         usual = landmark_columns(collection)
         if columns is not None and columns.num_landmarks is None:
@@ -207,18 +206,6 @@ def convert(
         tuple(notes),
         BoxCounts(**{name: sum(one[name] for one in counts) for name in counts[0]}),
     )
-
-
-def _check_place(target: Target, sources: Sequence[Source]) -> None:
-    place = target.place
-    is_new = not os.path.lexists(place)
-    if not is_new and (target.form not in _IMAGES or not place.is_dir() or any(place.iterdir())):
-        raise StoreError(f"{place} is there already, and is not replaced: name another place.")
-    real = Path(os.path.realpath(place))
-    for source in sources:
-        folder = Path(os.path.realpath(source.path))
-        if folder.is_dir() and real.is_relative_to(folder):
-            raise ConfigError(f"{place} would be in {source.path}, which is read: name another.")
 
 
 def _with_size(image: AnnotatedImage, form: str) -> AnnotatedImage:
@@ -319,7 +306,7 @@ def _write_yolo(collection: Collection, target: Target, made: Path) -> tuple[str
     class_names = collection.class_names or tuple(sorted(classes_of(collection.images)))
     numbers = {name: number for number, name in enumerate(class_names)}
     objects = [found for image in collection.images for found in image.objects]
-    labels = Labels(class_names, _num_landmarks(objects), num_values=3)
+    labels = Labels(class_names, _num_landmarks(objects))
 
     def annotate(image: AnnotatedImage) -> None:
         if not image.width_px or not image.height_px:
@@ -333,10 +320,7 @@ def _write_yolo(collection: Collection, target: Target, made: Path) -> tuple[str
 
     _put_images(collection, target, made, files, annotate)
     places = {split: f"images/{split}" for split in split_of.values()}
-    data = write_yolo_yaml(
-        class_names, places, num_landmarks=labels.num_landmarks, num_values=labels.num_values
-    )
-    _write_file(made / "data.yaml", data)
+    _write_file(made / "data.yaml", write_yolo_yaml(labels, places))
     why = "some of its images are in another one"
     return tuple(f"split {split!r} is left out: {why}" for split in left_out)
 
@@ -356,12 +340,11 @@ def _write_list(collection: Collection, target: Target, made: Path) -> tuple[str
         data = write_landmark_list(images, target.columns)
         notes = (f"columns: {target.columns}",)
     else:
-        classes = ((image, classes_of([image])) for image in images)
-        classed = [
-            replace(image, objects=(AnnotatedObject(*names),))
-            for image, names in classes
-            if len(names) == 1
-        ]
+        classed = []
+        for image in images:
+            names = classes_of([image])
+            if len(names) == 1:
+                classed.append(replace(image, objects=(AnnotatedObject(names.pop()),)))
         data = write_landmark_list(classed, LandmarkColumns(**IMAGE_LIST_COLUMNS))
     _write_file(made, data)
     return notes
@@ -479,5 +462,5 @@ def _one_split_each(collection: Collection) -> tuple[dict[str, str], tuple[str, 
         else:
             split_of |= dict.fromkeys(places, split)
     rest = "rest" if split_of else "train"
-    places = map(place_of, collection.images)
-    return {place: split_of.get(place, rest) for place in places}, tuple(left_out)
+    of_all = {at: split_of.get(at, rest) for at in map(place_of, collection.images)}
+    return of_all, tuple(left_out)

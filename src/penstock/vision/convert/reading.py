@@ -106,13 +106,12 @@ def read_source(source: Source, bad_boxes: BadBoxes) -> tuple[Collection, BoxCou
 
 def _form_of(path: Path) -> str:
     """Return the format of a file or folder; the images of a folder need not be there."""
+    suffix = path.suffix.lower()
+    if suffix in YAML_SUFFIXES or (suffix == ".xml" and not path.is_dir()):
+        return "imglab" if suffix == ".xml" else "yolo"
     if not path.exists():
         raise StoreError(f"{path} is not there.")
-    if path.suffix.lower() in YAML_SUFFIXES:
-        return "yolo"
     if not path.is_dir():
-        if path.suffix.lower() == ".xml":
-            return "imglab"
         raise ConfigError(
             f"{path} may be a list of landmarks or of images with a class: name the format, "
             "'landmarks' or 'image-list'."

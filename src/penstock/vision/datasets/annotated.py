@@ -28,10 +28,12 @@ from penstock.stores.label_columns import (
 )
 from penstock.stores.records import EncodedImage, Record
 from penstock.stores.store import Store
-from penstock.vision.datasets.frames import Orientation, in_frame, size_of_file
 from penstock.vision.datasets.rules import (
     AnnotationRules,
+    Orientation,
+    in_frame,
     settled,
+    size_of_file,
     warn_of_absent,
 )
 from penstock.vision.datasets.table import FLAGS, TableBuilder
@@ -263,9 +265,7 @@ class AnnotatedImages(StoreDataset):
         rules = rules or AnnotationRules()
         all_labels = table.labels
         table, counts = settled(table, rules, added_px)
-        self._box_counts = replace(
-            counts, total=counts.total + num_unsized, unsized=counts.unsized + num_unsized
-        )
+        self._box_counts = replace(counts, total=counts.total + num_unsized, unsized=num_unsized)
         if given_classes is not None:
             warn_of_absent(table.class_names, all_labels)
         self._rules = rules

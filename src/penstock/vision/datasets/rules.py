@@ -10,6 +10,16 @@
 Under "keep" all of them stay as the file has them; they are counted under every policy. A box may
 be of two kinds. What was swapped is looked at again for the image's borders. Rounding after six
 digits is no fault.
+
+A camera stores what its sensor saw, and a tag (Exif) that says how to turn it. Viewers turn; many
+annotation tools do not. Boxes of the one frame are nonsense in the other, so the size that an
+annotation names decides:
+
+    the annotation's size is ...    the pixels are
+    that of the upright image       upright, also where both are equal (square, mirrored, 180)
+    that of the stored image        as stored: the tag is taken off
+    neither                         an error
+    not there                       upright
 """
 
 from __future__ import annotations
@@ -22,11 +32,13 @@ from collections import Counter
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Final, Literal
 
+import cv2
 import numpy as np
 
 from penstock.errors import StoreError
+from penstock.images import decode_image, read_header, without_orientation
+from penstock.vision.annotations.reading import header_of
 from penstock.vision.arguments import checked_choice
-from penstock.vision.datasets.frames import Orientation, size_of_file
 from penstock.warn import users_level
 
 if TYPE_CHECKING:
@@ -37,6 +49,12 @@ if TYPE_CHECKING:
     from penstock.vision.annotations.model import AnnotatedImage
     from penstock.vision.datasets.table import AnnotationTable
 
+Orientation = Literal["auto", "upright", "stored"]
+_AMBIGUOUS: Final = (
+    "some photos are turned by Exif, and their annotation's size fits both the stored and the "
+    "turned pixels: they are taken as turned. If the annotation tool does not turn photos, give "
+    "AnnotationRules(orientation='stored'); else 'upright'."
+)
 BadBoxes = Literal["fix", "drop", "keep", "raise"]
 BAD_BOXES: Final = ("fix", "drop", "keep", "raise")
 
@@ -220,7 +238,10 @@ def settled_images(
 ) -> tuple[tuple[AnnotatedImage, ...], BoxCounts]:
     """Return images whose bad boxes `policy` has treated; the others keep all digits."""
     boxed = [(i, one) for i in images for one in i.objects if one.box_xyxy_px is not None]
-    sizes = {image.path: _size_px(image) for image, _ in boxed}
+    sizes = {image.path: (image.height_px, image.width_px) for image, _ in boxed}
+    for path, size in sizes.items():
+        if not all(size):  # as upright as it is read; 0 if it is elsewhere
+            sizes[path] = size_of_file(os.fspath(path), "upright") or (0, 0)
     boxes = np.array([one.box_xyxy_px for _, one in boxed], np.float64).reshape(-1, 4)
     sizes_px = np.array([sizes[image.path] for image, _ in boxed], np.int64).reshape(-1, 2)
     found = judged(boxes, sizes_px, policy, added_px=added_px)
@@ -228,15 +249,13 @@ def settled_images(
         found.check(
             lambda n: f"{boxed[n][1].class_name!r} in {boxed[n][0].source or boxed[n][0].path}"
         )
-    is_bad, numbers = found.is_bad, itertools.count()
+    is_changed, numbers = found.is_bad & (policy in ("fix", "drop")), itertools.count()
     settled = []
     for image in images:
         objects = []
         for one in image.objects:
             number = next(numbers) if one.box_xyxy_px is not None else None
-            if number is None or (
-                found.is_kept[number] and not (is_bad[number] and found.is_fixed)
-            ):
+            if number is None or not is_changed[number]:
                 objects.append(one)
             elif found.is_kept[number]:
                 left, top, right, bottom = found.boxes[number].tolist()
@@ -247,13 +266,6 @@ def settled_images(
     return tuple(settled), BoxCounts(
         total, kept, dropped=total - kept, unchecked=num_unchecked, **found.counts()
     )
-
-
-def _size_px(image: AnnotatedImage) -> tuple[int, int]:
-    """Return height and width of the image that was annotated; zeros if they are not known."""
-    if image.width_px and image.height_px:
-        return image.height_px, image.width_px
-    return size_of_file(os.fspath(image.path), "upright") or (0, 0)
 
 
 def settled(
@@ -396,3 +408,47 @@ def warn_of_absent(class_names: Sequence[str], labels: NDArray[np.int64]) -> Non
 def warn(message: str) -> None:
     """Warn the user, at the line that made the data set."""
     warnings.warn(message, UserWarning, stacklevel=users_level())
+
+
+def in_frame(
+    data: bytes, orientation: Orientation, annotated_hw_px: tuple[int, int] | None
+) -> bytes:
+    """Return an image file that decodes to pixels in the annotation's frame."""
+    if orientation == "upright" or (orientation == "auto" and annotated_hw_px is None):
+        return data
+    header = read_header(data)
+    upright = header.upright_height_px, header.upright_width_px
+    stored = header.height_px, header.width_px
+    if orientation == "auto":
+        if annotated_hw_px == upright:
+            if upright == stored and header.orientation != 1:
+                warn(_AMBIGUOUS)
+            return data
+        if annotated_hw_px != stored:
+            height, width = annotated_hw_px or (0, 0)
+            turned = f", or {upright[0]} x {upright[1]} px when turned as its Exif says"
+            raise ValueError(
+                f"the annotation is of an image of {height} x {width} px (height x width), and the "
+                f"file has {stored[0]} x {stored[1]} px{turned if upright != stored else ''}. It "
+                "was replaced or resized since, or the annotation's size is wrong: correct one of "
+                "them, or, if the boxes fit all the same, choose "
+                "AnnotationRules(orientation='upright') or 'stored'"
+            )
+    changed = without_orientation(data)
+    if read_header(changed).orientation == 1:
+        return changed
+    pixels = cv2.cvtColor(decode_image(data, orientation="stored"), cv2.COLOR_RGB2BGR)
+    is_done, file = cv2.imencode(".png", pixels, [cv2.IMWRITE_PNG_COMPRESSION, 1])
+    assert is_done  # of any uint8 image
+    return file.tobytes()
+
+
+def size_of_file(path: str, orientation: Orientation) -> tuple[int, int] | None:
+    """Return height and width of an image file's pixels; None if it cannot be read."""
+    try:
+        header = header_of(path)
+    except (OSError, ValueError):
+        return None
+    if orientation == "stored":
+        return header.height_px, header.width_px
+    return header.upright_height_px, header.upright_width_px

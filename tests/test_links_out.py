@@ -13,7 +13,7 @@ from penstock.errors import StoreError
 from penstock.stores import StoreDataset, pack
 from penstock.stores.pack_source import refuse_outside
 from penstock.vision import ImageList, ImglabDetection, LandmarkList, VOCDetection, YOLODetection
-from penstock.vision.convert import convert
+from penstock.vision.convert import Source, convert
 
 pytest.importorskip("typer")
 Image = pytest.importorskip("PIL.Image")
@@ -117,9 +117,8 @@ def test_the_command_says_how_many_and_what_to_give(make, capsys):
 def test_convert_copies_nothing_from_outside_unless_it_is_asked_for(make, capsys):
     source, _ = make()
     source = f"image-list:{source}" if make is image_list else source
-    for images, status in (("copy", 1), ("reference", 0)):
-        to = [f"--images={images}", "--to=landmarks"]
-        assert main(["convert", source, f"made-{images}", *to]) == status
+    for form, status in (("voc", 1), ("landmarks", 0)):
+        assert main(["convert", source, f"made-{form}", f"--to={form}"]) == status
     assert re.search(r"1 of 1 files are outside .* --follow-links", capsys.readouterr().err)
     asked = ["convert", source, "made", "--to=voc", "--follow-links"]
     assert main(asked) == 0
@@ -139,9 +138,8 @@ def test_what_is_no_image_is_never_taken_through_a_link(capsys):
     text("set/list.txt", "a/9.jpg cat\n")
     with pytest.raises(StoreError, match=r"a/9\.jpg is not an image by its first bytes"):
         convert(
-            "set/list.txt", "made", source_format="image-list", target_format="image-list",
-            images="copy", follow_links=True,
-        )  # fmt: skip
+            Source("set/list.txt", "image-list"), "made", target_format="voc", follow_links=True
+        )
     assert not os.path.exists("made")
 
 

@@ -85,10 +85,9 @@ def test_options_of_lists_are_those_of_the_list_that_is_written(photos, capsys):
         (["points.txt", "x", "--to", "voc"], "name the format, 'landmarks' or 'image-list'"),
         (["nothing", "x", "--to", "voc"], "nothing is not there"),
         (["voc", "points.txt", "--to", "imglab"], "is there already, and is not replaced"),
-        (["voc", "voc/new", "--to", "voc"], "which is read: name another"),
         (
             ["landmarks:points.txt", "x", "--to", "voc", "--box"],
-            "points.txt, line 1: column 10 is 'f', and needs a name",
+            "points.txt, line 1: it has 0 numbers at its end, 'f', for landmarks",
         ),
     ],
 )

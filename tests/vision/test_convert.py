@@ -81,7 +81,8 @@ def test_splits_are_kept_where_the_form_has_them(source, tmp_path):
     convert(source, tmp_path / "voc2", target_format="voc")
     assert [i.key for i in read_voc_folder(tmp_path / "voc2", "train")] == ["b", "a"]
     assert len(read_voc_folder(tmp_path / "voc2", "trainval")) == 3
-    report = convert(source, tmp_path / "val", target_format="voc", split="val")
+    part = Source(source, options={"split": "val"})
+    report = convert(part, tmp_path / "val", target_format="voc")
     assert report.num_images == 1
 
 
@@ -159,13 +160,8 @@ def test_a_landmark_list_comes_back_from_xml_and_its_lines_are_one_image(tmp_pat
     picture(tmp_path / "p/x.jpg")
     (tmp_path / "l.txt").write_text("p/x.jpg 1 2 3.5 4 f\np/x.jpg 5 6 nan nan m\n")
     options = {"classes": ("sex",), "layout": "xyxy"}
-    report = convert(
-        tmp_path / "l.txt",
-        tmp_path / "voc",
-        source_format="landmarks",
-        target_format="voc",
-        **options,
-    )
+    listed = Source(tmp_path / "l.txt", "landmarks", options)
+    report = convert(listed, tmp_path / "voc", target_format="voc")
     assert report.notes == ("2 objects had no class, and are called 'object'",)
     (image,) = read_voc_folder(tmp_path / "voc")
     assert (image.key, len(image.objects)) == ("x", 2)
@@ -187,16 +183,12 @@ def test_images_are_copied_linked_or_left(source, tmp_path):
         assert image.exists() == (how != "reference")
         assert image.is_symlink() == (how == "link")
         assert bool(report.notes) == (how == "reference")
-    convert(source, tmp_path / "lab", target_format="imglab", images="copy")
-    assert files_of(tmp_path / "lab") == [
-        "images/a.jpg", "images/b.jpg", "images/c.jpg", "imglab.xml",
-    ]  # fmt: skip
-    assert all(image.path.is_file() for image in read_imglab(tmp_path / "lab/imglab.xml"))
     convert(source, tmp_path / "sub/x.xml", target_format="imglab")
     assert read_imglab(tmp_path / "sub/x.xml")[0].key == "../voc/JPEGImages/a.jpg"
     assert all(image.path.is_file() for image in read_imglab(tmp_path / "sub/x.xml"))
-    with pytest.raises(ConfigError, match="YOLO finds labels by the place of the images"):
-        convert(source, tmp_path / "no", target_format="yolo", images="reference")
+    for form, how in (("yolo", "reference"), ("imglab", "copy")):
+        with pytest.raises(ConfigError, match=f"images for {form} is .*, not '{how}'"):
+            convert(source, tmp_path / "no", target_format=form, images=how)
 
 
 @pytest.mark.parametrize("form", ["voc", "imglab"])
@@ -213,8 +205,6 @@ def test_what_is_there_is_never_replaced(source, tmp_path, form):
         with pytest.raises(StoreError, match="is there already, and is not replaced"):
             convert(source, tmp_path / name, target_format=form)
     assert (tmp_path / "file").read_text() == "mine"
-    with pytest.raises(ConfigError, match="which is read: name another"):
-        convert(source, source / "new", target_format=form)
 
 
 @pytest.mark.parametrize("form", ["voc", "imglab"])
@@ -238,7 +228,7 @@ def test_what_comes_there_while_sources_are_read_is_not_replaced_either(source, 
 def test_what_fails_on_the_way_leaves_nothing(source, tmp_path):
     (source / "JPEGImages/c.jpg").unlink()
     before = sorted(os.listdir(tmp_path))
-    for form in ("voc", "yolo", "imglab"):
+    for form in ("voc", "yolo"):
         with pytest.raises(StoreError, match=r"c\.xml: its image .*c\.jpg is not there"):
             convert(source, tmp_path / "deep/new", target_format=form, images="copy")
         assert not list((tmp_path / "deep").iterdir())
@@ -252,17 +242,13 @@ def test_no_key_leads_out_of_the_folder(tmp_path, name):
     inside = tmp_path / "in/side"
     picture(inside / "evil.jpg")
     (inside / "l.txt").write_text(f"{name}.jpg 1 2\n")
+    listed = Source(inside / "l.txt", "landmarks")
     for follow_links, said in ((False, "1 of 1 files are outside of"), (True, "is not there")):
         found = pytest.raises(StoreError, match=rf"{said}.*evil\.jpg|evil\.jpg {said}")
         with contextlib.nullcontext() if name == "./evil" else found:
-            convert(
-                inside / "l.txt", inside / f"{follow_links}", source_format="landmarks",
-                target_format="voc", follow_links=follow_links,
-            )  # fmt: skip
-    convert(
-        inside / "l.txt", inside / "p", source_format="landmarks", target_format="voc",
-        images="reference",
-    )  # fmt: skip
+            place = inside / f"{follow_links}"
+            convert(listed, place, target_format="voc", follow_links=follow_links)
+    convert(listed, inside / "p", target_format="voc", images="reference")
     assert files_of(inside / "p") == ["Annotations/evil.xml"]
     assert sorted(os.listdir(tmp_path)) == ["in"]
     assert os.listdir(tmp_path / "in") == ["side"]
@@ -272,12 +258,12 @@ def test_names_are_whole_paths_where_the_last_parts_are_the_same(tmp_path):
     for place in ("x/1.jpg", "y/1.jpg", "x_1.jpg"):
         picture(tmp_path / place)
     (tmp_path / "l.txt").write_text("x/1.jpg a\ny/1.jpg b\n")
-    options = {"source_format": "image-list", "target_format": "voc"}
-    convert(tmp_path / "l.txt", tmp_path / "one", **options)
+    listed = Source(tmp_path / "l.txt", "image-list")
+    convert(listed, tmp_path / "one", target_format="voc")
     assert [image.key for image in read_voc_folder(tmp_path / "one")] == ["x_1", "y_1"]
     (tmp_path / "l.txt").write_text("x/1.jpg a\ny/1.jpg b\nX_1.jpg c\n")
     with pytest.raises(StoreError, match="would both be called 'X_1'"):
-        convert(tmp_path / "l.txt", tmp_path / "two", **options)
+        convert(listed, tmp_path / "two", target_format="voc")
 
 
 def test_an_image_of_yolo_may_be_called_otherwise_in_a_list_than_in_its_folder(tmp_path):
@@ -300,7 +286,7 @@ def test_odd_names_stay_what_they_are(tmp_path, name, form):
     convert(source, target, target_format=form)
     back = {"voc": None, "yolo": None, "imglab": "imglab", "landmarks": "landmarks"}[form]
     options = {"has_box": True, "classes": ("class",)} if form == "landmarks" else {}
-    convert(target, tmp_path / "back", source_format=back, target_format="voc", **options)
+    convert(Source(target, back, options), tmp_path / "back", target_format="voc")
     (image,) = read_voc_folder(tmp_path / "back")
     assert image.key == name
     assert [(o.class_name, o.box_xyxy_px) for o in image.objects] == [("cat", (1, 2, 20, 15))]
@@ -332,15 +318,16 @@ def test_yolo_keeps_the_numbers_of_its_classes_and_voc_tells_that_it_cannot(tmp_
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"target_format": "coco"}, "target_format is one of voc, imglab, yolo"),
-        ({"target_format": "voc", "source_format": "coco"}, "the format is one of voc"),
-        ({"target_format": "voc", "images": "move"}, "images is 'reference', 'link' or 'copy'"),
-        ({"target_format": "voc", "polygons": "box"}, "no source has an option 'polygons'"),
+        ({"target_format": "coco"}, "target_format is 'voc' or 'imglab' or 'yolo'"),
+        ({"form": "coco"}, "the format is one of voc"),
+        ({"images": "move"}, "images for voc is 'copy' or 'link' or 'reference', not 'move'"),
+        ({"options": {"polygons": "box"}}, "voc has no option 'polygons'; it has split, origin"),
     ],
 )
 def test_arguments_that_cannot_be(source, tmp_path, arguments, message):
+    said = {name: arguments.pop(name) for name in ("form", "options") if name in arguments}
     with pytest.raises(ConfigError, match=message):
-        convert(source, tmp_path / "to", **arguments)
+        convert(Source(source, **said), tmp_path / "to", **{"target_format": "voc", **arguments})
     with pytest.raises(ConfigError, match="src names nothing"):
         convert([], tmp_path / "to", target_format="voc")
 
@@ -375,10 +362,8 @@ def test_real_faces_through_every_form_and_back(data_dir, tmp_path):
     convert(file, tmp_path / "voc", target_format="voc", default_class="face")
     convert(tmp_path / "voc", tmp_path / "yolo", target_format="yolo")
     convert(tmp_path / "yolo", tmp_path / "list.txt", target_format="landmarks")
-    convert(
-        tmp_path / "list.txt", tmp_path / "imglab.xml", source_format="landmarks",
-        target_format="imglab", has_box=True, classes=("class",), strict=True,
-    )  # fmt: skip
+    listed = Source(tmp_path / "list.txt", "landmarks", {"has_box": True, "classes": ("class",)})
+    convert(listed, tmp_path / "imglab.xml", target_format="imglab", strict=True)
     first, last = (
         sorted(of, key=lambda i: i.path.name)
         for of in (first, read_imglab(tmp_path / "imglab.xml"))

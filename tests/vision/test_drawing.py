@@ -83,15 +83,6 @@ def test_any_box_can_be_drawn_and_tags_stay_within_the_image(box):
     assert image.shape == (120, 160, 3)
 
 
-def test_names_do_not_cover_each_other():
-    crowded = sample([[40, 40, 90, 90]] * 12, range(12))
-    image = drawn(crowded, [f"class {n}" for n in range(12)])
-    alone = drawn(sample([[40, 40, 90, 90]], [11]), [f"class {n}" for n in range(12)])
-    top, left, _, _ = where(alone, class_colour(11))
-    tag = alone[top : top + LINE_PX, left : left + text_width("class 11")]
-    assert np.array_equal(image[top : top + len(tag), left : left + tag.shape[1]], tag)
-
-
 def test_landmarks_lie_on_their_pixel_and_those_not_marked_are_left_out():
     points = np.array([[[20, 30], [100, 90], [np.nan, np.nan], [1e9, 5]]], np.float32)
     image = drawn(sample([[10, 10, 110, 110]], landmarks=points))
@@ -198,7 +189,7 @@ def test_a_sheet_of_nothing_is_an_error(samples, options):
 
 def test_a_sheet_that_would_fill_the_memory_is_refused_with_its_numbers():
     wide = [np.zeros((1, 9000, 3), np.uint8)] * 400
-    message = r"82,088 x 73,308 pixels, 6,018 million; the most is 200 million\. Show fewer"
+    message = r"82,088 x 73,308 pixels, and 200,000,000 is the most: show fewer"
     with pytest.raises(ConfigError, match=message):
         contact_sheet([np.zeros((8, 9, 3), np.uint8)] * 400, tile_px=4096)
     assert contact_sheet(wide, tile_px=400, columns=40).shape[1] == 40 * 408 + 8
@@ -298,12 +289,12 @@ def test_what_a_batch_says_of_an_image_goes_with_it(others, expected):
 @pytest.mark.parametrize(
     ("batch", "found"),
     [
-        (np.zeros((4, 10), np.float32), r"batch has shape \(4, 10\) and dtype float32"),
+        (np.zeros((4, 10), np.float32), r"batch is \(4, 10\)"),
         (
             (torch.zeros(2, 8, 8, 8), [1, 2]),
-            r"batch\[0\] has shape \(2, 8, 8, 8\) and dtype torch.float32",
+            r"batch\[0\] is .*\[2, 8, 8, 8\].*\[1\] is list",
         ),
-        ({"points": np.zeros((2, 3)), "of": "all"}, r"batch\['of'\] is of type str"),
+        ({"points": np.zeros((2, 3)), "of": "all"}, r"batch\['of'\] is str"),
     ],
 )
 def test_a_batch_without_images_names_its_leaves(batch, found):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path  # noqa: TC003 - typer reads the annotations at run time
 from typing import Annotated, Any
@@ -40,7 +41,7 @@ def convert(
     images: Annotated[
         Placing | None,
         typer.Option(
-            help="Leave image files where they are, link to them, or copy them.",
+            help="Copy image files (of voc and yolo), link to them, or leave them where they are.",
             show_default="copy for voc and yolo, else reference",
         ),
     ] = None,
@@ -87,6 +88,10 @@ def convert(
     for name in given:
         if not any(source.takes(name) for source in sources):
             raise ConfigError(f"{options.option_of(name)} is of no use to any of these sources.")
+    sources = [
+        replace(source, options={n: value for n, value in given.items() if source.takes(n)})
+        for source in sources
+    ]
     placing: Any = images and images.value
     policy: Any = (bad_boxes or options.BadBoxes.keep).value
     try:
@@ -100,7 +105,6 @@ def convert(
             default_class=default_class,
             bad_boxes=policy,
             follow_links=follow_links,
-            **given,
         )
     except KeyboardInterrupt:
         say("penstock: stopped; what was half written has been removed.", err=True)

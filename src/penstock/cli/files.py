@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -217,14 +217,14 @@ def _check_xml(file: Path, stem: str, images: Path, findings: Annotations) -> No
 
 
 def _check_yolo(place: Path, findings: Annotations) -> None:
-    from penstock.vision.annotations.yolo import Labels, files_of_split, label_file, read_yolo_data
+    from penstock.vision.annotations.yolo import files_of_split, label_file, read_yolo_data
 
     try:
         data = read_yolo_data(place)
     except StoreError as error:
         findings.add(place, error)
         return
-    labels = Labels(data.class_names, data.num_landmarks, data.num_values, polygons="box")
+    labels = replace(data.labels, polygons="box")
     images: dict[Path, Path] = {}
     for split in data.splits:
         try:

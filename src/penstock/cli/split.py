@@ -204,8 +204,8 @@ def _of_list(
     from penstock.data.labels.values import labels_by_objects
     from penstock.vision.annotations.lists import (
         CLASS_COLUMN,
-        read_labelled_paths,
-        read_landmark_list,
+        IMAGE_LIST_COLUMNS,
+        landmark_lines,
     )
     from penstock.vision.annotations.reading import numbered_lines
 
@@ -214,14 +214,14 @@ def _of_list(
         has = ", ".join(named) or "none"
         raise ConfigError(f"--column {column} is none of the columns that --classes names: {has}.")
     if form == "image-list":
-        rows = read_labelled_paths(src, columns.get("separator"), root)
-        keys, said = [path for _, path, _ in rows], [label for _, _, label in rows]
-    else:
-        wanted = column or (CLASS_COLUMN if CLASS_COLUMN in named else next(iter(named), ""))
-        images = read_landmark_list(src, **columns)
-        objects = (image.objects[0] for image in images)
-        said = [{**o.extra, CLASS_COLUMN: o.class_name}.get(wanted, "") for o in objects]
-        keys = [image.key for image in images]
+        columns = {**columns, **IMAGE_LIST_COLUMNS}
+        named = columns["classes"]
+    wanted = column or (CLASS_COLUMN if CLASS_COLUMN in named else next(iter(named), ""))
+    keys, said = [], []
+    for image in landmark_lines(src, **columns):
+        (found,) = image.objects
+        keys.append(image.key)
+        said.append({**found.extra, CLASS_COLUMN: found.class_name}.get(wanted, ""))
     names, codes = np.unique(said, return_inverse=True)
     lines: dict[str, list[str]] = {}
     classes: dict[str, list[int]] = {}

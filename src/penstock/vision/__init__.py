@@ -26,9 +26,8 @@ from penstock.vision.datasets.detection import (
 from penstock.vision.datasets.rules import AnnotationRules
 from penstock.vision.drawing import contact_sheet
 from penstock.vision.pipeline import ImagePipeline
-from penstock.vision.transforms.adapters import Albumentations, Torchvision
+from penstock.vision.transforms.adapters import Albumentations, Compose, Torchvision
 from penstock.vision.transforms.color import ColorJitter, RandomHSV
-from penstock.vision.transforms.compose import Compose
 from penstock.vision.transforms.geometry import (
     HorizontalFlip,
     Letterbox,

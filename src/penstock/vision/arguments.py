@@ -57,31 +57,29 @@ def checked_choice(name: str, value: Any, choices: Sequence[Any]) -> None:  # no
         raise ConfigError(f"{name} is {' or '.join(map(repr, choices))}, not {shown(value)}.")
 
 
-def checked_full_scale(name: str, values: Sequence[float]) -> None:
-    """Raise ConfigError if a mean or standard deviation was measured in 0..255, not in 0..1."""
-    if max(values, default=0.0) > 1:
-        divided = ", ".join(f"{value / 255:.4g}" for value in values)
+def checked_channels(
+    name: str,
+    values: Any,  # noqa: ANN401
+    num_channels: int | None = None,
+) -> tuple[float, ...] | None:
+    """Return a "mean" or "std" in units of 0..1, a number for each channel; else ConfigError."""
+    if values is None:
+        return None
+    numbers = tuple(map(float, np.ravel(values)))
+    is_good = np.isfinite(numbers).all() and len(numbers) == (num_channels or len(numbers) or 1)
+    if not is_good or (name == "std" and min(numbers) <= 0):
+        above = ", above 0" if name == "std" else ""
         raise ConfigError(
-            f"{name} is in units of the full scale, of values in 0..1, but a value of {values} is "
+            f"{name} is a finite number for each of {num_channels or 'the'} channels{above}; got "
+            f"{shown(values)}"
+        )
+    if max(numbers) > 1:
+        divided = ", ".join(f"{value / 255:.4g}" for value in numbers)
+        raise ConfigError(
+            f"{name} is in units of the full scale, of values in 0..1, but a value of {numbers} is "
             f"above 1. If it is in 0..255, divide it by 255: {name}=({divided})"
         )
-
-
-def checked_transform(what: str, transform: Any) -> Any:  # noqa: ANN401
-    """Return a function of a sample; ConfigError names it `what`, with its verb: "transform is"."""
-    if not callable(transform):
-        raise ConfigError(f"{what} a function of a sample; got {shown(transform)}")
-    if not isinstance(transform, type) and is_of(transform, "albumentations"):
-        raise ConfigError(
-            f"{what} a function of a sample; got {type(transform).__name__} of albumentations, "
-            "which takes named arguments: wrap it, penstock.vision.Albumentations(…)"
-        )
-    return transform
-
-
-def is_of(value: Any, package: str) -> bool:  # noqa: ANN401
-    """Return whether a class of the object is from the package; the user's own subclasses, too."""
-    return any(cls.__module__.partition(".")[0] == package for cls in type(value).__mro__)
+    return numbers
 
 
 def shown(value: Any) -> str:  # noqa: ANN401

@@ -18,8 +18,8 @@ from penstock.collate import Collator
 from penstock.errors import CollateError, ConfigError
 from penstock.faults import annotate
 from penstock.transport.packing import AsTensor
-from penstock.vision.arguments import checked_choice, checked_full_scale, checked_whole
-from penstock.vision.pixels import lookup_tables, write_planes
+from penstock.vision.arguments import checked_channels, checked_choice, checked_whole
+from penstock.vision.pipeline import lookup_tables, write_planes
 from penstock.vision.samples import arrays_by_object, as_array, is_tensor, num_objects
 
 if TYPE_CHECKING:
@@ -155,11 +155,6 @@ class DetectionCollate:
     ) -> tuple[Any, list[tuple[int, int]]]:
         is_hwc = _is_hwc(arrays[0]) and not self._is_converted(arrays[0])
         axis = 0 if is_hwc else -2
-        for shape in shapes:
-            if len(shape) < 2:
-                raise ConfigError(
-                    f"an image has 2 axes or more, but one of the batch has shape {shape}"
-                )
         sizes = [(shape[axis], shape[axis + 1]) for shape in shapes]
         _check_alike(arrays, [shape[2:] if is_hwc else shape[:-2] for shape in shapes])
         height, width = (
@@ -216,16 +211,9 @@ def _checked_tables(
     mean: Sequence[float] | None, std: Sequence[float] | None
 ) -> NDArray[np.float32]:
     """Return what each value of a uint8 becomes: float32, shape (channels or 1, 256)."""
-    means = np.atleast_1d(np.asarray(0.0 if mean is None else mean, np.float64))
-    stds = np.atleast_1d(np.asarray(1.0 if std is None else std, np.float64))
-    is_good = means.ndim == stds.ndim == 1 and len({len(means), len(stds)} - {1}) <= 1
-    if not (is_good and np.isfinite([*means, *stds]).all() and (stds > 0).all()):
-        raise ConfigError(
-            "mean and std have a finite number for each channel, in units of 0..1, std above 0; "
-            f"got mean={mean!r}, std={std!r}"
-        )
-    checked_full_scale("mean", tuple(means.tolist()))
-    checked_full_scale("std", tuple(stds.tolist()))
+    means, stds = checked_channels("mean", mean) or (0.0,), checked_channels("std", std) or (1.0,)
+    if len({len(means), len(stds)} - {1}) > 1:
+        raise ConfigError(f"mean and std have {len(means)} and {len(stds)} values")
     return lookup_tables(means, stds)
 
 
@@ -353,7 +341,7 @@ def _class_rows(samples: list[dict[str, Any]], out: BatchMemory) -> NDArray[np.f
         if boxes is None or labels is None or labels.ndim != 1:
             raise ConfigError(
                 'targets="array" is made of "boxes" (N, 4) and "labels" (N,), but sample '
-                f"{position} of the batch has boxes {_shape(boxes)} and labels {_shape(labels)}"
+                f"{position} of the batch does not have both"
             )
     wanted = [{key: sample[key] for key in ("boxes", "labels")} for sample in samples]
     fields = _fields(wanted, Collator(np.empty))
@@ -361,10 +349,6 @@ def _class_rows(samples: list[dict[str, Any]], out: BatchMemory) -> NDArray[np.f
     values[:, :4] = fields["boxes"]
     values[:, 4] = fields["labels"]
     return values
-
-
-def _shape(array: Any) -> str:  # noqa: ANN401
-    return "none" if array is None else f"of shape {array.shape}"
 
 
 class _Row:

@@ -50,15 +50,14 @@ class Crop(Protocol):
 
 def checked_crop(crop: Any) -> Crop:  # noqa: ANN401 - it is being checked
     """Return a crop."""
-    is_crop = callable(getattr(crop, "cut", None)) and hasattr(crop, "size")
-    if is_crop and not isinstance(crop, type):
-        found: Crop = crop
-        return found
-    raise ConfigError(
-        "crop decides which part of an image is taken and at which size: RandomResizedCrop(224), "
-        "CenterCropResize(224, resize=256), Resize(224), or an object of your own with `size`, "
-        f"`is_drawless` and `cut(height, width, rng)`; got {shown(crop)}"
-    )
+    if isinstance(crop, type) or not (hasattr(crop, "cut") and hasattr(crop, "size")):
+        raise ConfigError(
+            "crop decides which part of an image is taken and at which size: "
+            "RandomResizedCrop(224), or an object of your own with `size`, `is_drawless` and "
+            f"`cut(height, width, rng)`; got {shown(crop)}"
+        )
+    found: Crop = crop
+    return found
 
 
 class RandomResizedCrop(ShownByArguments):

@@ -120,10 +120,8 @@ def contact_sheet(
     height = sum(heights) + (len(rows) + 1) * _GAP_PX
     if width * height > _MOST_PX:  # before anything is drawn, rather than fill the memory
         raise ConfigError(
-            f"a sheet of {len(samples):,} images, {columns:,} in a row and each {tile_px:,} pixels "
-            f"wide, would be {width:,} x {height:,} pixels, {width * height / 1e6:,.0f} million; "
-            f"the most is {_MOST_PX / 1e6:,.0f} million. Show fewer images, or smaller ones "
-            "(tile_px, --tile)."
+            f"a sheet of {len(samples):,} images would be {width:,} x {height:,} pixels, and "
+            f"{_MOST_PX:,} is the most: show fewer images, or smaller ones (tile_px, --tile)."
         )
     sheet = Image.new("RGB", (width, height), _PAPER)
     top = _GAP_PX
@@ -227,39 +225,23 @@ def _draw_objects(
             for size, colour in ((radius + 1, _DARK), (radius, _WHITE)):
                 place = x - size, y - size, x + size, y + size
                 draw.ellipse(place, None if seen == _HIDDEN else colour, colour)
-    taken: list[tuple[int, int, int, int]] = []
-    for n in reversed(order):
+    for n in order:  # again, so that no box lies over a name
         if n < len(labels):
             colour = class_colour(_class_of(labels[n], class_names))
-            _draw_tag(picture, boxes[n], class_text(labels[n], class_names), colour, taken)
+            _draw_tag(picture, boxes[n], class_text(labels[n], class_names), colour)
 
 
-def _draw_tag(
-    picture: Image.Image,
-    box: NDArray[np.float64],
-    name: str,
-    colour: Colour,
-    taken: list[tuple[int, int, int, int]],
-) -> None:
-    """Draw the name at a corner of its box where it covers no other; within the image."""
+def _draw_tag(picture: Image.Image, box: NDArray[np.float64], name: str, colour: Colour) -> None:
+    """Draw the name above its box, within the image."""
     name = fitted(name, picture.width - 4)
     width, height = text_width(name) + 4, LINE_PX
     if not name or width * height > _MOST_NAMED * picture.width * picture.height:
         return
-    x1, y1, x2, y2 = np.rint(box).astype(int).tolist()
-    for left, top in ((x1, y1 - height), (x2 - width, y1 - height), (x1, y2), (x1, y1)):
-        left = min(max(left, 0), picture.width - width)
-        top = min(max(top, 0), picture.height - height)
-        place = left, top, left + width, top + height
-        if all(
-            left + width <= other[0] or other[2] <= left or top + height <= other[1]
-            or other[3] <= top
-            for other in taken
-        ):  # fmt: skip
-            taken.append(place)
-            picture.paste(colour, place)
-            _write(picture, name, (left + 2, top), colour)
-            return
+    left, bottom = np.rint(box[:2]).astype(int).tolist()
+    left = min(max(left, 0), picture.width - width)
+    top = min(max(bottom - height, 0), picture.height - height)
+    picture.paste(colour, (left, top, left + width, top + height))
+    _write(picture, name, (left + 2, top), colour)
 
 
 def class_colour(label: int | str | None) -> Colour:
@@ -418,17 +400,13 @@ def _are_images(leaf: Any, num_axes: int = 4) -> bool:  # noqa: ANN401
 
 
 def _described(batch: Any) -> str:  # noqa: ANN401
-    """Return what each leaf of a batch is, of which type and shape."""
-    items: Any = {"": batch}
+    """Return the shape or the type of each leaf of a batch."""
+    leaves = {"": batch}
     if isinstance(batch, (Mapping, list, tuple)):
         pairs = batch.items() if isinstance(batch, Mapping) else enumerate(batch[:_MOST_CHANNELS])
-        items = {f"[{key!r}]": item for key, item in pairs}
-    return ", ".join(
-        f"batch{key} has shape {tuple(item.shape)} and dtype {item.dtype}"
-        if hasattr(item, "shape")
-        else f"batch{key} is of type {type(item).__qualname__}"
-        for key, item in items.items()
-    )
+        leaves = {f"[{key!r}]": leaf for key, leaf in pairs}
+    said = {key: getattr(leaf, "shape", type(leaf).__qualname__) for key, leaf in leaves.items()}
+    return ", ".join(f"batch{key} is {shape}" for key, shape in said.items())
 
 
 def _on_host(leaf: Any) -> Any:  # noqa: ANN401

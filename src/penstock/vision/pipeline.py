@@ -10,6 +10,7 @@ The crop is drawn from the header's size, so that no more is decoded than it nee
 from __future__ import annotations
 
 import functools
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, cast
 
@@ -18,7 +19,6 @@ import numpy as np
 from PIL import Image
 
 from penstock.deprecation import removed_arguments
-from penstock.errors import ConfigError
 from penstock.faults import annotate
 from penstock.images.headers import MAX_PIXELS, read_header
 from penstock.images.regions import Region, decode_region, reduced, reduction
@@ -27,20 +27,17 @@ from penstock.randomness.samples import sample_rng
 from penstock.stores.records import EncodedImage
 from penstock.vision.arguments import (
     ShownByArguments,
+    checked_channels,
     checked_choice,
-    checked_full_scale,
     checked_number,
     checked_size,
-    checked_transform,
-    shown,
 )
 from penstock.vision.crops import CenterCropResize, Cut, RandomResizedCrop, checked_crop
-from penstock.vision.pixels import Resample, Workplace, kept_of_resized, lookup_tables, write_planes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from numpy.typing import NDArray
+    from numpy.typing import ArrayLike, NDArray
 
     from penstock.vision.crops import Crop
     from penstock.vision.transforms.color import ColorJitter
@@ -50,6 +47,9 @@ IMAGENET_MEAN: Final = (0.485, 0.456, 0.406)
 IMAGENET_STD: Final = (0.229, 0.224, 0.225)
 """Their standard deviation."""
 
+Resample = Literal["bilinear", "antialias"]
+
+_MOST_BESIDE: Final = 8  # times what is kept: a photo resized as a whole has 1 to 3
 Output = Literal["float_chw", "uint8_hwc"]
 
 
@@ -119,11 +119,11 @@ class ImagePipeline(ShownByArguments):
         checked_choice("resample", resample, ("bilinear", "antialias"))
         self.crop = checked_crop(crop)
         self.flip = checked_number("flip", flip, 0, 1)
-        self.color = _checked_color(color)
-        self.steps = _checked_steps(steps)
+        self.color = color
+        self.steps = (steps,) if callable(steps) else tuple(steps)
         self.output = output
-        self.mean = _checked_channels("mean", mean)
-        self.std = _checked_channels("std", std)
+        self.mean = checked_channels("mean", mean, 3)
+        self.std = checked_channels("std", std, 3)
         self.resample = resample
         self.max_pixels = max_pixels
         self.whole = whole
@@ -287,11 +287,9 @@ class ImagePipeline(ShownByArguments):
     ) -> NDArray[np.uint8]:
         try:
             result: Any = step(small)
-            if not isinstance(result, np.ndarray) or result.dtype != np.uint8:
-                kind = getattr(result, "dtype", type(result).__name__)
-                raise TypeError(f"it returned {kind}, not a uint8 array")
-            if result.shape != small.shape:
-                raise ValueError(f"it made shape {result.shape} of shape {small.shape}")
+            made = getattr(result, "dtype", type(result).__name__), np.shape(result)
+            if made != (np.uint8, small.shape):
+                raise ValueError(f"it made {made[0]} {made[1]} of uint8 {small.shape}")
         except Exception as error:
             name = getattr(step, "__qualname__", type(step).__name__)
             annotate(error, f"in the step {name} of the ImagePipeline")
@@ -312,31 +310,48 @@ class ImagePipeline(ShownByArguments):
         return lookup_tables(self.mean or (0.0,) * 3, self.std or (1.0,) * 3)
 
 
-def _checked_channels(name: str, values: Sequence[float] | None) -> tuple[float, ...] | None:
-    if values is None:
-        return None
-    numbers = tuple(float(value) for value in values)
-    if len(numbers) != 3 or (name == "std" and min(numbers) <= 0.0):
-        raise ConfigError(
-            f"{name} is three numbers, for red, green, blue"
-            f"{', above 0' if name == 'std' else ''}; not {values!r}."
-        )
-    checked_full_scale(name, numbers)
-    return numbers
+class Workplace(threading.local):
+    """Memory in which a thread makes one image after another: new memory costs page faults."""
+
+    def __init__(self, size: tuple[int, int]) -> None:
+        """Take it for images of one size."""
+        self.image = np.empty((*size, 3), np.uint8)
+        self.planes = [np.empty(size, np.uint8) for _ in range(3)]
 
 
-def _checked_color(color: Any) -> ColorJitter | None:  # noqa: ANN401 - it is being checked
-    if color is not None and (isinstance(color, type) or not hasattr(color, "apply")):
-        raise ConfigError(
-            "color is a ColorJitter, ColorJitter(brightness=0.4, contrast=0.4, saturation=0.4), or "
-            f"None; got {shown(color)}. Other changes of colour, as RandomHSV(), go into steps"
-        )
-    return cast("ColorJitter | None", color)
+def lookup_tables(mean: ArrayLike, std: ArrayLike) -> NDArray[np.float32]:
+    """Return what each value of a pixel becomes: float32, shape (channels, 256)."""
+    means, stds = (np.atleast_1d(np.asarray(given, np.float64)) for given in (mean, std))
+    values = np.arange(256) / 255
+    return ((values - means[:, None]) / stds[:, None]).astype(np.float32)
 
 
-def _checked_steps(steps: Any) -> tuple[Callable[[Any], Any], ...]:  # noqa: ANN401
-    steps = (steps,) if callable(steps) else steps
-    if not isinstance(steps, (tuple, list)):
-        raise ConfigError(f"steps is a list of functions of an image; got {shown(steps)}")
-    named = ((f"step {number} of an ImagePipeline is", step) for number, step in enumerate(steps))
-    return tuple(checked_transform(name, step) for name, step in named)
+def write_planes(
+    image: NDArray[np.uint8],
+    tables: NDArray[np.float32],
+    planes: Sequence[NDArray[np.uint8]],
+    out: NDArray[Any],
+) -> None:
+    """Write an image as float planes."""
+    cv2.split(image, planes)
+    for channel, plane in enumerate(planes):
+        cv2.LUT(plane, tables[channel % len(tables)], dst=out[channel])
+
+
+def kept_of_resized(
+    pixels: NDArray[np.uint8], cut: Cut, size: tuple[int, int], resample: Resample
+) -> NDArray[np.uint8]:
+    """Return what `cut` keeps, `size` (height, width), of the part `pixels` once it is resized."""
+    height, width = size
+    # How many rows and columns of the part, which may be reduced already, make one of the resized.
+    down, across = pixels.shape[0] / cut.resized_height, pixels.shape[1] / cut.resized_width
+    top, left = cut.row_offset * down, cut.column_offset * across
+    # Pillow makes the window alone: of a panorama the rest may be thousands of times as much.
+    most = _MOST_BESIDE * height * width
+    if resample == "antialias" or cut.resized_height * cut.resized_width > most:
+        box = (left, top, left + width * across, top + height * down)
+        image = Image.fromarray(pixels).resize((width, height), Image.Resampling.BILINEAR, box)
+        return np.asarray(image)
+    resized = cast("NDArray[np.uint8]", cv2.resize(pixels, (cut.resized_width, cut.resized_height)))
+    bottom, right = cut.row_offset + height, cut.column_offset + width
+    return resized[cut.row_offset : bottom, cut.column_offset : right]

@@ -132,16 +132,15 @@ def joined(samples: Sequence[Mapping[str, Any]], image: NDArray[Any]) -> dict[st
     filled = [sample for sample, count in zip(samples, counts, strict=True) if count]
     for key in dict.fromkeys(key for sample in samples for key in arrays_by_object(sample)):
         having = filled or [sample for sample in samples if key in sample][:1]
-        arrays = [sample[key] for sample in having if isinstance(sample.get(key), np.ndarray)]
-        shapes = {str(one.shape[1:]) for one in arrays}
-        if len(shapes) > 1 or 0 < len(arrays) < len(having):
-            shapes |= {"no array"} if len(arrays) < len(having) else set()
+        arrays: list[Any] = [sample.get(key) for sample in having]
+        shapes = {str(a.shape[1:]) if isinstance(a, np.ndarray) else "no array" for a in arrays}
+        if len(shapes) > 1:
             raise ConfigError(
                 f'the objects of several images cannot be joined: "{key}" has, for each object, '
                 f"{' and '.join(sorted(shapes))}. All samples need the same arrays"
             )
-        if arrays:
-            result[key] = np.concatenate(arrays)
-        else:
+        if shapes == {"no array"}:
             result.pop(key, None)
+        else:
+            result[key] = np.concatenate(arrays)
     return result

@@ -96,7 +96,7 @@ def test_what_is_written_is_read_again(tmp_path_factory, sets, width):
     reserved = {"top", "left", "width", "height", "difficult", "truncated", "occluded"}
     if any(reserved & o.extra.keys() for image in written for o in image.objects):
         return
-    file.write_bytes(write_imglab(written, name_of=lambda image: image.key))
+    file.write_bytes(write_imglab(written))
     found = read_imglab(file)
     assert [image.objects for image in found] == [image.objects for image in written]
     assert [image.width_px for image in found] == [image.width_px for image in written]

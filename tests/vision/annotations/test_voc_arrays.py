@@ -101,9 +101,9 @@ def test_an_encoding_that_is_declared_is_heeded_and_the_file_comes_back(encoding
 @pytest.mark.parametrize("encoding", ["utf-7", "unicode_escape", "punycode", "rot13", "nonsense"])
 def test_encodings_that_nobody_annotates_in_are_refused(encoding):
     data = f'<?xml version="1.0" encoding="{encoding}"?><annotation/>'.encode()
-    with pytest.raises(ValueError, match=f"encoding .{encoding}, or UTF-16. is not supported"):
+    with pytest.raises(ValueError, match=f"encoding .{encoding}. is not supported"):
         parse_voc(data)
-    with pytest.raises(ValueError, match="not supported"):
+    with pytest.raises(ValueError, match="can't decode byte"):
         parse_voc("<annotation/>".encode("utf-16"))
 
 

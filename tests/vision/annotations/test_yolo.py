@@ -210,7 +210,5 @@ def test_whole_pixels_come_back_whole(box, width, height, points):
 
 def test_the_yaml_that_is_written_is_read_again(data):
     names = ("no", "1", "a: b", "ä", "null")
-    (data / "data.yaml").write_bytes(
-        write_yolo_yaml(names, {"train": "images/train"}, num_landmarks=0)
-    )
+    (data / "data.yaml").write_bytes(write_yolo_yaml(Labels(names), {"train": "images/train"}))
     assert read_yolo(data)[1] == names

@@ -131,32 +131,24 @@ def test_an_object_with_neither_box_nor_landmarks_is_bad(photo):
         dataset = dataset_of(image, rules={"bad_boxes": policy})
         assert str(dataset.box_counts) == "2 objects, 1 kept (1 dropped, 1 unboxed)"
         assert dataset[0]["boxes"].tolist() == [[0, 0, 8, 6]]
-    with pytest.raises(StoreError) as caught:
+    with pytest.raises(StoreError, match=r"object 1 \(dog\) of 1.xml, .* has neither a box nor l"):
         dataset_of(image, rules={"bad_boxes": "raise"})
-    assert str(caught.value) == (
-        "1 bad box(es), in 0-based half-open pixels: object 1 (dog) of 1.xml: it has neither a box "
-        "nor landmarks. Correct the files, or choose AnnotationRules(bad_boxes='fix') or 'drop'."
-    )
     kept = dataset_of(image, rules={"bad_boxes": "keep"})
     assert kept[0]["boxes"].tolist()[1] == [0, 0, WIDTH, HEIGHT]
     assert (kept.box_counts.unboxed, kept.box_counts.dropped) == (1, 0)
 
 
-def test_a_class_that_is_called_almost_like_one_given_is_shown_with_it(photo):
+def test_a_class_that_is_not_given_is_an_error_or_left_out(photo):
     names = ["RBC", "WBC", "Platelet"]
     image = one_image(photo, thing(name="RBC"), thing(name="Platelets"), thing(name="Platelets"))
-    with pytest.raises(StoreError) as caught:
+    with pytest.raises(
+        StoreError, match=r"object 1 \(Platelets\) of 1.xml.* is none of the 3 given: \('RBC', 'WB"
+    ):
         dataset_of(replace(image, source="1.xml"), class_names=names)
-    assert str(caught.value) == (
-        "1.xml: the class of its object 1, 'Platelets' (is 'Platelet' meant?), is none of the 3 "
-        "given: ('RBC', 'WBC', 'Platelet'). Add it to class_names, or leave such objects out by "
-        "AnnotationRules(unknown_classes='drop')."
-    )
     with pytest.warns(UserWarning, match=r".") as warned:
         dataset_of(image, class_names=names, rules={"unknown_classes": "drop"})
     assert [str(one.message) for one in warned] == [
-        "2 of 3 objects are of none of the classes asked for, and are left out: 2 'Platelets' "
-        "(is 'Platelet' meant?).",
+        "2 of 3 objects are of none of the classes asked for, and are left out: 2 'Platelets'.",
         "no object is of 2 of the 3 classes given: 'WBC', 'Platelet'. They keep their numbers.",
     ]
 
@@ -211,19 +203,18 @@ def test_the_policy_decides_which_boxes_and_labels_there_are(photo):
     assert found["keep"].box_counts.zero_area == 1
 
 
-def test_raising_names_the_first_bad_boxes_and_their_number(tmp_path):
+def test_raising_names_the_first_bad_box_and_their_number(tmp_path):
     bad = thing((4.5, 6, 4.5, 12))
     images = [
         one_image(tmp_path / f"{n}.jpg", thing(), bad, key=str(n), source=f"{n}.xml")
         for n in range(5)
     ]
-    with pytest.raises(StoreError) as caught:
-        dataset_of(*images, rules={"bad_boxes": "raise"})
-    assert str(caught.value).startswith(
-        "5 bad box(es), in 0-based half-open pixels: object 1 (cat) of 0.xml: (4.5, 6, 4.5, 12) in "
-        "an image of 30 x 40 px (height x width; 0: not known) is zero_area; object 1 (cat) of "
+    expected = (
+        r"5 bad box\(es\)\. The first, \(4\.5, 6, 4\.5, 12\) .*, of object 1 \(cat\) of 0\.xml, an "
+        r"image of 30 x 40 px \(height x width\), is zero_area\. Correct the files, or choose bad_b"
     )
-    assert "; …. Correct the files, or choose AnnotationRules(bad_boxes=" in str(caught.value)
+    with pytest.raises(StoreError, match=expected):
+        dataset_of(*images, rules={"bad_boxes": "raise"})
 
 
 def test_a_missing_image_is_an_error_when_it_is_read_and_names_its_annotation(tmp_path, photo):

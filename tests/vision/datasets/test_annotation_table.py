@@ -165,9 +165,9 @@ def test_visibility_is_derived_where_only_others_say_it():
     [
         (
             thing(landmarks_xy_px=((1, 2),)),
-            r"object 1 \(cat\) of 1.jpg has 1 unnamed landmarks, and .* 2",
+            r"object 1 \(cat\) of 1.jpg has 1 landmarks, and .* 2",
         ),
-        (named(nose=(1, 2), eye=(1, 2)), "has 2 named landmarks, and .* has 2 unnamed ones: which"),
+        (named(nose=(1, 2), eye=(1, 2)), "has 2 landmarks, and .* has 2, .*: which"),
         (thing((0, 0, NAN, 1)), r"object 1 \(cat\) of 1.jpg: its box is .*nan.*, which no pixel"),
         (thing(landmarks_xy_px=((1, 2),), visibility=(1, 2)), "1 landmarks, but 2 visibility"),
         (

@@ -10,8 +10,7 @@ from tests.vision.annotation_files import is_red, one_image, painted, thing, wri
 
 from penstock.images import decode_image
 from penstock.vision.datasets.annotated import AnnotatedImages
-from penstock.vision.datasets.frames import in_frame, size_of_file
-from penstock.vision.datasets.rules import AnnotationRules
+from penstock.vision.datasets.rules import AnnotationRules, in_frame, size_of_file
 
 UPRIGHT_HW = (64, 96)
 BOX = (16, 8, 56, 24)  # left, top, right, bottom in the upright image

@@ -91,7 +91,7 @@ def test_what_is_wrong_is_named(folder):
 )
 def test_several_labels_in_a_line_are_an_error(folder, line, separator):
     path = write_list(folder, f"c.jpg{separator or ' '}1\n{line}\n")
-    with pytest.raises(StoreError, match=r"line 2: .*b.jpg.*1.*0' is no image .* several labels\?"):
+    with pytest.raises(StoreError, match=r"line 2: it has [345] columns, not 2: a path"):
         ImageList(path, separator=separator)
 
 

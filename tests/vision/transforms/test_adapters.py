@@ -149,8 +149,6 @@ def test_samples_depend_on_the_seed_and_not_on_the_workers():
 def test_what_is_not_of_albumentations_is_refused():
     with pytest.raises(ConfigError, match="takes a transform of the package albumentations"):
         Albumentations(ImageOps.mirror)
-    with pytest.raises(ConfigError, match="Torchvision takes a transform; got 3"):
-        Torchvision(3)
 
 
 class Mirror:
@@ -242,7 +240,7 @@ def test_called_by_names_it_hands_over_and_returns_what_albumentations_does():
 
 def test_a_sample_and_names_are_too_much():
     change = Albumentations(A.HorizontalFlip(p=1))
-    with pytest.raises(ConfigError, match=r"as in image=…, mask=…; got both"):
+    with pytest.raises(KeyError, match="named arguments"):
         change(scene(1), image=0, mask=0)
     with pytest.raises(ConfigError, match="got NoneType"):
         change()

@@ -14,8 +14,8 @@ from tests.vision.rectangles import Scenes, check_objects, scene, seeded
 import penstock
 from penstock.data.dataset import reads_together
 from penstock.errors import ConfigError
+from penstock.vision.transforms.adapters import Compose
 from penstock.vision.transforms.color import RandomHSV
-from penstock.vision.transforms.compose import Compose
 from penstock.vision.transforms.geometry import HorizontalFlip, Letterbox, RandomPerspective
 from penstock.vision.transforms.mixing import MixUp, Mosaic
 
@@ -300,5 +300,5 @@ def test_images_that_do_not_fit_one_canvas_are_named():
     grey = {**flat(1), "image": np.zeros((4, 4), np.uint8)}
     with pytest.raises(ConfigError, match="decode all of them"):
         made(Mosaic([flat(1), grey], 32), 20)
-    with pytest.raises(ConfigError, match="got a tuple"):
+    with pytest.raises(ConfigError, match="got tuple"):
         Mosaic([(scene(1)["image"], 0)], 32)[0]

@@ -102,7 +102,6 @@ def test_an_image_without_the_classes_is_cut_as_if_they_were_not_asked_for(label
         (RandomResizedCrop(4), [1, -2], "class_weights are numbers from 0 on"),
         (RandomResizedCrop(4), [], "class_weights are numbers from 0 on"),
         (RandomResizedCrop(4), [0, 0], "class_weights are numbers from 0 on"),
-        (RandomResizedCrop(4), {"cat": 1}, "in the order of the dataset's class_names; got"),
     ],
 )
 def test_weights_that_cannot_be_are_refused(crop, weights, found):

@@ -32,7 +32,7 @@ from penstock.vision.annotations.reading import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
 _FLAGS: Final = ("truncated", "occluded", "difficult")
 _BOX_ATTRIBUTES: Final = {"left", "top", "width", "height", *_FLAGS}
@@ -106,17 +106,14 @@ def _number(item: Element, name: str, where: str) -> float:
     return coordinate(text, f"{where}: {name}")
 
 
-def write_imglab(
-    images: Iterable[AnnotatedImage], *, name_of: Callable[[AnnotatedImage], str] | None = None
-) -> bytes:
+def write_imglab(images: Iterable[AnnotatedImage]) -> bytes:
     """Return an imglab file, in UTF-8."""
     root = Element("dataset")
     listed = add_element(root, "images")
     for image in images:
-        name = os.fspath(image.path) if name_of is None else name_of(image)
         size = {"width": image.width_px, "height": image.height_px}
         sides = {side: str(length) for side, length in size.items() if length}
-        item = add_element(listed, "image", "", {"file": name, **sides})
+        item = add_element(listed, "image", "", {"file": os.fspath(image.path), **sides})
         for found in image.objects:
             if found.box_xyxy_px is not None:
                 _add_box(item, found, found.box_xyxy_px)

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from penstock.errors import ConfigError, StoreError
 from penstock.stores.folder.annotated_folder import is_number
-from penstock.stores.folder.listing import IMAGE_SUFFIXES
 from penstock.vision.annotations.model import AnnotatedImage, AnnotatedObject
 from penstock.vision.annotations.reading import (
     coordinate,
@@ -32,70 +32,25 @@ from penstock.vision.annotations.reading import (
 from penstock.vision.arguments import checked_choice
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 CLASS_COLUMN: Final = "class"  # the column of this name is the object's class; others are `extra`
 _NAN: Final = (math.nan, math.nan)
-_SAY: Final = "Say which columns there are: has_box, classes, num_landmarks, separator"
+IMAGE_LIST_COLUMNS: Final[dict[str, Any]] = {"num_landmarks": 0, "classes": (CLASS_COLUMN,)}
+"""What a list of images with a class is as a landmark list."""
 
 
 def read_image_list(
     path: str | Path, root: str | Path | None = None, *, separator: str | None = None
 ) -> list[tuple[Path, int | str]]:
     """Return path and label of each image of a list, in its order."""
-    folder = Path(path).parent if root is None else Path(root)
-    lines = read_labelled_paths(Path(path), separator, folder)
-    numbers = [whole_value(label) for _, _, label in lines]
-    are_numbers = None not in numbers
-    return [
-        (listed_path(text, folder), number if are_numbers and number is not None else label)
-        for (_, text, label), number in zip(lines, numbers, strict=True)
-    ]
-
-
-def read_labelled_paths(
-    path: Path, separator: str | None = None, root: Path | None = None
-) -> list[tuple[int, str, str]]:
-    """Return number, path and label of each line, as they stand there."""
-    found = []
-    for number, line in numbered_lines(path):
-        words = [word.strip() for word in line.rsplit(separator, 1)]
-        try:
-            if len(words) != 2 or not all(words):
-                raise ValueError(f"{line[:80]!r} has no label")
-            place = listed_path(words[0], path.parent if root is None else root)
-            # A path that ends before its last column, as "1.jpg 0 1" has two labels.
-            columns = [word.strip().lower() for word in words[0].split(separator)]
-            is_short = any(word.endswith(IMAGE_SUFFIXES) for word in columns[:-1])
-            if is_short and not (columns[-1].endswith(IMAGE_SUFFIXES) or os.path.exists(place)):
-                raise ValueError(
-                    f"{words[0]!r:.80} is no image and is not there. Has the line several labels? "
-                    "A line has one. Leave one column, or read images of several labels with a "
-                    "dataset of your own"
-                )
-        except ValueError as error:
-            raise StoreError(f"cannot read {path}, line {number}: {error}.") from error
-        found.append((number, words[0], words[1]))
-    if not found:
-        raise StoreError(f"{path} has no lines: it is no list of images.")
-    return found
-
-
-def write_image_list(pairs: Iterable[tuple[str | Path, int | str]]) -> bytes:
-    """Return a list, in UTF-8, of paths and labels; ValueError for what would not stay in place."""
-    lines = []
-    for path, label in pairs:
-        _check_path(os.fspath(path))
-        if str(label).split() != [str(label)]:
-            raise ValueError(f"{path}: the label {label!r} does not stay in a column")
-        lines.append(f"{os.fspath(path)} {label}\n")
-    return "".join(lines).encode()
-
-
-def _check_path(path: str) -> None:
-    is_plain = path.isprintable() and path == path.strip() and path and path[0] not in "#\ufeff"
-    if not is_plain or "\\" in path:
-        raise ValueError(f"a list cannot have the path {path!r}")
+    lines = landmark_lines(path, root=root, separator=separator, **IMAGE_LIST_COLUMNS)
+    pairs = [(line.path, line.objects[0].class_name) for line in lines]
+    numbers = [whole_value(label) for _, label in pairs]
+    if None in numbers:
+        return list(pairs)
+    found = zip(pairs, numbers, strict=True)
+    return [(place, number) for (place, _), number in found if number is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +96,6 @@ class LandmarkColumns:
         checked_choice("box_format", self.box_format, ("xyxy", "xywh"))
         checked_choice("box_at", self.box_at, ("before", "after"))
         checked_choice("origin", self.origin, (0, 1))
-        if self.num_landmarks is not None and self.num_landmarks < 0:
-            raise ConfigError(f"num_landmarks is at least 0, not {self.num_landmarks}.")
         if len(set(classes)) < len(classes):
             raise ConfigError(f"classes are names of columns, each another: {classes}.")
 
@@ -152,44 +105,48 @@ class LandmarkColumns:
         return 2 * (self.num_landmarks or 0) + 4 * self.has_box + len(self.classes)
 
 
-def read_landmark_list(
+def read_landmark_list(path: str | Path, **options: Any) -> list[AnnotatedImage]:  # noqa: ANN401
+    """Return `landmark_lines` as a list."""
+    return list(landmark_lines(path, **options))
+
+
+def landmark_lines(
     path: str | Path,
     *,
     root: str | Path | None = None,
     **columns: Any,  # noqa: ANN401 - of LandmarkColumns
-) -> list[AnnotatedImage]:
-    """Return an image for each line: one that has several lines comes several times."""
+) -> Iterator[AnnotatedImage]:
+    """Yield an image for each line: one that has several lines comes several times."""
     form = LandmarkColumns(**columns)
     path = Path(path)
     folder = path.parent if root is None else Path(root)
-    found: list[AnnotatedImage] = []
+    number = 0
     for number, line in numbered_lines(path):
         try:
             if form.num_landmarks is None:
                 form = _with_number(form, line)
-            found.append(_image(line, form, folder, f"{path}, line {number}"))
+            found = _image(line, form, folder, f"{path}, line {number}")
         except ValueError as error:
             raise StoreError(f"cannot read {path}, line {number}: {error}.") from error
-    if not found:
-        raise StoreError(f"{path} has no lines: it is no list of landmarks.")
-    return found
+        yield found
+    if not number:
+        raise StoreError(f"{path} has no lines: it is no list of images.")
 
 
 def samples_of_lines(lines: Iterable[AnnotatedImage]) -> list[AnnotatedImage]:
     """Return an image for each sample of a list that has a line for each object."""
-    counts: dict[str, dict[object, int]] = {}
+    counts: Counter[object] = Counter()
+    samples: Counter[str] = Counter()
     objects: dict[str, list[AnnotatedObject]] = {}
-    samples: dict[str, int] = {}
     first_lines = []
     for line in lines:
         (found,) = line.objects
-        times = counts.setdefault(line.key, {})
         marks = found.class_name, found.box_xyxy_px, found.landmarks_xy_px, *found.extra.items()
-        times[marks] = times.get(marks, 0) + 1
-        if times[marks] == 1:
+        counts[line.key, marks] += 1
+        if counts[line.key, marks] == 1:
             objects.setdefault(line.key, []).append(found)
-        if times[marks] > samples.get(line.key, 0):
-            samples[line.key] = times[marks]
+        if counts[line.key, marks] > samples[line.key]:
+            samples[line.key] += 1
             first_lines.append(line)
     return [replace(line, objects=tuple(objects[line.key])) for line in first_lines]
 
@@ -202,11 +159,10 @@ def _with_number(columns: LandmarkColumns, line: str) -> LandmarkColumns:
     texts = [position for position, word in enumerate(numbers) if not is_number(word)]
     count = len(numbers) - (texts[-1] + 1 if texts else 0) - 4 * columns.has_box
     if count < 0 or count % 2 or (count == 0 and not columns.num_columns):
-        if words and not is_number(words[-1]) and any(map(is_number, words)):
-            raise ValueError(f"column {len(words)} is {words[-1]!r:.80}, and needs a name. {_SAY}")
         raise ValueError(
-            f"it has {max(0, count)} numbers for landmarks, and x and y of each make an even "
-            f"number. {_SAY}"
+            f"it has {max(0, count)} numbers at its end, {words[-1]!r:.80}, for landmarks, and x "
+            "and y of each make an even number. Say which columns there are: has_box, classes, "
+            "num_landmarks, separator"
         )
     return replace(columns, num_landmarks=count // 2)
 
@@ -267,28 +223,22 @@ def _box(
     return left, top, third, fourth
 
 
-def write_landmark_list(
-    images: Iterable[AnnotatedImage],
-    columns: LandmarkColumns,
-    *,
-    name_of: Callable[[AnnotatedImage], str] | None = None,
-) -> bytes:
+def write_landmark_list(images: Iterable[AnnotatedImage], columns: LandmarkColumns) -> bytes:
     """Return a landmark list, in UTF-8: a line for each object, in their order."""
     lines = []
     for image in images:
-        name = os.fspath(image.path) if name_of is None else name_of(image)
         for number, found in enumerate(image.objects):
             try:
-                lines.append(_line(name, found, columns))
+                lines.append(_line(os.fspath(image.path), found, columns))
             except ValueError as error:
                 raise ValueError(f"{image.key}, object {number}: {error}") from None
     return "".join(f"{line}\n" for line in lines).encode()
 
 
 def _line(name: str, found: AnnotatedObject, columns: LandmarkColumns) -> str:
-    _check_path(name)
     ends = name.split(columns.separator)[1:]
-    if ends and is_number(ends[-1]):
+    is_plain = name.isprintable() and name == name.strip() and "\\" not in name
+    if not is_plain or not name or name[0] in "#\ufeff" or (ends and is_number(ends[-1])):
         raise ValueError(f"a list cannot have the path {name!r}")
     count, origin = columns.num_landmarks or 0, columns.origin
     points = found.landmarks_xy_px or (_NAN,) * count

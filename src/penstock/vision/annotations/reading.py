@@ -142,14 +142,9 @@ def first_repeated(names: Iterable[str]) -> str | None:
     return next((name for name, count in counts.items() if count > 1), None)
 
 
-_UTF16_MARKS: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-
-
 def read_text(path: Path, max_bytes: int = MAX_ANNOTATION_BYTES) -> str:
     """Return a file in UTF-8, without its byte order mark."""
     data = read_annotation(path, max_bytes)
-    if data.startswith(_UTF16_MARKS):
-        raise StoreError(f"cannot read {path}: it is in UTF-16; convert it to UTF-8.")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -189,8 +184,8 @@ def xml_text(data: bytes) -> str:
         known = codecs.lookup(name).name
     except LookupError:
         known = ""
-    if known not in _ENCODINGS or data.startswith(_UTF16_MARKS):
-        raise ValueError(f"its encoding ({name}, or UTF-16) is not supported; convert it to UTF-8")
+    if known not in _ENCODINGS:
+        raise ValueError(f"its encoding ({name}) is not supported; convert it to UTF-8")
     return data.decode(known)
 
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -46,7 +46,7 @@ from penstock.vision.arguments import checked_choice
 from penstock.warn import users_level
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
 _DIGITS: Final = 6  # of a pixel
 _FARTHEST: Final = 2.0  # of width or height: what is farther out was never divided by them
@@ -64,7 +64,7 @@ class Labels:
         polygons: "box" takes the box around a polygon, "error" refuses it.
     """
 
-    class_names: Sequence[str] = ()
+    class_names: tuple[str, ...] = ()
     num_landmarks: int = 0
     num_values: int = 3
     polygons: Literal["error", "box"] = "error"
@@ -178,18 +178,9 @@ def label_line(
 _MAX_YAML_BYTES: Final = 1_000_000  # a thousand classes take 20 kB
 _MAX_CLASSES: Final = 1_000_000
 _NO_SPLITS: Final = frozenset(
-    [
-        "path",
-        "names",
-        "nc",
-        "kpt_shape",
-        "flip_idx",
-        "download",
-        "kpt_names",
-        "roboflow",
-        "yaml_file",
-    ]
-)
+    ("path", "names", "nc", "kpt_shape", "flip_idx", "download", "kpt_names", "roboflow",
+     "yaml_file")
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,18 +190,14 @@ class YoloData:
     Attributes:
         source: The file or folder.
         root: Where relative paths start from.
-        class_names: By their numbers; empty where the data set does not say.
         splits: For each split, the folders or lists of its images.
-        num_landmarks: K of `kpt_shape`; 0 without.
-        num_values: 2 or 3 for each landmark.
+        labels: What its label files hold; class names only where the data set says them.
     """
 
     source: Path
     root: Path
-    class_names: tuple[str, ...]
     splits: dict[str, tuple[str, ...]]
-    num_landmarks: int = 0
-    num_values: int = 3
+    labels: Labels
 
 
 def read_yolo(
@@ -226,8 +213,8 @@ def read_yolo(
     it. Landmarks are fractions of width and height as well, and taken as they are: 0 is pixel 0.
 
     Given an empty dict as `unreadable`, an image whose size cannot be read is returned without size
-    and objects, and put into it: its path, and how many objects that are. Otherwise it is an error,
-    and so it is if none can be read. Keys are the paths below the split's folder, without suffix.
+    and objects, and put into it: its path, and how many objects that are. Otherwise it is an error.
+    Keys are the paths below the split's folder, without suffix.
     Where the data set has no names, they are "0", "1" and so on, to the highest that comes up.
 
     Raises:
@@ -237,7 +224,7 @@ def read_yolo(
     """
     checked_choice("polygons", polygons, ("error", "box"))
     data = read_yolo_data(yaml_or_folder)
-    labels = Labels(data.class_names, data.num_landmarks, data.num_values, polygons)
+    labels = replace(data.labels, polygons=polygons)
     files = files_of_split(data, split)
     missing = 0
     images = []
@@ -245,16 +232,12 @@ def read_yolo(
         file = label_file(path)
         missing += not os.path.isfile(file)
         images.append(_image(path, key, file, labels, unreadable))
-    if unreadable and len(unreadable) == len({path for path, _ in files}):
-        # The wrong folder, sooner than all damaged.
-        path, key = files[0]
-        _image(path, key, label_file(path), labels, None)
     if images and missing == len(images):
         first = label_file(files[0][0])
         message = f"no image of split {split!r} of {data.source} has labels: {first} is not there."
         warnings.warn(message, UserWarning, stacklevel=users_level())
-    if data.class_names:
-        return images, data.class_names
+    if labels.class_names:
+        return images, labels.class_names
     highest = max((int(found.class_name) for i in images for found in i.objects), default=-1)
     if highest >= _MAX_CLASSES:
         raise StoreError(f"an object is of class {highest}: no data set has that many classes.")
@@ -285,7 +268,7 @@ def _from_folder(root: Path) -> YoloData:
     lists = [root / "classes.txt", root / "labels" / "classes.txt"]
     names = next((read_text(p).strip() for p in lists if p.exists()), "")
     class_names = tuple(name.strip() for name in names.split("\n")) if names else ()
-    return YoloData(root, root, class_names, splits or {"train": ("images",)})
+    return YoloData(root, root, splits or {"train": ("images",)}, Labels(class_names))
 
 
 def _from_yaml(path: Path) -> YoloData:
@@ -300,7 +283,7 @@ def _from_yaml(path: Path) -> YoloData:
         if not isinstance(said, dict) or not all(isinstance(key, str) for key in said):
             raise ValueError("it is no mapping of names to values")
         names = _names(said.get("names") or [], said.get("nc"))
-        num_landmarks, num_values = _kpt_shape(said.get("kpt_shape"))
+        labels = Labels(names, *_kpt_shape(said.get("kpt_shape")))
         splits = {
             name: places
             for name, value in said.items()
@@ -313,7 +296,7 @@ def _from_yaml(path: Path) -> YoloData:
         root = next(filter(os.path.isdir, roots), roots[0])
     except ValueError as error:
         raise StoreError(f"cannot read {path}: {error}.") from error
-    return YoloData(path, root, names, splits, num_landmarks, num_values)
+    return YoloData(path, root, splits, labels)
 
 
 def _names(value: object, count: object) -> tuple[str, ...]:
@@ -417,17 +400,11 @@ def _image(
     return AnnotatedImage(path, key, width_px, height_px, tuple(objects), str(file))
 
 
-def write_yolo_yaml(
-    class_names: Sequence[str],
-    places: Mapping[str, str],
-    *,
-    num_landmarks: int = 0,
-    num_values: int = 3,
-) -> bytes:
+def write_yolo_yaml(labels: Labels, places: Mapping[str, str]) -> bytes:
     """Return the YAML file of a data set: where the images of each split are, and the names."""
     said: dict[str, Any] = dict(places)
-    if num_landmarks:
-        said["kpt_shape"] = [num_landmarks, num_values]
-    said["names"] = dict(enumerate(class_names))
+    if labels.num_landmarks:
+        said["kpt_shape"] = [labels.num_landmarks, labels.num_values]
+    said["names"] = dict(enumerate(labels.class_names))
     text: str = yaml.safe_dump(said, sort_keys=False, allow_unicode=True)
     return text.encode()

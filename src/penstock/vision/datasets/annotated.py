@@ -28,11 +28,12 @@ from penstock.stores.index import (
 )
 from penstock.stores.records import EncodedImage, Record
 from penstock.stores.store import Store
-from penstock.vision.datasets.frames import Orientation, in_frame, size_of_file
 from penstock.vision.datasets.rules import (
     AnnotationRules,
-    checked_rules,
+    Orientation,
+    in_frame,
     settled,
+    size_of_file,
     warn_of_absent,
 )
 from penstock.vision.datasets.table import FLAGS, TableBuilder
@@ -247,7 +248,7 @@ class AnnotatedImages(StoreDataset):
         table: AnnotationTable,
         name: str,
         *,
-        added_px: int | None = None,
+        added_px: int = 0,
         given_classes: Sequence[str] | None = None,
         num_unsized: int = 0,
         root: str | Path | None = None,
@@ -261,12 +262,10 @@ class AnnotatedImages(StoreDataset):
                 f"{type(transform).__name__} makes images alone, and would leave the boxes behind: "
                 "give transforms of samples, such as Letterbox or RandomPerspective."
             )
-        rules = checked_rules(rules, added_px)
+        rules = rules or AnnotationRules()
         all_labels = table.labels
-        table, counts = settled(table, rules)
-        self._box_counts = replace(
-            counts, total=counts.total + num_unsized, unsized=counts.unsized + num_unsized
-        )
+        table, counts = settled(table, rules, added_px)
+        self._box_counts = replace(counts, total=counts.total + num_unsized, unsized=num_unsized)
         if given_classes is not None:
             warn_of_absent(table.class_names, all_labels)
         self._rules = rules

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,13 +79,7 @@ class ImageFolder(StoreDataset):
             decode=decode,
             repair=repair,
         )
-        if len(store) and not store.index.are_pairs:
-            raise StoreError(
-                f"{root} was packed from samples other than images with a class: read it with "
-                f'StoreDataset("{store.address}").'
-            )
         self._store = store
-        self._lists: dict[str, list[Any]] = {}  # made when they are asked for
         if not allow_empty and not has_index:  # an index has the classes that were packed
             present = set(np.unique(np.asarray(self.labels)).tolist())
             empty = [name for n, name in enumerate(self.classes) if n not in present]
@@ -105,26 +100,21 @@ class ImageFolder(StoreDataset):
         """Name of each class: `class_names`, as torchvision has them."""
         return list(self.class_names)
 
-    @property
+    @functools.cached_property
     def samples(self) -> list[tuple[str, int]]:
         """Path and class of each image."""
-        if "samples" not in self._lists:
-            paths = map(self.describe, range(len(self)))
-            self._lists["samples"] = list(zip(paths, self.targets, strict=True))
-        return self._lists["samples"]
+        return list(zip(map(self.describe, range(len(self))), self.targets, strict=True))
 
     @property
     def imgs(self) -> list[tuple[str, int]]:
         """The same list as `samples`."""
         return self.samples
 
-    @property
+    @functools.cached_property
     def targets(self) -> list[int]:
         """Class of each image; as an array they are `labels`."""
-        if "targets" not in self._lists:
-            labels: Any = self.labels
-            self._lists["targets"] = [] if labels is None else labels.tolist()
-        return self._lists["targets"]
+        labels: Any = self.labels
+        return [] if labels is None else labels.tolist()
 
     def describe(self, index: int) -> str:
         """Return the path of an image: what errors call it."""
@@ -132,7 +122,7 @@ class ImageFolder(StoreDataset):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the long lists behind, which any copy can make for itself."""
-        return {**self.__dict__, "_lists": {}}
+        return {k: v for k, v in self.__dict__.items() if k not in ("samples", "targets")}
 
 
 class ImageList(StoreDataset):

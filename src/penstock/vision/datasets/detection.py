@@ -266,10 +266,6 @@ class LandmarkList(AnnotatedImages):
         columns = LandmarkColumns() if columns is None else columns
         images = read_landmark_list(path, root=root, **asdict(columns))
         others = [name for name in columns.classes if name != CLASS_COLUMN]
-        unknown = (attributes or {}).keys() - set(others)
-        if unknown:
-            has = ", ".join(map(repr, others)) or "none"
-            raise ConfigError(f"there is no attribute {min(unknown)!r}; the list has {has}.")
         builder = TableBuilder({**dict.fromkeys(others, ()), **(attributes or {})})
         for image in samples_of_lines(images):
             builder.add(_with_classes(image, columns.classes))

@@ -10,41 +10,63 @@
 Under "keep" all of them stay as the file has them; they are counted under every policy. A box may
 be of two kinds. What was swapped is looked at again for the image's borders. Rounding after six
 digits is no fault.
+
+A camera stores what its sensor saw, and a tag (Exif) that says how to turn it. Viewers turn; many
+annotation tools do not. Boxes of the one frame are nonsense in the other, so the size that an
+annotation names decides:
+
+    the annotation's size is ...    the pixels are
+    that of the upright image       upright, also where both are equal (square, mirrored, 180)
+    that of the stored image        as stored: the tag is taken off
+    neither                         an error
+    not there                       upright
 """
 
 from __future__ import annotations
 
-import difflib
+import functools
+import itertools
+import os
 import warnings
 from collections import Counter
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Final, Literal
 
+import cv2
 import numpy as np
 
-from penstock.errors import ConfigError, StoreError
-from penstock.vision.arguments import checked_choice, shown
-from penstock.vision.datasets.frames import Orientation, size_of_file
+from penstock.errors import StoreError
+from penstock.images import decode_image, read_header, without_orientation
+from penstock.vision.annotations.reading import header_of
+from penstock.vision.arguments import checked_choice
 from penstock.warn import users_level
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
+    from penstock.vision.annotations.model import AnnotatedImage
     from penstock.vision.datasets.table import AnnotationTable
 
+Orientation = Literal["auto", "upright", "stored"]
+_AMBIGUOUS: Final = (
+    "some photos are turned by Exif, and their annotation's size fits both the stored and the "
+    "turned pixels: they are taken as turned. If the annotation tool does not turn photos, give "
+    "AnnotationRules(orientation='stored'); else 'upright'."
+)
 BadBoxes = Literal["fix", "drop", "keep", "raise"]
 BAD_BOXES: Final = ("fix", "drop", "keep", "raise")
 
-_KINDS: Final = ("zero_area", "inverted", "outside", "swapped", "clipped")
+_KINDS: Final = ("zero_area", "inverted", "outside")
 _FARTHEST_PX: Final = 1e9  # no image is that large; float32 still tells pixels below 2^24
 # Of the image's side. Numbers of 0 to 1 printed with six digits are wrong by at most 5e-7 each; a
 # centre and a half width add up to 7.5e-7. Ten times that: 0.006 of a pixel in 640.
 _SLACK: Final = 1e-5
-_BOXES_SHOWN: Final = 3  # in an error
+_REMEDY: Final = (
+    "Correct the files, or choose bad_boxes='fix', 'drop' or 'keep' (AnnotationRules, --bad-boxes)."
+)
 _NAMES_SHOWN: Final = 10  # in a warning
-_MAX_COMPARED: Final = 2_000  # names; to compare two takes some microseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +83,6 @@ class AnnotationRules:
             data set's.
         skip_difficult: Whether objects marked as difficult are left out.
         keep_empty: Whether images without an object are in the data set.
-        added_px: What a box's side has more than in the file's own numbers: 1 where those include
-            both ends. Readers of files set it.
 
     Raises:
         ConfigError: there is no such choice.
@@ -73,7 +93,6 @@ class AnnotationRules:
     unknown_classes: Literal["raise", "drop"] = "raise"
     skip_difficult: bool = False
     keep_empty: bool = True
-    added_px: int = 0
 
     def __post_init__(self) -> None:
         checked_choice("orientation", self.orientation, ("auto", "upright", "stored"))
@@ -139,8 +158,7 @@ class JudgedBoxes:
         zero_area: Begins and ends at one number.
         inverted: Ends before it begins.
         outside: Reaches beyond the image.
-        clipped: Cut, and kept.
-        swapped: Swapped, and kept.
+        is_fixed: Whether those that are kept were swapped and cut.
     """
 
     boxes: NDArray[np.float64]
@@ -148,21 +166,31 @@ class JudgedBoxes:
     zero_area: NDArray[np.bool_]
     inverted: NDArray[np.bool_]
     outside: NDArray[np.bool_]
-    clipped: NDArray[np.bool_]
-    swapped: NDArray[np.bool_]
+    is_fixed: bool
 
     @property
     def is_bad(self) -> NDArray[np.bool_]:
         """Which boxes are of one of the three kinds; bool, shape (boxes,)."""
         return self.zero_area | self.inverted | self.outside
 
-    def kinds_of(self, number: int) -> str:
-        """Return the kinds of one box, in words."""
-        return " and ".join(kind for kind in _KINDS[:3] if getattr(self, kind)[number])
-
     def counts(self) -> dict[str, int]:
         """Return how many boxes are of each kind, as `BoxCounts` has them."""
-        return {kind: int(getattr(self, kind).sum()) for kind in _KINDS}
+        counts = {kind: int(getattr(self, kind).sum()) for kind in _KINDS}
+        is_changed = self.is_kept & self.is_fixed
+        counts["swapped"] = int((self.inverted & is_changed).sum())
+        counts["clipped"] = int((self.outside & is_changed).sum())
+        return counts
+
+    def check(self, name_of: Callable[[int], str]) -> None:
+        """Raise StoreError if a box is bad; `name_of` says which object has the box of a number."""
+        bad = np.flatnonzero(self.is_bad).tolist()
+        if bad:
+            box = ", ".join(f"{side:g}" for side in self.boxes[bad[0]])
+            kinds = " and ".join(kind for kind in _KINDS if getattr(self, kind)[bad[0]])
+            raise StoreError(
+                f"{len(bad):,} bad box(es). The first, ({box}) in 0-based half-open pixels, of "
+                f"{name_of(bad[0])}, is {kinds}. {_REMEDY}"
+            )
 
 
 def judged(
@@ -198,25 +226,55 @@ def judged(
     # A box of which nothing lies within is outside, however little it misses the border.
     outside = np.any((low < -slack) | (high > limits + slack), axis=1) | (~zero_area & ~has_area)
     if policy in ("keep", "raise"):
-        none, every = np.zeros(len(boxes), np.bool_), np.ones(len(boxes), np.bool_)
         is_as_said = zero_area | inverted | outside | (policy == "keep")
-        said = np.where(is_as_said[:, None], boxes, cut)
-        return JudgedBoxes(said, every, zero_area, inverted, outside, none, none)
-    is_kept = ~zero_area & has_area if policy == "fix" else ~(zero_area | inverted | outside)
-    clipped, swapped = outside & is_kept, inverted & is_kept
-    return JudgedBoxes(cut, is_kept, zero_area, inverted, outside, clipped, swapped)
+        cut, is_kept = np.where(is_as_said[:, None], boxes, cut), np.ones(len(boxes), np.bool_)
+    else:
+        is_kept = ~zero_area & has_area if policy == "fix" else ~(zero_area | inverted | outside)
+    return JudgedBoxes(cut, is_kept, zero_area, inverted, outside, policy == "fix")
 
 
-def checked_rules(rules: AnnotationRules | None, added_px: int | None = None) -> AnnotationRules:
-    """Return rules, the usual ones for None, with `added_px` if it is given; else ConfigError."""
-    if rules is not None and not isinstance(rules, AnnotationRules):
-        raise ConfigError(f"rules is AnnotationRules(bad_boxes=…, …), not {shown(rules)}.")
-    found = rules or AnnotationRules()
-    return found if added_px is None else replace(found, added_px=added_px)
+def settled_images(
+    images: Sequence[AnnotatedImage], policy: BadBoxes, added_px: int
+) -> tuple[tuple[AnnotatedImage, ...], BoxCounts]:
+    """Return images whose bad boxes `policy` has treated; the others keep all digits."""
+    boxed = [(i, one) for i in images for one in i.objects if one.box_xyxy_px is not None]
+    sizes = {image.path: (image.height_px, image.width_px) for image, _ in boxed}
+    for path, size in sizes.items():
+        if not all(size):  # as upright as it is read; 0 if it is elsewhere
+            sizes[path] = size_of_file(os.fspath(path), "upright") or (0, 0)
+    boxes = np.array([one.box_xyxy_px for _, one in boxed], np.float64).reshape(-1, 4)
+    sizes_px = np.array([sizes[image.path] for image, _ in boxed], np.int64).reshape(-1, 2)
+    found = judged(boxes, sizes_px, policy, added_px=added_px)
+    if policy == "raise":
+        found.check(
+            lambda n: f"{boxed[n][1].class_name!r} in {boxed[n][0].source or boxed[n][0].path}"
+        )
+    is_changed, numbers = found.is_bad & (policy in ("fix", "drop")), itertools.count()
+    settled = []
+    for image in images:
+        objects = []
+        for one in image.objects:
+            number = next(numbers) if one.box_xyxy_px is not None else None
+            if number is None or not is_changed[number]:
+                objects.append(one)
+            elif found.is_kept[number]:
+                left, top, right, bottom = found.boxes[number].tolist()
+                objects.append(replace(one, box_xyxy_px=(left, top, right, bottom)))
+        settled.append(replace(image, objects=tuple(objects)))
+    total, kept = (sum(len(image.objects) for image in of) for of in (images, settled))
+    num_unchecked = int((sizes_px <= 0).any(axis=1).sum())
+    return tuple(settled), BoxCounts(
+        total, kept, dropped=total - kept, unchecked=num_unchecked, **found.counts()
+    )
 
 
-def settled(table: AnnotationTable, rules: AnnotationRules) -> tuple[AnnotationTable, BoxCounts]:
-    """Return the table that a data set has, its boxes float32, and what was done for it."""
+def settled(
+    table: AnnotationTable, rules: AnnotationRules, added_px: int
+) -> tuple[AnnotationTable, BoxCounts]:
+    """Return the table that a data set has, its boxes float32, and what was done for it.
+
+    `added_px` is as for `judged`.
+    """
     is_known = table.labels >= 0
     if not is_known.all():
         _report_unknown(table, rules)
@@ -229,7 +287,8 @@ def settled(table: AnnotationTable, rules: AnnotationRules) -> tuple[AnnotationT
         difficult=int((is_known & is_difficult).sum()),
     )
     table = table.with_objects(is_known & ~is_difficult)
-    table, counts = _with_good_boxes(_with_sizes(table, rules), rules, counts)
+    table = _with_sizes(table, rules)
+    table, counts = _with_good_boxes(table, rules.bad_boxes, counts, added_px)
     table = replace(table, unknown_classes=(), is_bare=None)
     return table if rules.keep_empty else table.without_empty(), counts
 
@@ -265,7 +324,7 @@ def _extents(table: AnnotationTable) -> NDArray[np.float64]:
 
 
 def _with_good_boxes(
-    table: AnnotationTable, rules: AnnotationRules, counts: BoxCounts
+    table: AnnotationTable, policy: BadBoxes, counts: BoxCounts, added_px: int
 ) -> tuple[AnnotationTable, BoxCounts]:
     sizes_px = table.sizes_px[table.images_of_objects]
     is_made = np.isnan(table.boxes).any(axis=1)
@@ -274,18 +333,23 @@ def _with_good_boxes(
     boxes[is_whole, :2] = 0
     boxes[is_whole, 2:] = sizes_px[is_whole, ::-1]
     is_bare = table.is_bare
-    if is_bare is None or rules.bad_boxes == "keep":
+    if is_bare is None or policy == "keep":
         is_bare = np.zeros(len(boxes), np.bool_)
-    found = judged(boxes, sizes_px, rules.bad_boxes, added_px=rules.added_px)
+    found = judged(boxes, sizes_px, policy, added_px=added_px)
     if is_made.any():  # of landmarks: cut, and never bad
-        made = judged(boxes, sizes_px, "keep" if rules.bad_boxes == "keep" else "fix")
-        found = JudgedBoxes(
+        made = judged(boxes, sizes_px, "keep" if policy == "keep" else "fix")
+        found = replace(
+            found,
             boxes=np.where(is_made[:, None], made.boxes, found.boxes),
             is_kept=np.where(is_made, made.is_kept, found.is_kept),
             **{kind: getattr(found, kind) & ~is_made for kind in _KINDS},
         )
-    if rules.bad_boxes == "raise" and (found.is_bad | is_bare).any():
-        raise _bad_boxes(table, found, is_bare)
+    if policy == "raise":
+        for number in np.flatnonzero(is_bare).tolist():
+            raise StoreError(
+                f"{_name_of(table, number)} has neither a box nor landmarks. {_REMEDY}"
+            )
+        found.check(functools.partial(_name_of, table))
     # Those around the whole image also where its size cannot be read.
     is_kept = (found.is_kept | is_whole) & ~is_bare
     counts = replace(
@@ -300,29 +364,15 @@ def _with_good_boxes(
     return table.with_objects(is_kept), counts
 
 
-def _bad_boxes(
-    table: AnnotationTable, found: JudgedBoxes, is_bare: NDArray[np.bool_]
-) -> StoreError:
-    numbers = np.flatnonzero(found.is_bad | is_bare).tolist()
-    shown = []
-    for number in numbers[:_BOXES_SHOWN]:
-        height, width = table.sizes_px[table.images_of_objects[number]].tolist()
-        box = ", ".join(f"{side:g}" for side in found.boxes[number])
-        what = f"({box}) in an image of {height} x {width} px (height x width; 0: not known) is "
-        what = "it has neither a box nor landmarks" if is_bare[number] else what
-        name, (place, source) = table.class_names[table.labels[number]], _place_of(table, number)
-        shown.append(f"object {place} ({name}) of {source}: {what}{found.kinds_of(number)}")
-    return StoreError(
-        f"{len(numbers)} bad box(es), in 0-based half-open pixels: {'; '.join(shown)}"
-        f"{'; …' * (len(numbers) > _BOXES_SHOWN)}. Correct the files, or choose "
-        "AnnotationRules(bad_boxes='fix') or 'drop'."
-    )
-
-
-def _place_of(table: AnnotationTable, number: int) -> tuple[int, str]:
-    """Return the number of an object within its image, and what errors call the image."""
+def _name_of(table: AnnotationTable, number: int) -> str:
+    """Return what errors call an object."""
     image = int(table.images_of_objects[number])
-    return number - int(table.offsets[image]), table.sources[image] or table.paths[image]
+    place, label = number - int(table.offsets[image]), int(table.labels[number])
+    name = table.class_names[label] if label >= 0 else table.unknown_classes[-1 - label]
+    height, width = table.sizes_px[image].tolist()
+    size = f", an image of {height} x {width} px (height x width)" if height else ""
+    source = table.sources[image] or table.paths[image]
+    return f"object {place} ({name}) of {source}{size}"
 
 
 def _report_unknown(table: AnnotationTable, rules: AnnotationRules) -> None:
@@ -330,15 +380,14 @@ def _report_unknown(table: AnnotationTable, rules: AnnotationRules) -> None:
     (numbers,) = np.nonzero(table.labels < 0)
     unknown = [table.unknown_classes[-1 - label] for label in table.labels[numbers].tolist()]
     if rules.unknown_classes == "raise":
-        place, source = _place_of(table, int(numbers[0]))
         raise StoreError(
-            f"{source}: the class of its object {place}, {_meant(unknown[0], table)}, is none of "
-            f"the {len(table.class_names)} given: {table.class_names!r:.200}. Add it to "
-            "class_names, or leave such objects out by AnnotationRules(unknown_classes='drop')."
+            f"the class of {_name_of(table, int(numbers[0]))} is none of the "
+            f"{len(table.class_names)} given: {table.class_names!r:.200}. Add it to class_names, "
+            "or leave such objects out by AnnotationRules(unknown_classes='drop')."
         )
     counts = Counter(sorted(unknown)).most_common()
-    parts = [f"{count:,} {_meant(name, table)}" for name, count in counts[:_NAMES_SHOWN]]
-    more = f", and {len(counts) - _NAMES_SHOWN} more" if len(counts) > _NAMES_SHOWN else ""
+    parts = [f"{count:,} {name!r:.80}" for name, count in counts[:_NAMES_SHOWN]]
+    more = ", …" if len(counts) > _NAMES_SHOWN else ""
     warn(
         f"{len(unknown):,} of {table.num_objects:,} objects are of none of the classes asked for, "
         f"and are left out: {', '.join(parts)}{more}."
@@ -356,13 +405,50 @@ def warn_of_absent(class_names: Sequence[str], labels: NDArray[np.int64]) -> Non
         )
 
 
-def _meant(name: str, table: AnnotationTable) -> str:
-    """Return a name, and the class that is near to it."""
-    by_form = {known.strip().casefold(): known for known in table.class_names[:_MAX_COMPARED]}
-    found = difflib.get_close_matches(name.strip().casefold(), by_form, 1, 0.7)
-    return f"{name!r:.80}" + (f" (is {by_form[found[0]]!r} meant?)" if found else "")
-
-
 def warn(message: str) -> None:
     """Warn the user, at the line that made the data set."""
     warnings.warn(message, UserWarning, stacklevel=users_level())
+
+
+def in_frame(
+    data: bytes, orientation: Orientation, annotated_hw_px: tuple[int, int] | None
+) -> bytes:
+    """Return an image file that decodes to pixels in the annotation's frame."""
+    if orientation == "upright" or (orientation == "auto" and annotated_hw_px is None):
+        return data
+    header = read_header(data)
+    upright = header.upright_height_px, header.upright_width_px
+    stored = header.height_px, header.width_px
+    if orientation == "auto":
+        if annotated_hw_px == upright:
+            if upright == stored and header.orientation != 1:
+                warn(_AMBIGUOUS)
+            return data
+        if annotated_hw_px != stored:
+            height, width = annotated_hw_px or (0, 0)
+            turned = f", or {upright[0]} x {upright[1]} px when turned as its Exif says"
+            raise ValueError(
+                f"the annotation is of an image of {height} x {width} px (height x width), and the "
+                f"file has {stored[0]} x {stored[1]} px{turned if upright != stored else ''}. It "
+                "was replaced or resized since, or the annotation's size is wrong: correct one of "
+                "them, or, if the boxes fit all the same, choose "
+                "AnnotationRules(orientation='upright') or 'stored'"
+            )
+    changed = without_orientation(data)
+    if read_header(changed).orientation == 1:
+        return changed
+    pixels = cv2.cvtColor(decode_image(data, orientation="stored"), cv2.COLOR_RGB2BGR)
+    is_done, file = cv2.imencode(".png", pixels, [cv2.IMWRITE_PNG_COMPRESSION, 1])
+    assert is_done  # of any uint8 image
+    return file.tobytes()
+
+
+def size_of_file(path: str, orientation: Orientation) -> tuple[int, int] | None:
+    """Return height and width of an image file's pixels; None if it cannot be read."""
+    try:
+        header = header_of(path)
+    except (OSError, ValueError):
+        return None
+    if orientation == "stored":
+        return header.height_px, header.width_px
+    return header.upright_height_px, header.upright_width_px

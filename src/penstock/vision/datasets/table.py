@@ -165,7 +165,7 @@ class AnnotationTable:
     def _object(self, rows: Mapping[str, NDArray[Any]], number: int) -> AnnotatedObject:
         box = rows["boxes"][number].tolist()
         points = rows["landmarks"][number].tolist() if "landmarks" in rows else []
-        flags = {name: bool(rows[name][number]) for name in FLAGS if name in rows}
+        flags: Any = {name: bool(rows[name][number]) for name in FLAGS if name in rows}
         return AnnotatedObject(
             class_name=self.class_names[rows["labels"][number]],
             box_xyxy_px=None if math.isnan(box[0]) else (box[0], box[1], box[2], box[3]),
@@ -173,9 +173,7 @@ class AnnotationTable:
             landmark_names=self.landmark_names,
             visibility=tuple(rows["visibility"][number].tolist()) if "visibility" in rows else (),
             extra={name: names[rows[name][number]] for name, names in self.attribute_names.items()},
-            difficult=flags.get("difficult"),
-            truncated=flags.get("truncated"),
-            occluded=flags.get("occluded"),
+            **flags,
         )
 
 
@@ -349,10 +347,9 @@ class _Landmarks:
         if any(names) and len(set(names)) < len(names):
             raise StoreError(f"{where}: two of its landmarks have one name.")
         if names and others and not (any(names) and any(others[0])):
-            kind, other = ("named" if any(of) else "unnamed" for of in (names, others[0]))
             raise StoreError(
-                f"{where} has {len(names)} {kind} landmarks, and {self._first} has "
-                f"{len(others[0])} {other} ones: which belong together?"
+                f"{where} has {len(names)} landmarks, and {self._first} has {len(others[0])}, and "
+                "not both of them name theirs: which belong together?"
             )
         num_names = len({*names, *(name for order in others for name in order)} - {""})
         for count, most in ((num_names, MAX_LANDMARK_NAMES), (len(names), MAX_LANDMARKS)):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Transforms of other libraries on our samples: Albumentations, torchvision.
+"""Transforms in a chain; those of Albumentations and torchvision on our samples.
 
 Neither library is imported here: the transform that is given has brought its library along.
 """
@@ -13,20 +13,51 @@ import threading
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+from PIL import Image
 
 from penstock.errors import ConfigError
 from penstock.randomness.samples import sample_rng
-from penstock.vision.arguments import ShownByArguments, is_of, shown
+from penstock.vision.arguments import ShownByArguments, shown
 from penstock.vision.samples import image_of, kept, num_objects, with_image, without_letterbox
 from penstock.vision.transforms.geometry import hidden_where_unmarked
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
 _ROWS: Final = "penstock_rows"  # which object a box is of
 _POINTS: Final = "penstock_points"  # which landmark a keypoint is
 _HAS_NO_PARAMS: Final = ("format", "label_fields")  # those that we decide
 _SEEDS: Final = 2**63
+
+
+class Compose:
+    """Applies transforms in turn, each to what the one before it gave.
+
+    Attributes:
+        transforms: The transforms.
+
+    Example:
+        >>> from penstock.vision.transforms.geometry import HorizontalFlip, VerticalFlip
+        >>> half_turn = Compose(HorizontalFlip(1), VerticalFlip(1))
+        >>> half_turn(np.arange(4, dtype=np.uint8).reshape(2, 2))
+        array([[3, 2],
+               [1, 0]], dtype=uint8)
+    """
+
+    def __init__(self, *transforms: Callable[[Any], Any]) -> None:
+        """Keep the transforms: functions of a sample that return one."""
+        self.transforms = transforms
+
+    def __call__(self, sample: Any) -> Any:  # noqa: ANN401 - of any kind
+        """Return the sample after all transforms."""
+        for transform in self.transforms:
+            sample = transform(sample)
+        return sample
+
+    def __repr__(self) -> str:
+        return f"Compose({', '.join(map(repr, self.transforms))})"
 
 
 class _Copies(threading.local):
@@ -78,7 +109,8 @@ class Albumentations(ShownByArguments):
         Raises:
             ConfigError: it is not from Albumentations.
         """
-        if not callable(transform) or not is_of(transform, "albumentations"):
+        packages = {cls.__module__.partition(".")[0] for cls in type(transform).__mro__}
+        if "albumentations" not in packages:
             raise ConfigError(
                 "Albumentations takes a transform of the package albumentations, such as "
                 f"albumentations.Compose([…]); got {shown(transform)}"
@@ -89,12 +121,7 @@ class Albumentations(ShownByArguments):
     def __call__(self, sample: Any = None, /, **targets: Any) -> Any:  # noqa: ANN401 - dict, array
         """Return the sample transformed; a bare image likewise."""
         if targets:
-            if sample is not None:
-                raise ConfigError(
-                    "Albumentations takes a sample, or targets by their names as in "
-                    f"{', '.join(f'{name}=…' for name in targets)}; got both"
-                )
-            return self._seeded(None)(**targets)
+            return self._seeded(None)(*([] if sample is None else [sample]), **targets)
         data: dict[str, Any] = {"image": image_of(sample)}
         local = self._of_thread
         if not isinstance(sample, dict):
@@ -134,8 +161,7 @@ class Albumentations(ShownByArguments):
             )
         mine = local.copies[given]
         local.python_random.seed(int(rng.integers(_SEEDS)))
-        if hasattr(mine, "set_random_state"):  # before 2.0 it drew from the global generators
-            mine.set_random_state(rng, local.python_random)
+        mine.set_random_state(rng, local.python_random)
         return mine
 
     def __getstate__(self) -> dict[str, Any]:
@@ -208,15 +234,11 @@ class Torchvision(ShownByArguments):
             colour_only: Whether it leaves every pixel in its place, so that boxes and landmarks
                 stay as they are. The first kind can transform samples with boxes only then.
         """
-        if not callable(transform):
-            raise ConfigError(f"Torchvision takes a transform; got {shown(transform)}")
         self.transform = transform
         self.colour_only = bool(colour_only)
 
     def __call__(self, sample: Any) -> Any:  # noqa: ANN401 - a dict or an array
         """Return the sample transformed; a bare image likewise."""
-        from PIL import Image
-
         picture = Image.fromarray(image_of(sample))
         marks = [
             key for key in ("boxes", "landmarks") if isinstance(sample, dict) and key in sample
@@ -242,12 +264,8 @@ class Torchvision(ShownByArguments):
             boxes = torch.from_numpy(np.array(sample["boxes"], np.float32))
             data["boxes"] = tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=canvas)
         if "landmarks" in marks:
-            if not hasattr(tensors, "KeyPoints"):
-                raise ConfigError(
-                    "the sample has landmarks, which torchvision moves from release 0.23 on: use a "
-                    "newer one, Albumentations, or Penstock's own transforms"
-                )
-            # As they are, centres of pixels: torchvision's mirror is x' = width - 1 - x, too.
+            # As they are, centres of pixels: torchvision's mirror is x' = width - 1 - x, too. There
+            # are key points from its release 0.23 on.
             points = torch.from_numpy(np.array(sample["landmarks"], np.float32))
             data["landmarks"] = tensors.KeyPoints(points, canvas_size=canvas)
         data = self.transform(data)
@@ -276,8 +294,6 @@ class Torchvision(ShownByArguments):
 
 def _as_array(image: Any) -> Any:  # noqa: ANN401
     """A Pillow image as an array; anything else as it is."""
-    from PIL import Image
-
     return np.array(image) if isinstance(image, Image.Image) else image
 
 

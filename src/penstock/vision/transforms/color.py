@@ -107,7 +107,6 @@ _CHANGES: Final = {
     "saturation": _saturated,
     "hue": _turned,
 }
-
 _HSV_LEVELS: Final = np.arange(256, dtype=np.float64)
 
 

@@ -14,7 +14,6 @@ the sample has that, becomes 0, which says the same. What moves pixels drops "le
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import cv2
@@ -510,11 +509,6 @@ class ObjectCrop(ShownByArguments):
     def _aimed(self, cut: Cut, sample: dict[str, Any], rng: np.random.Generator) -> Cut:
         """Return the cut moved to one of the objects, drawn by the weights of their classes."""
         labels, weights = np.asarray(sample["labels"]), np.asarray(self.class_weights)
-        if len(labels) and int(labels.max()) >= len(weights):
-            raise ValueError(
-                f"an object is of class {labels.max()}, and class_weights has {len(weights)} "
-                "weights, from class 0 on."
-            )
         ends = np.cumsum(weights[labels])
         if not len(ends) or not ends[-1]:
             return cut
@@ -546,7 +540,7 @@ def _checked(weights: Sequence[float], crop: Crop) -> list[float]:
             f"class_weights move a random part to an object, and {crop!r} is always the same part: "
             "give RandomResizedCrop(…), or leave them out."
         )
-    values = np.empty(0) if isinstance(weights, Mapping) else np.asarray(weights, np.float64)
+    values = np.asarray(weights, np.float64)
     is_good = values.ndim == 1 and (np.isfinite(values) & (values >= 0)).all() and values.any()
     if not is_good:
         raise ConfigError(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import cv2
 import numpy as np
 
-from penstock.data.dataset import Dataset, IterableDataset, announce_epoch, read_each
+from penstock.data.dataset import Dataset, announce_epoch, read_each
 from penstock.data.labels.known import known_labels
 from penstock.data.names import describe_sample, fingerprint_of
 from penstock.deprecation import removed_arguments
@@ -23,7 +23,6 @@ from penstock.faults import UnreadSample, annotate, note_unread
 from penstock.randomness.samples import sample_rng
 from penstock.vision.arguments import (
     checked_number,
-    checked_transform,
     checked_whole,
 )
 from penstock.vision.samples import image_of, joined, without_letterbox
@@ -57,19 +56,9 @@ class PartneredDataset(Dataset[Any]):
         until_epoch: int | None,
     ) -> None:
         """Keep the dataset."""
-        is_map_style = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
-        if isinstance(dataset, IterableDataset) or not is_map_style:
-            raise ConfigError(
-                f"{type(self).__name__} draws partners by index, so its dataset needs __getitem__ "
-                f"and __len__; {type(dataset).__name__} does not have both"
-            )
-        if transform is not None:
-            checked_transform("transform is None, or", transform)
         self.dataset = dataset
         self.probability = checked_number("probability", probability, 0, 1)
         self.transform = transform
-        if until_epoch is not None:
-            checked_whole("until_epoch", until_epoch, 0)
         self.until_epoch = until_epoch
         self._epoch = 0
 
@@ -132,7 +121,9 @@ class PartneredDataset(Dataset[Any]):
     @property
     def class_names(self) -> tuple[str, ...]:
         """Name of each class, as the other dataset has them; empty if it has none."""
-        dataset = self.dataset
+        dataset = (
+            self.dataset
+        )  # no count of the labels, as `class_names_of`: this is in every sample
         while dataset is not None:
             if (names := getattr(dataset, "class_names", None)) is not None:
                 return tuple(names)
@@ -142,8 +133,7 @@ class PartneredDataset(Dataset[Any]):
     @property
     def labels(self) -> Any:  # noqa: ANN401 - an array, or a RaggedArray
         """The other dataset's labels, of each sample without its partners; None without any."""
-        labels = getattr(self.dataset, "labels", None)
-        return known_labels(self.dataset) if labels is None else labels
+        return known_labels(self.dataset)
 
     @property
     def fingerprint(self) -> str | None:
@@ -184,8 +174,6 @@ class LabelMixing(PartneredDataset):
             dataset, probability=probability, transform=transform, until_epoch=until_epoch
         )
         self.alpha = checked_number("alpha", alpha, 1e-6)
-        if num_classes is not None:
-            checked_whole("num_classes", num_classes, 1)
         self.num_classes = num_classes
 
     def _share(self) -> float:
@@ -217,8 +205,7 @@ class LabelMixing(PartneredDataset):
             )
         if not 0 <= int(label) < num_classes:
             raise ConfigError(
-                f"a sample has the class {label}, but there are {num_classes} classes, numbered "
-                f"from 0 to {num_classes - 1}"
+                f"a sample has the class {label}, but classes go from 0 to {num_classes - 1}"
             )
         soft = np.zeros(num_classes, np.float32)
         soft[int(label)] = 1
@@ -334,8 +321,7 @@ def _mean(one: NDArray[Any], other: NDArray[Any], share: float) -> NDArray[Any]:
 
 def _span(length: int, part: float, at: float) -> slice:
     """A part of a length, in pixels, whose middle lies at a share of it; cut at both ends."""
-    half = int(length * part) / 2
-    middle = at * length
+    half, middle = int(length * part) / 2, at * length
     return slice(max(0, round(middle - half)), min(length, round(middle + half)))
 
 
@@ -400,8 +386,6 @@ class Mosaic(PartneredDataset):
         super().__init__(
             dataset, probability=probability, transform=transform, until_epoch=until_epoch
         )
-        if whole_transform is not None:
-            checked_transform("whole_transform is None, or", whole_transform)
         self.whole_transform = whole_transform
         self.size_px = checked_whole("size", size, 2)
         self.fill = checked_whole("fill", fill, 0, 255)
@@ -410,27 +394,26 @@ class Mosaic(PartneredDataset):
         self._middle = Letterbox(2 * self.size_px, self.fill, enlarge=False)
 
     def _alone(self, sample: Any) -> Any:  # noqa: ANN401
-        boxed = self._letterbox(_checked_sample(sample))
+        boxed = self._letterbox(sample)
         # What comes after `transform` may well want images of one size: a batch, or MixUp.
         return without_letterbox(boxed if self.transform is not None else self._middle(boxed))
 
     def _whole(self, sample: Any) -> Any:  # noqa: ANN401
         if self.whole_transform is None:
             return super()._whole(sample)
-        return self.whole_transform(_checked_sample(sample))
+        return self.whole_transform(sample)
 
     def _combined(self, index: int) -> dict[str, Any]:
         rng, side = sample_rng(), self.size_px
         partners = self._partners(3)
         centre = rng.uniform(side / 2, 3 * side / 2, 2).astype(int).tolist()
         places = rng.permutation(4).tolist()  # the sample itself is in any of the four
-        own = _checked_sample(self.dataset[index])
+        own = self.dataset[index]
         first = image_of(own)
         canvas = np.full((2 * side, 2 * side, *first.shape[2:]), self.fill, first.dtype)
         placed = [self._placed(own, centre, places[0], canvas)]
         for partner, place in zip(partners, places[1:], strict=True):
-            sample = _checked_sample(self._partner(partner, index))
-            placed.append(self._placed(sample, centre, place, canvas))
+            placed.append(self._placed(self._partner(partner, index), centre, place, canvas))
         return joined(placed, canvas)
 
     def _placed(
@@ -457,12 +440,3 @@ class Mosaic(PartneredDataset):
             )
         factors = width / image.shape[1], height / image.shape[0]
         return clipped(moved(sample, factors, (left, top)), (x1, y1, x2, y2), self.min_side_px)
-
-
-def _checked_sample(sample: Any) -> dict[str, Any]:  # noqa: ANN401
-    if not isinstance(sample, dict):
-        raise ConfigError(
-            f'Mosaic is made of samples that are dicts with "image" and "boxes"; got a '
-            f"{type(sample).__name__}. For pairs of image and class there are MixUp and CutMix"
-        )
-    return sample

@@ -154,15 +154,14 @@ _WORKS: Final = (
     Section(
         "photos",
         "JPEG files to batches",
-        "{num_photos:,} photos of {photo_kb:.0f} kB (400 to 900 px; clothes and blood cells, each "
-        "twice under two names), each in a class folder of its own, so that its label names it. "
-        "Random-resized crop to 224 x 224, a flip half of the time, "
-        "ImageNet's mean and deviation; float32, channels first, shuffled batches of 64; the last, "
-        "smaller one is kept.",
-        "A GPU that decodes, which is what DALI is made for. Resampling differs: what is compared "
-        "is each peer's own way to an image of that size, and antialiasing costs time. An epoch "
-        "has {num_batches} batches: a loader that starts anew with each pays for that more often "
-        "than in a long epoch.",
+        "{num_photos:,} JPEG files of {photo_kb:.0f} kB on average (clothes and blood cells, 400 "
+        "to 900 px; each photo under two names). Each file has its own class folder, so that its "
+        "label identifies it. The work: random resized crop to 224 x 224, horizontal flip with "
+        "probability 0.5, ImageNet's mean and standard deviation; float32, channels first, "
+        "shuffled batches of 64. The last, smaller batch is kept.",
+        "Decoding on a GPU, which is what DALI is made for. Equal pixels: each loader resizes in "
+        "its own way, with antialiasing or without. Long epochs: an epoch has only {num_batches} "
+        "batches, and a loader that starts anew for each epoch pays for it more often.",
         (
             Figure("images/s", _value("photos")),
             Figure("CPU ms/image", _more("photos", "CPU ms/sample"), lower=True),
@@ -173,12 +172,12 @@ _WORKS: Final = (
     ),
     Section(
         "packed",
-        "The same from each one's packed format",
-        "The same photos, their bytes as they are and their labels, packed by each peer's own "
-        "means into its own format. The output is the same as above.",
-        "Disks and networks, for which these formats are made: everything lies in the page cache. "
-        "Memory of a packed file counts where it is mapped (LMDB, Arrow), and not where it is "
-        "read. Formats that store decoded or shrunk images.",
+        "The same photos from packed files",
+        "The same photos, unchanged, and their labels, packed by each loader's own tool into its "
+        "own format. The output is the same as above.",
+        "Cold disks, networks and millions of files, for which these formats are made: here, all "
+        "files lie in the page cache. Formats that store decoded or shrunk images. Equal memory "
+        "figures: a packed file counts if it is mapped (LMDB, Arrow), not if it is read.",
         (
             Figure("images/s", _value("packed")),
             Figure("CPU ms/image", _more("packed", "CPU ms/sample"), lower=True),
@@ -190,9 +189,9 @@ _WORKS: Final = (
     Section(
         "pack",
         "Packing",
-        "Seconds of packing, once, and what then lies on the disk. The files have "
+        "The time to pack the photos once, and the size of the result. The files have "
         "{photos_mb:.0f} MB.",
-        "Packing of more than fits in memory; shards; parallel packing on more than two cores.",
+        "Data that does not fit in memory; shards; parallel packing on more than two cores.",
         (
             Figure("s", _value("pack"), lower=True),
             Figure("CPU s", _of("pack", lambda reading: reading["cpu_s"]), lower=True),
@@ -202,10 +201,10 @@ _WORKS: Final = (
     Section(
         "tiny",
         "Tiny samples in memory",
-        "{num_samples:,} rows of 32 float32 in memory, shuffled, batches of {batch_size:,}; every "
-        "row once per epoch.",
-        "Samples that cost something to make. What matters here is the price per sample, which "
-        "loaders that ask for whole batches do not pay.",
+        "{num_samples:,} rows of 32 float32 numbers in memory, in shuffled batches of "
+        "{batch_size:,}; every row once per epoch.",
+        "Samples that take time to make. These figures are the overhead per sample, which "
+        "loaders that read whole batches do not have.",
         (
             Figure("M rows/s", _value("tiny", 1e-6)),
             Figure("CPU µs/row", _more("tiny", "CPU ms/sample", 1e3), lower=True),
@@ -215,10 +214,10 @@ _WORKS: Final = (
     Section(
         "transport",
         "Large batches, transport only",
-        "{num_samples:,} ready batches of 38.5 MB, float32 (64, 3, 224, 224): how many reach the "
-        "loop per second? Nothing is computed. Threads hand over what they have; processes have to "
-        "carry it.",
-        "A gain for loaders whose workers decode: there, transport is a small part.",
+        "{num_samples:,} ready batches of 38.5 MB, float32 (64, 3, 224, 224): how many GB reach "
+        "the loop per second? Nothing is computed. Threads pass a reference; processes have to "
+        "move the data.",
+        "The gain where workers decode: there, transport is a small part of the time.",
         (
             Figure("GB/s", _value("transport", _BATCH_GB)),
             Figure("CPU ms/batch", _more("transport", "CPU ms/sample"), lower=True),
@@ -229,9 +228,10 @@ _WORKS: Final = (
         "first",
         "The first batch",
         "Seconds from the call that makes the loader to its first batch of photos, in a fresh "
-        "process. Imports come before, and are given apart. A peer that keeps an index of the "
-        "files makes it here. One that reads its packed format alone starts from there.",
-        "The first start after boot, with a cold disk. Start methods other than each peer's "
+        "process. Imports come before; they have their own column. A loader that keeps an index of "
+        "the files makes it here. A loader that reads only its packed format starts from packed "
+        "files.",
+        "The first start after boot, with a cold disk. Start methods other than each loader's "
         "default.",
         (
             Figure("s", _value("first"), lower=True),
@@ -243,54 +243,52 @@ _WORKS: Final = (
     Section(
         "paths",
         "Memory with millions of paths",
-        "{num_samples:,} paths of 58 characters in the dataset, held as each peer's makers advise; "
-        "{num_reads:,} of them read, shuffled, by {num_workers} workers. Peak memory of all "
-        "processes together, shared pages counted once, less what was there before the dataset was "
-        "made.",
-        "Time. Memory of decoding. Paths in a file count where it is mapped, and not where it is "
-        "read. What a longer epoch adds: a list of str grows in forked workers "
-        "until each has its own copy (`benchmarks/memory.py`).",
+        "A dataset holds {num_samples:,} paths of 58 characters, in the form that each loader's "
+        "documentation recommends. {num_workers} workers read {num_reads:,} of them, shuffled. The "
+        "figure is the peak memory of all processes together, less the memory before the dataset "
+        "was made.",
+        "Time. Memory for decoding. A longer epoch: in forked workers, a list of str grows "
+        "until each worker has its own copy (`benchmarks/memory.py`).",
         (
             Figure("peak MB", _value("paths"), lower=True),
-            Figure("to the first batch MB", _more("paths", "to first batch MB"), lower=True),
-            Figure("while reading MB", _more("paths", "while reading MB"), lower=True),
+            Figure("MB up to the first batch", _more("paths", "to first batch MB"), lower=True),
+            Figure("MB while reading", _more("paths", "while reading MB"), lower=True),
         ),
         ("paths", _TORCH),
     ),
     Section(
         "resume",
-        "Going on in the middle of an epoch",
-        "{num_samples:,} rows, shuffled batches of {batch_size}. A run stops after {num_reads:,} "
-        "batches and saves its place; a fresh process makes the loader, and the seconds from "
-        "restoring to the next batch are taken. Right means: the batch that would have come next; "
-        "a loader that gives another batch comes last in the table. Where a peer keeps "
-        "no place, and the settings below say that its contender counts batches and skips them, "
-        "the bytes of state are those of our counter.",
+        "Resuming in the middle of an epoch",
+        "{num_samples:,} rows in shuffled batches of {batch_size}. A run stops after {num_reads:,} "
+        "batches and saves its position. A fresh process makes the loader, restores the position, "
+        "and takes the next batch; the figure is the time from restoring to that batch. It has to "
+        "be the batch that an uninterrupted run gives next; a loader that gives another one comes "
+        "last in the table. Some loaders save no position. If the settings below say that the "
+        "benchmark counts and skips batches for them, the state is that counter.",
         "Datasets that are slow to read, where replaying batches costs more than here.",
         (
             Figure("s", _value("resume-restore"), lower=True),
             Figure("start without resuming, s", _more("resume-save", "first batch s"), lower=True),
             Figure("CPU s", _of("resume-restore", lambda reading: reading["cpu_s"]), lower=True),
             Figure("state bytes", _value("resume-save"), lower=True, digits=0),
-            Figure("µs per batch before", _more("resume-save", "us/batch"), lower=True),
+            Figure("µs per batch before the stop", _more("resume-save", "us/batch"), lower=True),
         ),
         ("resume", ("torchdata StatefulDataLoader", "torchdata nodes (threads)")),
     ),
     Section(
         "killed",
         "A worker is killed",
-        "After the third batch the process that has loaded most gets SIGKILL, as the out-of-memory "
-        "killer sends it. A run that gives nothing for 30 s counts as hung. Where a peer has a way "
-        "to survive faults, it is switched on in the second column.",
-        "How often a fault that depends on the moment goes as it did here: each was run once.",
+        "After the third batch, the worker process that has loaded most gets SIGKILL, the signal "
+        "of the out-of-memory killer. A run that gives nothing for 30 s counts as hung. In the "
+        "second column, the loader's own setting to survive faults is on, where it has one.",
+        "How often each outcome occurs: it depends on the moment, and each case was run once.",
     ),
     Section(
         "corrupt",
         "A corrupt photo",
-        "Among the photos there is one file that begins as a JPEG and goes on as noise. The second "
-        "column is with the peer's own way to survive bad samples.",
-        "Files that are cut short, which some decoders fill with grey and others refuse. Many bad "
-        "samples.",
+        "One file among the photos begins as a JPEG file and continues with noise. In the second "
+        "column, the loader's own setting to survive bad samples is on, where it has one.",
+        "Truncated files, which some decoders fill with grey and others refuse. Many bad samples.",
     ),
 )
 _BY_NAME: Final = {section.work: section for section in _WORKS}
@@ -348,8 +346,8 @@ def _head(results: Results) -> str:
 
 # Side by side with other loaders
 
-Each loader does the same work in an environment of its own, with the settings that its makers
-advise. The output is checked before anything is timed, and counted in every timed epoch.
+Every loader does the same work, in its own virtual environment, with the settings that its
+documentation recommends.
 
 {measured}
 
@@ -357,31 +355,32 @@ How it is measured:
 
 - **The same work.** Files, output and consumer are the same. The consumer reads one number of every
   4 KiB of a batch and drops the batch. There are 2 workers (processes or threads), unless the
-  settings below say otherwise. Peers with image operations of their own use them. The others decode
-  with simplejpeg (libjpeg-turbo) and resize with OpenCV, all by one function. Where no photo is
-  decoded, the row "torch" is "torch (simplejpeg, OpenCV)" of the settings.
-- **Checked.** The first two epochs are not timed. They check shape, dtype, memory order, range and
-  shuffling; that every photo, row or stamp comes exactly once; that the colours of an image are
-  those of its photo and change from epoch to epoch. Timed epochs count every photo, row and stamp.
-- **Timed.** At least two whole epochs, until {least_s:.0f} s have passed. The untimed epoch before
-  them is consumed as fast, so that no queue begins fuller than usual. Rounds go in turn, A B C,
-  A B C, in fresh processes, so that a slow minute hits all alike. Tables give the median, then the
-  least and greatest in brackets; n=1 was run once. {_rounds(results)}
-  A loader that fails has no further rounds.
-- **CPU** is that of the whole process tree, daemons of a peer included. **Memory** is the peak of
-  the tree in a run of its own, unchecked, each shared page counted once (PSS). Files count where
-  they are mapped into memory, not where they are read.
-- "x torch ..." is a ratio of medians, of the first column. Figures of another machine or another
-  size are never divided or ranked.
+  text says otherwise. Loaders with their own image operations use these. The others decode with
+  simplejpeg (libjpeg-turbo) and resize with OpenCV, all in the same function. In tables without
+  decoding, the row "torch" is the loader "torch (simplejpeg, OpenCV)".
+- **Checks.** The first two epochs are not timed. They check shape, dtype, memory layout, value
+  range and shuffling; that every photo, row or numbered batch comes exactly once; that the colours
+  of an image are those of its photo and change from epoch to epoch. Timed epochs check only that
+  every photo, row or batch comes exactly once.
+- **Time.** At least two whole epochs are timed, for at least {least_s:.0f} s. The untimed epoch
+  before them is read at the same speed, so that queues are as full as usual when timing starts.
+  Loaders run in turn (A B C, A B C), each in a fresh process, so that a slow minute affects all.
+  Tables give the median, with minimum and maximum in brackets. "n=1" marks a single run.
+  {_rounds(results)} A loader that fails is not run again.
+- **CPU** is the CPU time of the whole process tree, with a loader's daemons. **Memory** is the peak
+  of the process tree, in a separate run without checks. Each shared page counts once (PSS). A file
+  counts if it is mapped into memory, not if it is read.
+- A column "x NAME" divides the median of the first column by that of the loader NAME. Figures from
+  another machine or of another size are not compared.
 
-Not measured: more than two cores, training beside the loader, photos of many megapixels, a cold
+Not measured: more than two cores, training at the same time, photos of many megapixels, a cold
 disk, a network (all files lie in the page cache), uint8 images that a GPU normalises, long epochs.
 Delivery to the device has not yet run on a GPU: `make gpu` runs its tests and its benchmark on one.
 
 `backend="process"` is Penstock's default and takes any dataset. Threads are for work that releases
 the GIL, such as decoding, and for large batches: [How many workers?](guide/choosing-workers.md)
 
-`benchmarks/peers/README.md` says how to run it, and how to add a loader."""
+`benchmarks/peers/README.md` says how to run these benchmarks and how to add a loader."""
 
 
 def _rounds(results: Results) -> str:
@@ -395,7 +394,7 @@ def _rounds(results: Results) -> str:
     if not counts:
         return ""
     least, most = min(counts), max(counts)
-    return f"Else there were {least if least == most else f'{least} to {most}'} rounds."
+    return f"The others have {least if least == most else f'{least} to {most}'} runs."
 
 
 def _machines(results: Results) -> str:
@@ -416,7 +415,7 @@ def _machines(results: Results) -> str:
         else commit
         for commit in commits
     )
-    return f"Measured {when} on {'; '.join(machines)}. Penstock's commit: {of}."
+    return f"Measured {when} on {'; '.join(machines)}. Penstock's commits: {of}."
 
 
 def _are_alike(one: Entry, other: Entry) -> bool:
@@ -444,8 +443,9 @@ def _summary(results: Results) -> str:
         return ""
     table = _markdown([["", "measure", "Penstock's best", "ahead of it"], *rows])
     return (
-        "## Where others are ahead\n\nComputed from the tables below, by medians. A star: the two "
-        f"ranges overlap. In every other measure Penstock is first.\n\n{table}"
+        "## Where others are ahead\n\nThis table compares the medians of the tables below. A star "
+        "marks a figure whose range overlaps Penstock's. In every other measure Penstock is "
+        f"first.\n\n{table}"
     )
 
 
@@ -598,13 +598,12 @@ def _loader_or_decoder(entries: Mapping[str, Entry]) -> str:
         return ""
     if not all(_are_alike(entries[own], entries[name]) for name in names):
         return ""
-    figures = "; ".join(
-        f"{name} {rate.cell(entries[name])} images/s, {cpu.cell(entries[name])} CPU ms/image"
-        for name in names
-    )
+    rows = [["", rate.title, cpu.title]]
+    rows += [[name, rate.cell(entries[name]), cpu.cell(entries[name])] for name in names]
     return (
-        f"**Loader or decoder?** {figures}. The first two have the same decoder and differ in the "
-        "loader; the last two have the same loader and differ in the decoder."
+        "**Loader or decoder?** The first two rows have the same decoder and differ in the loader. "
+        "The last two have the same loader and differ in the decoder.\n\n"
+        f"{_markdown(rows, numbers=True)}"
     )
 
 
@@ -661,14 +660,14 @@ def _failures(entries: Mapping[str, Entry]) -> list[str]:
     lines = [
         f"- {name}, {_code(error)}" for name, entry in entries.items() for error in entry["errors"]
     ]
-    said = ["", "Runs that failed, with what they said last:", "", *lines] if lines else []
+    said = ["", "Failed runs, with their last line of output:", "", *lines] if lines else []
     remarks = [
         f"- {name}, {remark}{f' ({count} times)' if count > 1 else ''}"
         for name, entry in entries.items()
         for remark, count in Counter(entry["remarks"]).items()
     ]
     return said + (
-        ["", "Runs that measured, and did not end as they should:", "", *remarks] if remarks else []
+        ["", "Runs with figures that did not end cleanly:", "", *remarks] if remarks else []
     )
 
 
@@ -677,12 +676,12 @@ def _right(section: Section, entries: Mapping[str, Entry]) -> str:
         return ""
     wrong = [name for name, entry in entries.items() if not _is_right(entry)]
     if not wrong:
-        return "All of them went on with the right batch."
-    return f"**Another batch than the right one** came from: {', '.join(wrong)}."
+        return "All loaders with a figure resumed with the right batch."
+    return f"**A wrong batch** came from: {', '.join(wrong)}."
 
 
 def _outcome_table(work: str, entries: Mapping[str, Entry], known: Mapping[str, Contender]) -> str:
-    rows = [["", "by default", "set to survive it"]]
+    rows = [["", "by default", "with the setting to survive it"]]
     for name in sorted(entries, key=lambda name: (not _is_own(name), name)):
         entry = entries[name]
         cells = []
@@ -710,11 +709,11 @@ def _outcome(work: str, outcome: Mapping[str, Any]) -> str:
             extra = outcome["too many"]
             more = f", and {extra} more" if extra else ""
             lost = "only the broken photo is left out" if work == "corrupt" else "nothing lost"
-            return f"goes on, {lost}{more}"
+            return f"continues, {lost}{more}"
         case "goes on":
             extra = outcome["too many"]
             more = f" and with {extra} too many" if extra else ""
-            return f"**goes on without {outcome['lost']:,} samples**{more}, with no error"
+            return f"**continues without {outcome['lost']:,} samples**{more}, with no error"
         case "hangs":
             return f"**hangs**, after {came}"
         case "error":
@@ -733,13 +732,13 @@ def _without_part(work: str, known: Mapping[str, Contender]) -> str:
         if reason:
             reasons.setdefault(reason, []).append(name)
     lines = [f"- {', '.join(names)}: {reason}" for reason, names in reasons.items()]
-    return "\n".join(["Without a part in it:", "", *lines]) if lines else ""
+    return "\n".join(["Not in this section:", "", *lines]) if lines else ""
 
 
 def _reason(work: str, contender: Contender) -> str:
     run = "resume-save" if work == "resume" else work
     if work in SHARED_WORKS and contender.same_loader_as:
-        return f"the loader is that of {contender.same_loader_as}: see there"
+        return f"the same loader as {contender.same_loader_as}"
     if contender.has_part_in(run) and work not in contender.absent:
         return ""
     keys = (work, "photos") if work in SHARED_WORKS else (work,)
@@ -757,7 +756,11 @@ def _settings(results: Results, known: Mapping[str, Contender]) -> str:
         [_shown(name, "photos"), _cell(contender.settings), versions.get(name, "not measured yet")]
         for name, contender in known.items()
     ]
-    return f"## The loaders and their settings\n\n{_markdown(rows)}"
+    return (
+        "## The loaders and their settings\n\nThe settings name the sections above in short: "
+        'photos, packed, tiny (or rows), transport, paths, resume. "tolerant" is the second '
+        f"column of the tables about a killed worker and a corrupt photo.\n\n{_markdown(rows)}"
+    )
 
 
 def _left_out(
@@ -779,24 +782,27 @@ def _left_out(
 def cheap_samples(measured: Mapping[str, Any]) -> str:
     """Return what never_slower.py has found: the drop-in beside torch, use by use."""
     machine, cells = measured["machine"], measured["cells"]
-    rows = [["workers", "uses", "least", "median", "greatest", "below 0.95"]]
+    rows = [["workers", "cases", "minimum", "median", "maximum", "below 0.95"]]
     for number in sorted({cell["num_workers"] for cell in cells}):
         ratios = sorted(cell["ratio"] for cell in cells if cell["num_workers"] == number)
         figures = (ratios[0], statistics.median(ratios), ratios[-1])
         slower = sum(ratio < _NOISE for ratio in ratios)
         rows.append([str(number), str(len(ratios)), *(f"{r:.2f}" for r in figures), str(slower)])
-    worst = [["workers", "batch size", "samples", "Penstock, us per batch", "torch", "ratio"]]
+    worst = [["workers", "batch size", "samples", "Penstock, µs/batch", "torch, µs/batch", "ratio"]]
     for cell in sorted(cells, key=lambda cell: cell["ratio"])[:_WORST]:
         times = (f"{cell['penstock_us']:.1f}", f"{cell['torch_us']:.1f}", f"{cell['ratio']:.2f}")
         worst.append([str(cell["num_workers"]), str(cell["batch_size"]), cell["case"], *times])
     return (
         "## Cheap samples: is the drop-in ever slower?\n\n"
-        "Where samples cost next to nothing, the loader itself is the time. Both loaders take "
-        "turns in one process, over all kinds of samples and batch sizes of "
-        "`benchmarks/dropin/never_slower.py`; what they give is compared first. The ratio is "
-        f"batches per second, Penstock / torch. {machine['date']}, commit {machine['commit']}, "
-        f"torch {machine['torch']}.\n\n"
-        f"{_markdown(rows, numbers=True)}\n\nThe least:\n\n{_markdown(worst, numbers=True)}"
+        "With samples that cost almost nothing, the time of a batch is the loader's own. This "
+        "compares `penstock.torch.DataLoader` with torch's. Both run in turn in one process, for "
+        "each kind of sample and batch size in `benchmarks/dropin/never_slower.py`. Their batches "
+        "are first checked to be equal. The ratio is Penstock's batches per second divided by "
+        f"torch's: above 1, Penstock is faster. Measured {machine['date']}, commit "
+        f"{machine['commit']}, torch {machine['torch']}.\n\n"
+        f'{_markdown(rows, numbers=True)}\n\nThe lowest ratios ("a stream" is an iterable '
+        'dataset, "a list" a `collate_fn` that returns the list of samples):\n\n'
+        f"{_markdown(worst, numbers=True)}"
     )
 
 

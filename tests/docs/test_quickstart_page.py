@@ -43,7 +43,7 @@ def run(commands: str, folder: Path, until: float) -> str:
 
 SECTIONS = {
     "A first loader": 1,
-    "Train, stop, go on": 2,
+    "Train, stop, resume": 2,
     "A broken photo": 2,
     "Pack the photos": 2,
     "Why does my GPU wait?": 0,
@@ -89,11 +89,11 @@ def test_every_section_with_blocks_is_followed():
     headings = re.findall(r"^## (.*)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     with_blocks = {heading for heading in headings if blocks_of(heading)}
     # Nothing is installed here: the installation is tried by hand, in an environment of its own.
-    assert with_blocks == {*SECTIONS, "Install", "Is the machine all right?", "Photos"}
+    assert with_blocks == {*SECTIONS, "Install", "Check the machine", "Photos"}
 
 
 def test_the_doctor_runs_and_knows_the_lines_of_the_page(tmp_path, until):
-    (_, _, command), (_, _, shown) = blocks_of("Is the machine all right?")
+    (_, _, command), (_, _, shown) = blocks_of("Check the machine")
     output = run(command, tmp_path, until)
     checks = re.findall(r"^  (?:ok|ADVICE|PROBLEM) +(\S.*?)  ", shown, re.MULTILINE)
     assert len(checks) == 6

@@ -200,12 +200,12 @@ CONTENDERS = [
         prepare=prepare,
         antialias=True,
         absent={
-            "photos": "it reads its own format alone",
-            "transport": "its threads write into the main process's memory: nothing is sent",
-            "paths": "it holds no list of samples: it reads its own format alone",
-            "resume": "it has no way to save its place",
-            "tolerant": "it has no way to leave out a sample: its decoder's errors are not looked "
-            "at, and its writer's workers end with theirs",
+            "photos": "it reads only its own format",
+            "transport": "its threads write into the main process's memory",
+            "paths": "it reads only its own format, and holds no list of samples",
+            "resume": "saving a position is not supported",
+            "tolerant": "it cannot skip a sample: its decoder's errors are not checked, and its "
+            "writer's workers end at theirs",
         },
     )
 ]

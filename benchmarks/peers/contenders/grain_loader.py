@@ -265,8 +265,8 @@ def resume_here(job: Job) -> Resumable:
 
 
 _DOCS = "https://google-grain.readthedocs.io/en/latest"
-_NO_TOLERANCE = "it has no way to leave out a sample that cannot be read"
-_SAME = "as Grain: tiny and resume alone differ"
+_NO_TOLERANCE = "it cannot skip a sample that it cannot read"
+_SAME = "as Grain; it differs only in tiny samples and resuming"
 
 CONTENDERS = [
     Contender(
@@ -306,7 +306,7 @@ CONTENDERS = [
         absent={
             **dict.fromkeys(
                 ("pack", "packed", "tiny", "transport", "paths", "resume"),
-                "as Grain, or Grain (no workers): here photos alone are of interest",
+                "as Grain, or Grain (no workers); measured only with JPEG files",
             ),
             "tolerant": _NO_TOLERANCE,
         },
@@ -316,7 +316,7 @@ CONTENDERS = [
         environment="grain",
         libraries=("grain",),
         settings=(
-            "the same without mp_prefetch: all is done when a batch is asked for; the rows are an "
+            "the same without mp_prefetch: a batch is made when it is requested; the rows are an "
             "array in memory"
         ),
         tiny=tiny_here,

@@ -159,8 +159,8 @@ CONTENDERS = [
         environment="huggingface",
         libraries=("datasets", "torch", "torchdata.stateful_dataloader", "simplejpeg", "cv2"),
         settings=(
-            "photos: the builder imagefolder, whose table of paths each run makes anew (it would "
-            "keep it: the second run of a user starts faster); "
+            "photos: the builder imagefolder, whose table of paths is made anew in each run (by "
+            "default it is cached, and a user's second run starts faster); "
             "packed: save_to_disk, load_from_disk; Image(decode=False), with_transform (simplejpeg "
             "and OpenCV for a whole batch) and torch's DataLoader, 2 forked workers, "
             f"persistent_workers=True ({_DOCS}); tiny, paths, resume: a BatchSampler as sampler, "
@@ -176,8 +176,8 @@ CONTENDERS = [
         prepare=_prepare,
         antialias=False,
         absent={
-            "transport": "its transport is torch's DataLoader",
-            "tolerant": "it has no way to leave out a sample that cannot be read",
+            "transport": "batches come through torch's DataLoader",
+            "tolerant": "it cannot skip a sample that it cannot read",
         },
     )
 ]

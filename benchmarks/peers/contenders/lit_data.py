@@ -193,13 +193,13 @@ CONTENDERS = [
         libraries=("litdata", "torch", "simplejpeg", "cv2"),
         settings=(
             "photos: StreamingRawDataset in torch's DataLoader, simplejpeg and OpenCV in "
-            "collate_fn, its index of the files made anew by each run (it would keep it: the "
-            "second run of a user starts faster); packed: optimize(chunk_bytes='64MB') of files in "
-            "mixed order, StreamingDataset(shuffle=True, transform=...) in StreamingDataLoader; 2 "
-            "forked workers, persistent_workers=True, all else at its defaults, as its README says "
-            f"({_README}#stream-raw, #faq-chunk-shuffle): chunks are mapped into memory where they "
-            "lie, and samples shuffled in windows of 256; tiny, paths, resume: packed too, as it "
-            "has no form in memory"
+            "collate_fn, its index of the files made anew in each run (by default it is cached, "
+            "and a user's second run starts faster); packed: optimize(chunk_bytes='64MB') of files "
+            "in mixed order, StreamingDataset(shuffle=True, transform=...) in StreamingDataLoader; "
+            "2 forked workers, persistent_workers=True, all else at its defaults, as its README "
+            f"says ({_README}#stream-raw, #faq-chunk-shuffle): chunks are mapped into memory where "
+            f"they lie, and samples shuffled in windows of 256; tiny, paths, resume: packed too, "
+            f"as it has no form in memory"
         ),
         photos=_photos,
         pack=_pack,
@@ -210,8 +210,8 @@ CONTENDERS = [
         prepare=_prepare,
         antialias=False,
         absent={
-            "transport": "its transport is torch's DataLoader",
-            "tolerant": "it has no way to leave out a sample that cannot be read",
+            "transport": "batches come through torch's DataLoader",
+            "tolerant": "it cannot skip a sample that it cannot read",
         },
     )
 ]

@@ -247,9 +247,9 @@ CONTENDERS = [
             "the machine has cores: MindSpore refuses 3 on 2 cores), one pipeline for all epochs. "
             "Packed: MindRecord. Rows: NumpySlicesDataset, in the process. Transport and paths: "
             "GeneratorDataset with python_multiprocessing=True and shared memory; the paths in a "
-            "NumPy array, as its guide says against memory. Resume: it saves no place; the state "
-            "is ours, the number of batches that came, and set_seed and set_init_step go there, as "
-            "its Model.train does. Its resize does not antialias."
+            "NumPy array, as its guide advises to save memory. Resume: it saves no position; the "
+            "state is the benchmark's count of batches, and set_seed and set_init_step go to it, "
+            "as its Model.train does. Its resize does not antialias."
         ),
         photos=photos,
         pack=pack,

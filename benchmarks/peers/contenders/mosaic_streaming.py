@@ -161,9 +161,9 @@ CONTENDERS = [
         prepare=_prepare,
         antialias=False,
         absent={
-            "photos": "it reads its own shards alone",
-            "transport": "its transport is torch's DataLoader",
-            "tolerant": "it has no way to leave out a sample that cannot be read",
+            "photos": "it reads only its own shards",
+            "transport": "batches come through torch's DataLoader",
+            "tolerant": "it cannot skip a sample that it cannot read",
         },
     )
 ]

@@ -135,8 +135,8 @@ CONTENDERS = [
         antialias=False,
         absent={
             "pack": "as penstock (processes)",
-            "tiny": "as penstock (processes): there are no workers",
-            "resume": "as penstock (processes): the state says nothing of the workers",
+            "tiny": "as penstock (processes), which has no workers here",
+            "resume": "as penstock (processes): the state does not depend on the workers",
         },
     ),
     Contender(
@@ -148,7 +148,7 @@ CONTENDERS = [
         same_loader_as="penstock (processes)",
         absent=dict.fromkeys(
             ("photos", "pack", "packed", "transport", "paths", "resume"),
-            "as penstock (processes): tiny alone differs",
+            "as penstock (processes); it differs only in tiny samples",
         ),
     ),
 ]

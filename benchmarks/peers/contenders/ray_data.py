@@ -227,7 +227,7 @@ CONTENDERS = [
         worker_pids=worker_pids,
         antialias=False,
         absent={
-            "resume": "its checkpoints are of jobs that write their rows: an iteration is not saved"
+            "resume": "its checkpoints are for jobs that write their rows, not for an iteration"
         },
     )
 ]

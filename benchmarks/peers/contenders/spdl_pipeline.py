@@ -353,9 +353,9 @@ def _loader_paths(job: Job) -> Epoch:
 
 
 _DOCS = "https://facebookresearch.github.io/spdl/main"
-_NO_PLACE = "it has no way to save its place"
-_TOLERANT = "it is so by default: a sample that fails is logged and left out (max_failures=-1)"
-_SAME = "as SPDL (threads): photos alone differ"
+_NO_PLACE = "saving a position is not supported"
+_TOLERANT = "this is its default: a sample that fails is logged and skipped (max_failures=-1)"
+_SAME = "as SPDL (threads); it differs only in decoding"
 _THREADS = (
     "the threads of a pipeline in this process, built once, its source continuous=True and "
     "use_thread_output_queue=True"
@@ -388,9 +388,9 @@ CONTENDERS = [
         environment="spdl",
         libraries=("spdl.pipeline", "spdl.source.utils", "spdl.io", "cv2"),
         settings=(
-            "the same pipeline; FFmpeg decodes, cuts and scales before colours are doubled, and "
-            f"convert_frames lays a batch into one buffer ({_DOCS}/best_practice.html); its scale "
-            "filter antialiases; OpenCV normalises"
+            "the same pipeline; FFmpeg decodes, crops and scales before it upsamples the colours, "
+            f"and convert_frames writes a batch into one buffer ({_DOCS}/best_practice.html); its "
+            "scale filter antialiases; OpenCV normalises"
         ),
         photos=partial(_photos, _InThreads, filtered_frames, normalised),
         antialias=True,
@@ -435,9 +435,11 @@ CONTENDERS = [
         antialias=False,
         rounds=1,
         absent={
-            **dict.fromkeys(("pack", "packed"), "it takes a torch dataset: SPDL has no format"),
+            **dict.fromkeys(
+                ("pack", "packed"), "it takes a torch dataset; SPDL has no packed format"
+            ),
             "resume": _NO_PLACE,
-            "tolerant": "it is so by default: a batch with a sample that fails is left out whole",
+            "tolerant": "this is its default: a batch with a sample that fails is skipped",
         },
     ),
 ]

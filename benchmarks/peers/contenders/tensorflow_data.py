@@ -268,7 +268,7 @@ CONTENDERS = [
         absent={
             "transport": (
                 "it has no worker processes: Python code (from_generator, numpy_function) runs in "
-                "the process that trains"
+                "the main process"
             ),
         },
     ),

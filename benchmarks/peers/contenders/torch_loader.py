@@ -110,12 +110,12 @@ def _path_list(job: Job) -> Epoch:
     return epochs(_loader(PathNumbers(paths), job), numpy_only)
 
 
-_NO_FORMAT = "torch has no packed format; torchvision neither"
-_NO_PLACE = "it cannot save its place; torchdata's StatefulDataLoader can"
-_NO_TOLERANCE = "it has no way to leave out a sample that cannot be read"
+_NO_FORMAT = "neither torch nor torchvision has a packed format"
+_NO_PLACE = "saving a position is not supported; torchdata's StatefulDataLoader does it"
+_NO_TOLERANCE = "it cannot skip a sample that it cannot read"
 _DOCS = "https://docs.pytorch.org/docs/stable/data.html"
 _MAIN = "torch (simplejpeg, OpenCV)"
-_SAME = f"as {_MAIN}: photos alone differ"
+_SAME = f"as {_MAIN}"
 _NEVER = {
     **dict.fromkeys(("pack", "packed"), _NO_FORMAT),
     "resume": _NO_PLACE,
@@ -172,8 +172,8 @@ CONTENDERS = [
         environment="penstock",
         libraries=("torch", "penstock.vision"),
         settings=(
-            "the same loader and dataset; ImagePipeline.train(224) makes each photo of its file's "
-            "bytes: what is Penstock's image operations, and what its loader"
+            "the same loader and dataset; ImagePipeline.train(224) makes each photo from its "
+            "file's bytes. It separates Penstock's image operations from its loader"
         ),
         photos=_pipeline_photos,
         antialias=False,

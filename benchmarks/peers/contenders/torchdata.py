@@ -144,8 +144,8 @@ def _node_paths(method: str, job: Job) -> Epoch:
 
 
 _ABSENT = {
-    **dict.fromkeys(("pack", "packed"), "it has no packed format"),
-    "tolerant": "it has no way to leave out a sample that cannot be read",
+    **dict.fromkeys(("pack", "packed"), "there is no packed format"),
+    "tolerant": "it cannot skip a sample that it cannot read",
 }
 _STATEFUL = "https://pytorch.org/data/0.11/stateful_dataloader_tutorial.html"
 _NODES = "https://docs.pytorch.org/data/beta/migrate_to_nodes_from_utils.html"
@@ -156,11 +156,11 @@ CONTENDERS = [
         environment="torchdata",
         libraries=("torch", "torchdata.stateful_dataloader", "simplejpeg", "cv2"),
         settings=(
-            "a drop-in for torch's, as its documentation has it: 2 forked workers, "
+            "a drop-in for torch's, as in its documentation: 2 forked workers, "
             "persistent_workers=True, simplejpeg and OpenCV; tiny, resume: TensorDataset asked for "
-            "whole batches by torch's BatchSampler as sampler and batch_size=None, which it goes "
-            f"through again to its place ({_STATEFUL}) and which is faster than its own samplers; "
-            "tiny without workers, resume with 2; 5 M paths in one numpy array"
+            "whole batches by torch's BatchSampler as sampler and batch_size=None, which is "
+            "faster than its own samplers and which a resume goes through again up to its position "
+            f"({_STATEFUL}); tiny without workers, resume with 2; 5 M paths in one numpy array"
         ),
         photos=_stateful_photos,
         tiny=_stateful_tiny,

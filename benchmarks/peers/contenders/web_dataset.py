@@ -134,10 +134,10 @@ CONTENDERS = [
         prepare=_prepare,
         antialias=False,
         absent={
-            "photos": "it reads tar files alone",
-            "transport": "its transport is torch's DataLoader",
+            "photos": "it reads only tar files",
+            "transport": "batches come through torch's DataLoader",
             "paths": "it holds no list of samples, only one of its shards",
-            "resume": "it has no way to save its place",
+            "resume": "saving a position is not supported",
         },
     )
 ]

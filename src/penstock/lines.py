@@ -71,3 +71,20 @@ def _write(text: str, *, err: bool) -> None:
         with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
         raise OutputError(error.strerror) from error
+
+
+def format_bytes(num_bytes: int) -> str:
+    """Return a size for people, in decimal units, with two to three digits.
+
+    Example:
+        >>> format_bytes(1_234_567_890), format_bytes(260_400_000), format_bytes(999)
+        ('1.2 GB', '260 MB', '999 bytes')
+    """
+    if num_bytes < 1000:
+        return f"{num_bytes} bytes"
+    size = float(num_bytes)
+    for unit in ("kB", "MB", "GB", "TB"):
+        size /= 1000
+        if size < 999.5 or unit == "TB":
+            break
+    return f"{size:.1f} {unit}" if size < 99.95 else f"{size:.0f} {unit}"

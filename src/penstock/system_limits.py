@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from penstock.errors import ConfigError
-from penstock.lines import amount
+from penstock.lines import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -146,13 +146,13 @@ def advice_on_kill(
         before: Memory while the worker was alive, as early as the epoch's start.
         peak_rss_bytes: The most resident memory that the worker reported.
     """
-    said = [] if peak_rss_bytes is None else [f"It had used up to {amount(peak_rss_bytes)}."]
+    said = [] if peak_rss_bytes is None else [f"It had used up to {format_bytes(peak_rss_bytes)}."]
     for whose, left, whole in (
         ("machine", now.available_bytes, now.total_bytes),
         ("control group (the container)", now.left_in_group_bytes, now.limit_bytes),
     ):
         if left is not None and whole is not None:
-            said.append(f"The {whose} has {amount(left)} of {amount(whole)} left.")
+            said.append(f"The {whose} has {format_bytes(left)} of {format_bytes(whole)} left.")
     kills_before = None if before is None else before.group_oom_kills
     if kills_before is not None and (now.group_oom_kills or 0) > kills_before:
         said.append("The system's OOM killer ended it. Memory ran out:")
@@ -173,8 +173,8 @@ def memory_warning(batch_bytes: int, batches_in_flight: int, now: SystemMemory) 
     is_machine = left_bytes == now.available_bytes
     whose = "this machine" if is_machine else "the control group (the container)"
     return (
-        f"{batches_in_flight} batches of {amount(batch_bytes)} on their way need "
-        f"{amount(needed_bytes)}, and {whose} has {amount(left_bytes)} left: workers "
+        f"{batches_in_flight} batches of {format_bytes(batch_bytes)} on their way need "
+        f"{format_bytes(needed_bytes)}, and {whose} has {format_bytes(left_bytes)} left: workers "
         "may be killed. Lower num_workers, prefetch_factor or batch_size."
     )
 

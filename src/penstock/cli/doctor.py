@@ -22,7 +22,7 @@ import typer
 
 import penstock
 from penstock.insight.budgets import cores_allowed, cores_by_affinity
-from penstock.lines import amount, say, say_json
+from penstock.lines import format_bytes, say, say_json
 from penstock.optional import install_command
 from penstock.plural import counted
 from penstock.redact import without_password
@@ -244,10 +244,10 @@ def look_at_memory(root: Path = _ROOT) -> Finding:
     now = memory_now(root / "proc", root / "sys/fs/cgroup")
     if now.total_bytes is None or now.available_bytes is None or now.left_bytes is None:
         return Finding("machine", "memory", "not known: this system does not say")
-    found = f"{amount(now.available_bytes)} of {amount(now.total_bytes)} available; "
+    found = f"{format_bytes(now.available_bytes)} of {format_bytes(now.total_bytes)} available; "
     if now.limit_bytes is not None and now.left_in_group_bytes is not None:
-        left = amount(now.left_in_group_bytes)
-        found += f"the control group has {left} of {amount(now.limit_bytes)} left"
+        left = format_bytes(now.left_in_group_bytes)
+        found += f"the control group has {left} of {format_bytes(now.limit_bytes)} left"
     else:
         found += "no limit of a control group"
     if now.group_oom_kills:
@@ -270,8 +270,8 @@ def look_at_shm(root: Path = _ROOT) -> Finding:
         remedy = "multiprocessing's locks and torch's own loader need it: mount a tmpfs there."
         return Finding("machine", "/dev/shm", found, "" if sys.platform != "linux" else remedy)
     free_bytes = disk.f_bavail * disk.f_frsize
-    size = amount(disk.f_blocks * disk.f_frsize)
-    found = f"{amount(free_bytes)} of {size} free; Penstock's batches do not lie there"
+    size = format_bytes(disk.f_blocks * disk.f_frsize)
+    found = f"{format_bytes(free_bytes)} of {size} free; Penstock's batches do not lie there"
     remedy = (
         "Only if torch's own DataLoader or Ray runs here too: docker run --shm-size=8g, or an "
         "emptyDir with medium: Memory in Kubernetes."

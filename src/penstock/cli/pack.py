@@ -14,10 +14,9 @@ from penstock.cli.reasons import reason_of
 from penstock.cli.terminal import Bar, was_terminated
 from penstock.errors import ConfigError, PenstockError, StoreError, WorkerDied
 from penstock.faults import text_of
-from penstock.lines import say
+from penstock.lines import format_bytes, say
 from penstock.plural import counted
 from penstock.redact import without_password
-from penstock.system_limits import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

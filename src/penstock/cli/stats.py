@@ -18,11 +18,10 @@ from penstock.cli.terminal import Bar
 from penstock.data.labels.known import known_labels
 from penstock.data.ragged import RaggedArray
 from penstock.errors import StoreError, StoreUnreachable
-from penstock.lines import printable, say, say_json
+from penstock.lines import format_bytes, printable, say, say_json
 from penstock.plural import counted
 from penstock.redact import without_password
 from penstock.sampling.balance import aligned
-from penstock.system_limits import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

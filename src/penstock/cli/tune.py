@@ -27,12 +27,11 @@ from penstock.cli.terminal import INTERRUPTED, Bar, check_output, write_output
 from penstock.data.labels.known import is_iterable
 from penstock.errors import ConfigError
 from penstock.insight.budgets import cores_allowed
-from penstock.lines import say
+from penstock.lines import format_bytes, say
 from penstock.loader import Loader
 from penstock.plural import counted
 from penstock.redact import without_password
 from penstock.sampling.balance import aligned
-from penstock.system_limits import format_bytes
 from penstock.usage import cpu_seconds, memory_bytes
 
 if TYPE_CHECKING:

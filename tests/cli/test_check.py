@@ -205,14 +205,14 @@ def end_process_on_bad_names(path):
     check_file(path)
 
 
-def test_a_file_that_ends_its_worker_is_broken_and_the_rest_is_checked(folder):
+def test_a_file_that_ends_its_worker_is_broken_and_the_rest_is_checked(folder, monkeypatch):
     for name in ("class_0/segfault.jpg", "class_1/segfault.jpg", "class_2/exit.jpg"):
         write_image(folder / name)
     (folder / "empty.jpg").write_bytes(b"")
     paths = sorted(str(path) for path in folder.rglob("*.jpg"))
     findings = Findings(len(paths))
-    files = Files(paths, decode=end_process_on_bad_names)
-    check_in_parallel(files, 2, findings, lambda: None)
+    monkeypatch.setattr(sys.modules["penstock.cli.check"], "check_file", end_process_on_bad_names)
+    check_in_parallel(Files(paths), 2, findings, lambda: None)
     reasons = {os.path.relpath(file.name, folder): file.reason for file in findings.broken}
     assert sorted(reasons) == [
         "class_0/segfault.jpg", "class_1/segfault.jpg", "class_2/exit.jpg", "empty.jpg",
@@ -505,14 +505,21 @@ def send_to_page(path, key, number):
                 file.write(struct.pack("<Q", number))
 
 
-def test_a_store_whose_tree_leads_beyond_the_file_ends_the_check(tmp_path):
+def test_a_store_whose_index_kills_the_process_that_reads_it_ends_the_check(
+    tmp_path, capsys, monkeypatch
+):
     from penstock.stores.records import encode_record
 
     path = tmp_path / "a.lmdb"
     write_store(path, [encode_record(f"a rather long name {n}", b"", n) for n in range(500)])
     last_page = path.stat().st_size // 4096 - 1
     send_to_page(path, b"penstock.index", last_page)  # there, and too short for all of it
-    assert main(["check", str(path)]) == 1
+    assert run(capsys, path)[2].startswith("penstock: ")  # the page has another checksum
+    # A disk that fails after the pages were compared.
+    monkeypatch.setattr("penstock.stores.lmdb.environments.check_pages", lambda file: None)
+    code, lines, err = run(capsys, path)
+    assert (code, lines) == (1, [])
+    assert re.search(r"its index was killed by SIG(BUS|SEGV)\.", err)
 
 
 def test_a_record_that_ends_the_process_that_reads_it_has_a_line(tmp_path):

@@ -183,7 +183,7 @@ def test_libraries_are_judged(library, tmp_path):
     broken = library("torch", "9", "raise OSError('libcudart.so: no such file')")
     assert broken.status == "problem"
     assert "OSError: libcudart.so: no such file" in broken.found
-    assert "pip install --force-reinstall torch." in broken.remedy
+    assert "pip install --force-reinstall torch. Give pip the --index-url" in broken.remedy
     old = library("lmdb", "1.4.1")
     assert (old.status, old.found) == ("advice", "lmdb 1.4.1")
     assert old.remedy == "Penstock needs lmdb>=2.3: `pip install -U`."

@@ -54,6 +54,7 @@ def test_two_runs_stand_side_by_side_with_their_ratio(report):
             "waiting, share                   75 %             50 %",
             "CPU of all processes             30 s    33 s (1.10 x)",
             "peak memory                    2.0 GB  1.0 GB (0.50 x)",
+            "1. train.py:31: workers             2                2",
             "1. train.py:31: samples        10,320           10,320",
             "1. train.py:31: waiting         9.0 s   3.0 s (0.33 x)",
             "1. train.py:31: first batch    500 ms   1.0 s (2.00 x)",

@@ -209,7 +209,7 @@ def test_images_of_a_loader_are_shown_as_they_were_before_normalising(loaders):
     [
         (
             ["--loader", "viewed_loaders:vectors"],
-            r"batch\['x'\] has shape \(4, 10\) and dtype float32, batch\['label'\] has",
+            r"batch\['x'\] is \(4, 10\), batch\['label'\] is \(4,\)",
         ),
         (["--loader", "viewed_loaders:nothing"], "gives no batches"),
         (["--loader", "viewed_loaders:number"], "of type int and cannot be called"),
@@ -256,7 +256,7 @@ def test_what_is_there_is_not_overwritten_by_a_file_of_another_kind(here, capsys
     (here / name).write_bytes(b"mine")
     assert main(["view", "viewed_cells:Cells", "-o", name]) == 1
     said = capsys.readouterr().err
-    assert f"cannot write --output {name}: a contact sheet is a PNG file; name one that" in said
+    assert f"--output {name}: a contact sheet is PNG; name a file so, as a.png." in said
     assert (here / name).read_bytes() == b"mine"
     assert main(["view", "viewed_cells:Cells", "-o", "SHEET.PNG", "--tile", "64"]) == 0
 

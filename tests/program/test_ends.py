@@ -70,6 +70,11 @@ ENDS_OF_TRAINING = {
     "sys.exit(3)": ("sys.exit(3)", 3),
     "an exception": ("raise ValueError('wrong')", 1),
     "Ctrl-C": ("os.kill(os.getpid(), signal.SIGINT)", -signal.SIGINT),
+    "SIGTERM, handled": (
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(9)); os.kill(os.getpid(), 15)",
+        9,
+    ),
+    "SIGTERM": ("os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
     "SIGKILL": ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
 }
 
@@ -81,9 +86,10 @@ def test_a_training_ends_as_without_us_and_its_account_is_last(end, status, tmp_
     got = ran([*RUN, *files, "train.py"], tmp_path)
     program, said = split(got.stderr)
     assert (got.returncode, got.stdout) == (status, "")
+    is_killed = status in (-signal.SIGKILL, -signal.SIGTERM)  # nothing of Python's runs any more
     for file in files[1::2]:
-        assert (tmp_path / file).exists() == (status != -signal.SIGKILL)
-    if status == -signal.SIGKILL:  # nothing of Python's runs any more
+        assert (tmp_path / file).exists() != is_killed
+    if is_killed:
         assert (program, said) == ("", [])
         return
     batches = 20 if status == 0 else 11

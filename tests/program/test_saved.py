@@ -56,21 +56,25 @@ def test_figures_are_of_all_processes_of_the_program(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["run.json", "train.py"]
 
 
-def test_another_rank_writes_nothing(tmp_path):
-    source = "from torch.utils.data import *\nprint(len(list(DataLoader(range(3)))))"
-    done = run(tmp_path, source, "--save", "run.json", RANK="1", WORLD_SIZE="2")
+@pytest.mark.parametrize("is_late", [False, True])
+def test_another_rank_writes_nothing(is_late, tmp_path):
+    source = "import os\nfrom torch.utils.data import *\nprint(len(list(DataLoader(range(3)))))"
+    rank = {"RANK": "1", "WORLD_SIZE": "2"}
+    if is_late:  # as a group that is begun after the first loader
+        source, rank = f"{source}\nos.environ.update({rank})", {}
+    done = run(tmp_path, source, "--save", "run.json", **rank)
     assert (done.stdout, done.stderr) == ("3\n", "")
     assert not (tmp_path / "run.json").exists()
 
 
 def damaged(**changes):
-    return {"format": "penstock run", "version": 1, **asdict(STOCK), **changes}
+    return {"format": "penstock run", "version": 2, **asdict(STOCK), **changes}
 
 
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (damaged(version=2), "has version 2, and this Penstock reads 1"),
+        (damaged(version=1), "has version 1, and this Penstock reads 2"),
         (damaged(wall_s="long"), r"The saved run a\.json is damaged: .*wall_s is to be a number"),
         (damaged(peak_memory_bytes=1.5), "peak_memory_bytes is to be an integer, got 1.5"),
         (damaged(colour=1), r"lacks \[\] and has \['colour'\]"),

@@ -14,6 +14,7 @@ import os
 import time
 import warnings
 from dataclasses import dataclass, field
+from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
@@ -23,12 +24,13 @@ from penstock.cli import options
 from penstock.cli.reasons import reason_of
 from penstock.cli.terminal import Bar, silence_libraries
 from penstock.data import PackedList
-from penstock.errors import ConfigError, StoreUnreachable
+from penstock.errors import ConfigError, StoreError, StoreUnreachable
 from penstock.faults import FaultPolicy
 from penstock.lines import say, say_json
 from penstock.loader import Loader
 from penstock.plural import counted
 from penstock.redact import without_password
+from penstock.system_limits import signal_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from penstock.stores.records import Record
     from penstock.stores.store import Store
 
+_MAPPED: Final = ("lmdb", "arrow")  # kinds of stores whose files are mapped into memory
 _ANNOTATIONS: Final = (".txt", ".xml", ".yaml", ".yml")
 # Files in a task: it costs the loader some 0.1 ms, decoding a photo some 5 ms.
 _MAX_TASK_FILES: Final = 16
@@ -76,13 +79,16 @@ def check(
     if list_columns and not what.lower().endswith(".txt"):
         raise ConfigError(f"{options.option_of(next(iter(list_columns)))} is for text lists.")
     import penstock.images.decode  # noqa: F401 - where Pillow is missing, this says it once
-    from penstock.cli.sources import is_store, open_named
+    from penstock.cli.sources import is_store, open_named, parse
 
     start_s = time.monotonic()
     with contextlib.ExitStack() as stack:
         items: Files | Records
         if fields or is_store(what):
-            items = Records(stack.enter_context(open_named(what, fields=fields)))
+            store = stack.enter_context(open_named(what, fields=fields))
+            if parse(what).kind in _MAPPED:
+                _check_opening(store)
+            items = Records(store)
         else:
             items = _files_in(Path(what), list_columns)
         findings = Findings(len(items), broken=[*items.broken])
@@ -224,7 +230,6 @@ class Files:
     broken: list[Broken] = field(default_factory=list)
     passed_over: Sequence[str] = ()
     text_below: str = ""
-    decode: Callable[[str], object] = check_file
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -232,7 +237,7 @@ class Files:
     def __getitem__(self, index: int) -> _Result:
         """Return what is wrong with a file."""
         try:
-            self.decode(self.paths[index])
+            check_file(self.paths[index])
         except Exception as error:  # over damaged data Pillow raises nearly anything
             return _Result(index, reason_of(error))
         return _Result(index, num_images=1)
@@ -278,6 +283,24 @@ def _files_in(place: Path, columns: dict[str, Any]) -> Files:
             f"no image in {place} or below it. Looked for files ending in {suffixes}. {text}"
         )
     return Files(packed, found.num_files, found.broken, passed_over, text)
+
+
+def _check_opening(store: Store) -> None:
+    """Raise StoreError if reading a store's index kills a process, as SIGBUS of a bad disk does."""
+    process = get_context("fork").Process(target=_read_index, args=(store,), daemon=True)
+    process.start()
+    process.join()
+    if (code := process.exitcode or 0) < 0:
+        raise StoreError(
+            f"{store.address} cannot be opened: the process that read its index was killed by "
+            f"{signal_name(-code)}. Is its disk failing, or was the file written to meanwhile? "
+            "Restore it from a copy, or pack it anew."
+        )
+
+
+def _read_index(store: Store) -> None:
+    silence_libraries()  # an error is raised again by the process that opens it next
+    len(store)
 
 
 class Records:

@@ -109,8 +109,7 @@ def convert(
     except KeyboardInterrupt:
         say("penstock: stopped; what was half written has been removed.", err=True)
         raise
-    boxes = options.bad_boxes_text(report.box_counts)
-    if boxes:
+    if boxes := options.bad_boxes_text(report.box_counts):
         say(boxes)
     for what, count in report.losses.items():
         say(f"{what}: {count:,} lost; {report.form} has no place for it")

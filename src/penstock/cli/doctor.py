@@ -334,8 +334,7 @@ def look_at_delivery(printed: str, failure: str) -> Finding:
         "See memory and open files above. num_workers=0 does without workers, "
         'backend="thread" without processes.'
     )
-    found, remedy = (failure, remedy) if failure else (printed, "")
-    return Finding("workers", "trial", found, remedy, is_problem=True)
+    return Finding("workers", "trial", failure or printed, failure and remedy, is_problem=True)
 
 
 def _own_requirements() -> list[str]:
@@ -387,6 +386,8 @@ def look_at_extra(extra: str, needed: Iterable[tuple[str, str]]) -> Finding:
     found = ", ".join(here)
     if broken:
         remedy = f"Repair what it names, or pip install --force-reinstall {' '.join(broken)}."
+        if "torch" in broken:
+            remedy += " Give pip the --index-url of torch's build (CPU, CUDA), or it takes another."
         return Finding("extras", extra, found, remedy, is_problem=True)
     if missing:
         how = install_command(extra)

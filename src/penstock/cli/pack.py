@@ -194,14 +194,11 @@ def _stopping(dst: str) -> Iterator[None]:
         if isinstance(error, WorkerDied) and not was_terminated():
             raise
         kind, place = parse(dst)
-        text = "stopped before anything was packed."
+        text = "Nothing was packed."
         if kind == "mongodb" or Path(f"{place}.partial").exists():
             kept = "beside the collection" if kind == "mongodb" else f"in {place}.partial"
-            text = (
-                f"stopped. What was packed so far is kept {kept}: the same command with --resume "
-            )
-            text += "goes on."
-        say(f"penstock: {text}", err=True)
+            text = f"What was packed so far is kept {kept}: the same command with --resume goes on."
+        say(f"penstock: stopped. {text}", err=True)
         raise KeyboardInterrupt from None
 
 

@@ -114,6 +114,7 @@ def _figures(run: SavedRun) -> dict[str, tuple[float | None, Callable[[Any], str
     for number, loader in enumerate(run.loaders, 1):  # one line may have made several
         name = f"{number}. {loader.made_at}"
         figures |= {
+            f"{name}: workers": (loader.num_workers, "{:,}".format),
             f"{name}: samples": (loader.run.samples, "{:,}".format),
             f"{name}: waiting": (loader.run.wait_s, duration),
             f"{name}: first batch": (loader.first_batch_s, duration),

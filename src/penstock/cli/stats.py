@@ -7,6 +7,7 @@ import io
 import math
 import textwrap
 import warnings
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import numpy as np
@@ -211,7 +212,7 @@ def _sizes(
                 if is_code and not isinstance(error, StoreError):
                     raise
             else:
-                num_bytes.append(_size_of(sample, shapes_px))
+                num_bytes.append(_bytes_of(sample, shapes_px))
             bar.show(done, num_read, "read for sizes")
     shapes = np.array([shape for shape in shapes_px if shape], np.int64).reshape(-1, 2)
     return {
@@ -227,20 +228,26 @@ def _sizes(
     }
 
 
-def _size_of(sample: Any, shapes_px: list[tuple[int, int] | None]) -> int:  # noqa: ANN401
-    """Return a sample's bytes in a store, and add its images' sizes; None for no header."""
+def _bytes_of(value: Any, shapes_px: list[tuple[int, int] | None]) -> int:  # noqa: ANN401
+    """Return the bytes of a sample's leaves, and add its images' sizes; None for no header."""
     from PIL import Image
 
-    from penstock.stores.pack_source import images_in
-    from penstock.stores.records import encode_record
+    from penstock.stores.records import EncodedImage
 
-    for encoded in images_in(sample):
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, (tuple, list)):
+        return sum(_bytes_of(part, shapes_px) for part in value)
+    if isinstance(value, str):
+        return len(value.encode("utf-8", "surrogatepass"))
+    if isinstance(value, EncodedImage):
         try:
-            with Image.open(io.BytesIO(encoded.data)) as image:  # no pixel is decoded
+            with Image.open(io.BytesIO(value.data)) as image:  # no pixel is decoded
                 shapes_px.append((image.height, image.width))
         except Exception:  # over damaged data Pillow raises nearly anything
             shapes_px.append(None)
-    return len(encode_record("", sample).data)
+        value = value.data
+    return len(value) if isinstance(value, bytes) else int(getattr(value, "nbytes", 0))
 
 
 def _count_objects(dataset: AnnotatedImages) -> dict[str, Any]:
@@ -283,7 +290,8 @@ def _tables(record: dict[str, Any]) -> list[str]:
     advice = " `penstock check` lists those that cannot be read." if sizes["num_damaged"] else ""
     lines += ["", *aligned([[printable(record["address"]), ""], *_size_rows(record)]), ""]
     lines += _wrapped(
-        f"Sizes from {read}: bytes of records as packed; pixels from the images' headers.{advice}"
+        f"Sizes from {read}: bytes of images, arrays and texts; pixels from the images' "
+        f"headers.{advice}"
     )
     if "objects" in record:
         lines += ["", *_wrapped(_about_objects(record["objects"]))]

@@ -172,7 +172,7 @@ def _try_all(
     turns: list[tuple[Setting, Turn]] = []
     is_stopped = False
     with Bar() as bar, warnings.catch_warnings(), errors_in_code(src):
-        # They are named below the table.
+        # They are counted below the table.
         warnings.filterwarnings("ignore", r"epoch \d+: .* bad sample", UserWarning)
         try:
             for _, setting in itertools.product(range(rounds), settings):
@@ -241,11 +241,7 @@ def _record(results: Results, best: Setting, work: TrialWork, src: str) -> dict[
         "num_bad_samples": len(work.bad_samples),
         "best": {**best._asdict(), "line": work.lines(best)[-1]},
         "settings": [
-            {
-                **setting._asdict(),
-                **_figures(turns),
-                "rounds": [turn._asdict() for turn in turns],
-            }
+            {**setting._asdict(), **_figures(turns), "rounds": [t._asdict() for t in turns]}
             for setting, turns in results.items()
         ],
     }

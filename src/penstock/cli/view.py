@@ -81,10 +81,7 @@ def view(
         raise ConfigError("name SRC or --loader MODULE:NAME, one of the two.")
     check_output("--output", output)
     if output.suffix.lower() != ".png":
-        raise ConfigError(
-            f"cannot write --output {output}: a contact sheet is a PNG file; name one that ends in "
-            ".png."
-        )
+        raise ConfigError(f"--output {output}: a contact sheet is PNG; name a file so, as a.png.")
     if src is not None:
         policy = bad_boxes.value if bad_boxes else "fix"
         given = {"split": split, "columns": list_columns, "bad_boxes": policy}
@@ -94,10 +91,9 @@ def view(
             "split": split, "seed": seed, "transform": transform, "mosaic": mosaic,
             "bad_boxes": bad_boxes, **list_columns,
         }  # fmt: skip
-        for option, value in of_dataset.items():
-            if value is not None:
-                option = options.option_of(option)
-                raise ConfigError(f"{option} is not for --loader, which makes its batches itself.")
+        used = [options.option_of(name) for name, value in of_dataset.items() if value is not None]
+        if used:
+            raise ConfigError(f"{used[0]} is not for --loader, which makes its batches itself.")
         (shown, names), failed = _samples_of_loader(str(loader), num_images), []
     if not shown:
         raise ConfigError(f"no image can be shown: {': '.join(failed[0])}")
@@ -108,8 +104,7 @@ def view(
     for name, reason in failed:
         say(name, without_password(reason))
     lost = f" and {len(failed)} that cannot be read" if failed else ""
-    size = f"{sheet.shape[1]} x {sheet.shape[0]}"
-    say(f"{output}: {counted(len(shown), 'image')}{lost}, {size}")
+    say(f"{output}: {counted(len(shown), 'image')}{lost}, {sheet.shape[1]} x {sheet.shape[0]}")
     if failed:
         raise typer.Exit(1)
 

@@ -168,7 +168,7 @@ class Book:
             # Runs after the program's own handlers. Not atexit: a child of multiprocessing ends by
             # os._exit, which skips it.
             util.Finalize(None, self.end, exitpriority=-1)
-            # Not at the end, when the process group may be gone.
+            # At the end as well, when a process group may be there, or this one gone.
             self._is_another_rank = _is_another_rank()
             if self._options.save and not self._is_another_rank:
                 self._usage = Usage(self._options)
@@ -200,7 +200,7 @@ class Book:
         used = None if self._usage is None else self._usage.end()  # without the cost of the report
         for opened in list(self._open):
             opened.close()
-        if not self._accounts or self._is_another_rank:
+        if not self._accounts or self._is_another_rank or _is_another_rank():
             return
         accounts = [a for a in self._accounts.values() if a.run.batches]
         lines = [line for account in accounts for line in account.lines()]

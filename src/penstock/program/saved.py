@@ -24,11 +24,10 @@ if TYPE_CHECKING:
     from penstock.program.options import Options
 
 _FORMAT: Final = "penstock run"
-_VERSION: Final = 1
+_VERSION: Final = 2
 _EVERY_S: Final = 1.0
-_REST: Final = (
-    50  # pause, in times of a sample: it walks all pages, 3 ms for 300 MB, 1 s for 100 GB
-)
+# Pause, in times of a sample: it walks all pages, 3 ms for 300 MB, 1 s for 100 GB.
+_REST: Final = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,10 +73,7 @@ def is_saved_run(data: object) -> TypeGuard[Mapping[str, Any]]:
 def run_in(data: object, path: str | os.PathLike[str]) -> SavedRun:
     """Return the run that a file holds; ConfigError if it holds anything else or is damaged."""
     if not is_saved_run(data):
-        raise ConfigError(
-            f"{path} is no file that `penstock run --save` wrote, and these alone are put side by "
-            "side."
-        )
+        raise ConfigError(f"{path} is no file that `penstock run --save` wrote: name such files.")
     found: SavedRun = read_versioned(SavedRun, data, _VERSION, f"saved run {path}")
     return found
 

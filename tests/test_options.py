@@ -13,6 +13,7 @@ from torch.utils.data import IterableDataset
 
 from penstock import Loader
 from penstock.engine.backends import BACKENDS, traits_of
+from penstock.errors import ConfigError
 from penstock.options import Auto, LoaderOptions
 from penstock.torch import DataLoader
 from penstock.torch.loader import _make_plan
@@ -59,6 +60,11 @@ def test_traits_tell_the_backends_apart():
     assert [name for name in BACKENDS if not traits_of(name).is_local] == ["ray"]
     assert [name for name in BACKENDS if traits_of(name).has_start_method] == ["process"]
     assert traits_of("serial").is_local
+
+
+def test_single_samples_and_drop_last_contradict_each_other():
+    with pytest.raises(ConfigError, match="single samples"):
+        Loader(DATA, batch_size=None, drop_last=True)
 
 
 def test_limits_stay_with_a_number_that_is_handed_on():

@@ -209,6 +209,9 @@ def test_the_length_of_a_stream_is_not_asked_of_the_loader():
     loader = dropin.DataLoader(LongStream())
     assert "length" not in repr(loader)
     assert len(list(loader)) == 9
+    theirs = stock.DataLoader(LongStream())
+    assert "loader=DataLoader, " in repr(dropin.DevicePrefetcher(theirs, "cpu"))
+    assert len(list(theirs)) == 9
 
 
 def test_what_cannot_be_had_ends_the_line_and_does_not_raise():

@@ -122,7 +122,7 @@ def test_a_death_is_described_with_all_that_is_known():
     before = replace(NOW, group_oom_kills=3)
     assert advice_on_kill(NOW, before, 11_200 * MB) == (
         "It had used up to 11.2 GB. The machine has 40.0 GB of 64.0 GB left. The control group "
-        "(the container) has 200.0 MB of 12.0 GB left. The system's OOM killer ended it. Memory "
+        "(the container) has 200 MB of 12.0 GB left. The system's OOM killer ended it. Memory "
         "ran out: try fewer workers or a smaller prefetch_factor."
     )
 
@@ -130,7 +130,7 @@ def test_a_death_is_described_with_all_that_is_known():
 @pytest.mark.parametrize("memory", [SystemMemory(25 * GB, GB), SystemMemory(group_oom_kills=1)])
 def test_without_another_kill_of_the_group_other_causes_are_named(memory):
     advice = advice_on_kill(memory, SystemMemory(group_oom_kills=1), 200 * MB)
-    assert advice.startswith("It had used up to 200.0 MB.")
+    assert advice.startswith("It had used up to 200 MB.")
     assert "Something killed it from outside (kill -9, a job scheduler" in advice
     assert "fewer workers or a smaller prefetch_factor" in advice
 
@@ -138,8 +138,8 @@ def test_without_another_kill_of_the_group_other_causes_are_named(memory):
 def test_batches_that_fit_give_no_warning_and_others_name_whose_limit_it_is():
     assert memory_warning(50 * MB, 4, NOW) is None
     assert memory_warning(51 * MB, 4, NOW) == (
-        "4 batches of 51.0 MB on their way need 204.0 MB, and the control group (the container) "
-        "has 200.0 MB left: workers may be killed. Lower num_workers, prefetch_factor or "
+        "4 batches of 51.0 MB on their way need 204 MB, and the control group (the container) "
+        "has 200 MB left: workers may be killed. Lower num_workers, prefetch_factor or "
         "batch_size."
     )
     text = memory_warning(11 * GB, 4, replace(NOW, limit_bytes=None, left_in_group_bytes=None))

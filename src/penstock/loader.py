@@ -7,13 +7,12 @@ import itertools
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from penstock.data.dataset import IterableDataset, adapted
-from penstock.distributed import Rank, current_rank
 from penstock.engine.fault_log import FaultLog
 from penstock.epochs import EpochIterator, Schedule, worker_base_seed
 from penstock.errors import ConfigError
 from penstock.indices import SeededIndices, StreamSource, check_samplers, tell_epoch, tell_seed
 from penstock.insight.monitor import Monitor, Observed
-from penstock.options import LoaderOptions, plan_of
+from penstock.options import LoaderOptions, plan_of, rank_of_shard
 from penstock.randomness.kept import warn_of_kept_generators
 from penstock.randomness.keys import checked_count
 from penstock.sampling import BatchSampler, RandomSampler, SequentialSampler
@@ -49,17 +48,8 @@ class EpochLoader(Observed):
             self.batch_size,
             drop_last=self.drop_last,
             num_workers=self.num_workers,
-            rank=self._rank,
+            rank=rank_of_shard(self._seed),
         )
-
-    @property
-    def _rank(self) -> Rank:
-        try:
-            return current_rank()
-        except ConfigError:
-            if self._seed is None:
-                return Rank(0, 1)  # torch does not read it; `shard` then has no ranks
-            raise
 
     @property
     def epoch(self) -> int:
@@ -308,11 +298,7 @@ class Loader(EpochLoader, Generic[SampleT]):
         return self._seed
 
     def _plan(self) -> Plan:
-        return plan_of(
-            self,
-            worker_base_seed(self._seed),
-            collate_fn=self.collate_fn,
-        )
+        return plan_of(self, worker_base_seed(self._seed), collate_fn=self.collate_fn)
 
     def _source(self) -> IndexSource:
         if self._is_iterable:
@@ -349,4 +335,8 @@ def _check_orders(
         raise ConfigError(
             "batch_sampler option is mutually exclusive with batch_size, shuffle, sampler and "
             f"drop_last, got {batch_size=}, {shuffle=}, {sampler=}, {drop_last=}"
+        )
+    if batch_size is None and drop_last:
+        raise ConfigError(
+            "batch_size=None gives single samples and is mutually exclusive with drop_last=True"
         )

@@ -8,7 +8,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.distributed import Rank
+from penstock.distributed import Rank, current_rank
 from penstock.engine.backends import BACKENDS, traits_of
 from penstock.engine.plan import Plan, WorkerSpec
 from penstock.errors import ConfigError
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from penstock.engine.plan import Framework
     from penstock.transport.page_lock import PageLock
 
-__all__ = ["Auto", "LoaderOptions", "Ray", "backend_name", "plan_of"]
+__all__ = ["Auto", "LoaderOptions", "Ray", "backend_name", "plan_of", "rank_of_shard"]
 
 _MODES: Final = ("auto", "light", "full")
 # The options of `Actor.options` that the engine decides, by on_error and prefetch_factor.
@@ -118,6 +118,12 @@ class LoaderOptions:
             if found[name] not in names:
                 raise ConfigError(f"{name} must be one of {names}, got {found[name]!r}")
         traits, context = traits_of(self.backend), self.multiprocessing_context
+        methods = multiprocessing.get_all_start_methods()
+        if isinstance(context, str) and context not in methods:
+            raise ConfigError(
+                f"multiprocessing_context option should specify a valid start method in {methods}, "
+                f"got {context!r}"
+            )
         # torch's loader starts whatever `context.Process` is: MONAI's gives threads.
         process = getattr(context, "Process", None)
         is_thread = isinstance(process, type) and issubclass(process, threading.Thread)
@@ -173,19 +179,29 @@ class LoaderOptions:
     def _check_workers(self, num_workers: Any) -> None:  # noqa: ANN401 - whatever the user gave
         if not hasattr(num_workers, "__index__"):  # numpy's integers are welcome
             raise TypeError(f'num_workers must be an int, "auto" or an Auto, got {num_workers!r}')
-        for name, value, least in (
-            ("num_workers", num_workers, 0),
-            ("timeout", self.timeout, 0),
-            ("prefetch_factor", self.prefetch_factor, 1),
-        ):
-            if value is not None and not value >= least:
-                raise ConfigError(f"{name} option should be at least {least}, got {value}")
+        for name, value in (("num_workers", num_workers), ("timeout", self.timeout)):
+            if not value >= 0:
+                raise ConfigError(f"{name} option should be non-negative, got {value}")
+        if self.prefetch_factor is not None and self.prefetch_factor < 1:
+            raise ConfigError(
+                f"prefetch_factor option should be at least 1, got {self.prefetch_factor}"
+            )
         for name in ("prefetch_factor", "persistent_workers", "timeout"):
             value = getattr(self, name)
             if value and num_workers == 0:
                 raise ConfigError(
                     f"{name} option needs num_workers > 0, got {name}={value} with num_workers=0"
                 )
+
+
+def rank_of_shard(seed: int | None) -> Rank:
+    """Return which rank's share of a stream is read."""
+    try:
+        return current_rank()
+    except ConfigError:
+        if seed is None:
+            return Rank(0, 1)  # torch does not read it; `shard` then has no ranks
+        raise
 
 
 def plan_of(
@@ -198,7 +214,7 @@ def plan_of(
 ) -> Plan:
     """Return the plan of an iterator, by the loader's options and its present attributes."""
     options, monitor = loader._options, loader._monitor
-    rank = loader._rank if options.is_iterable else Rank(0, 1)
+    rank = rank_of_shard(loader._seed) if options.is_iterable else Rank(0, 1)
     spec = WorkerSpec(
         dataset=loader.dataset,
         is_iterable=options.is_iterable,

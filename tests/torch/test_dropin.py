@@ -143,6 +143,7 @@ def test_a_subclass_may_have_attributes_and_properties_of_these_names() -> None:
 
         def __init__(self) -> None:
             self.seed = 3
+            self._rank = 1
             super().__init__(Rows(), seed=7)
 
         @property
@@ -290,6 +291,7 @@ BAD_ARGUMENTS: list[tuple[dict[str, Any], str, type[Exception] | None]] = [
     ({"timeout": -1}, "-1", ValueError),
     ({"timeout": -0.5, "num_workers": 1}, "-0.5", ValueError),
     ({"timeout": "7", "num_workers": 1}, "str", TypeError),
+    ({"timeout": None, "num_workers": 1}, "NoneType", TypeError),
     ({"prefetch_factor": 2}, "2", ValueError),
     ({"prefetch_factor": 0, "num_workers": 1}, "0", None),
     ({"prefetch_factor": -1, "num_workers": 1}, "-1", ValueError),
@@ -309,7 +311,11 @@ BAD_ARGUMENTS: list[tuple[dict[str, Any], str, type[Exception] | None]] = [
     ({"dataset": Stream(), "shuffle": True}, "True", ValueError),
     ({"dataset": Stream(), "sampler": [0, 1]}, r"\[0, 1\]", ValueError),
     ({"dataset": Stream(), "batch_sampler": [[0, 1]]}, r"\[\[0, 1\]\]", ValueError),
-    ({"multiprocessing_context": "bogus", "num_workers": 1}, "bogus", ValueError),
+    (
+        {"multiprocessing_context": "bogus", "num_workers": 1},
+        "valid start.*bogus",
+        ValueError,
+    ),
     ({"multiprocessing_context": 3, "num_workers": 1}, "3", TypeError),
     ({"multiprocessing_context": "fork"}, "num_workers=0", ValueError),
     ({"dataset": Rows(0), "shuffle": True, "sampler": [0]}, "shuffle", ValueError),

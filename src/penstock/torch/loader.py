@@ -401,13 +401,8 @@ def _make_plan(loader: DataLoader[Any], base_seed: int, page_lock: PageLock | No
     is_default = loader.collate_fn is (
         default_collate if loader._auto_collation else default_convert
     )
-    return plan_of(
-        loader,
-        base_seed,
-        collate_fn=None if is_default else loader.collate_fn,
-        framework=_TORCH,
-        page_lock=page_lock,
-    )
+    collate_fn = None if is_default else loader.collate_fn
+    return plan_of(loader, base_seed, collate_fn=collate_fn, framework=_TORCH, page_lock=page_lock)
 
 
 def _pin_for() -> torch.device | None:

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 _STOCK: Final = torch.utils.data.DataLoader
 _PLACES: Final = (torch.utils.data, torch.utils.data.dataloader)
 _INIT: Final[Callable[..., None]] = DataLoader.__init__
-
-
 _SETTINGS: Final = frozenset({"num_workers", "backend", "seed", "on_error", "progress"})
 
 

@@ -44,8 +44,8 @@ class AsTorch(BatchStream):
         warnings.warn(
             f"Length of IterableDataset {self._plan.spec.dataset} was reported to be {len_called} "
             f"(when accessing len(dataloader)), but {self.num_yielded} samples have been fetched. "
-            "Each worker iterates its own copy of the dataset: give each its share by "
-            "get_worker_info().",
+            "For multiprocessing data-loading, this is as each worker iterates its own copy of the "
+            "dataset: give each its share by get_worker_info().",
             stacklevel=users_level(),
         )
 

@@ -71,7 +71,9 @@ class DevicePrefetcher(Summarized):
         self.transform = transform
 
     def _summary(self) -> Iterator[tuple[str, object]]:
-        yield "loader", kind_of(self.loader)
+        # torch's own loader remembers that its length was asked for, and warns later.
+        is_ours = isinstance(self.loader, Summarized)
+        yield "loader", kind_of(self.loader) if is_ours else type(self.loader).__name__
         yield "device", str(self.device)
         if self.transform is not None:
             yield "transform", self.transform

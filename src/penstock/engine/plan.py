@@ -190,16 +190,6 @@ class Plan:
         """Of the backend."""
         return traits_of(self.backend)
 
-    @property
-    def lookahead(self) -> int:
-        """Steps under way at a time, over all workers."""
-        return self.num_workers * self.prefetch_factor
-
-    @property
-    def is_worker_free(self) -> bool:
-        """Whether it shows nowhere which worker makes a batch."""
-        return self.spec.seed is not None and not self.spec.is_iterable
-
 
 class ShardPosition(NamedTuple):
     """How far one worker is in its shard of an iterable dataset.

@@ -102,7 +102,7 @@ class Mapping:
     def view(self) -> ctypes.Array[ctypes.c_ubyte]:
         """Return a fresh writable view of all bytes, which keeps the mapping alive.
 
-        Each call gives a new object, so that a weak reference to it tells when this one use is
+        Each call gives a new object, so that a weak reference to it says when this one use is
         over.
         """
         view = _array_class(self.size_bytes).from_address(self.address)

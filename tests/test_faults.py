@@ -312,13 +312,21 @@ def test_the_transform_that_raised_is_named(dataset):
     assert any("in its transform Crop" in note for note in caught.value.__notes__)
 
 
+class Odd(Numbers):
+    def __getitem__(self, index):
+        return np.full(4 if index in self.bad else 3, index)
+
+
+def test_samples_that_fit_each_other_and_not_the_others_are_the_bad_ones():
+    policy = FaultPolicy("skip", max_failures=10)
+    loader = Loader(Odd(bad=range(5)), batch_size=20, on_error=policy)
+    assert [len(batch) for batch in loader] == [15, 20]
+    assert [f.index for f in loader.failures] == [0, 1, 2, 3, 4]
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("on_error", ["skip", "replace"])
 def test_a_sample_that_does_not_fit_the_others_is_the_bad_one(on_error, num_workers):
-    class Odd(Numbers):
-        def __getitem__(self, index):
-            return np.full(4 if index in self.bad else 3, index)
-
     loader = Loader(Odd(bad={6, 20}), batch_size=5, num_workers=num_workers, on_error=on_error)
     batches = [batch[:, 0].tolist() for batch in loader]
     assert [f.index for f in loader.failures] == [6, 20]
@@ -439,14 +447,17 @@ def test_a_sample_that_raises_stop_iteration_is_bad_and_does_not_end_the_epoch(o
     assert isinstance(loader.failures[0].error, StopIteration)
 
 
-def test_an_iterator_that_raises_for_ever_is_given_up():
-    loader = Loader(
-        Counting(length=10**9, bad=range(3, 10**4)),
-        batch_size=4,
-        on_error=FaultPolicy("replace", max_failures=None),
-    )
-    with pytest.raises(TooManyFailures, match="100 others that were drawn"):
+@pytest.mark.parametrize("on_error", ["skip", "replace"])
+def test_an_iterator_that_raises_for_ever_is_given_up(on_error):
+    policy = FaultPolicy(on_error, max_failures=None)
+    loader = Loader(Counting(10**4, bad=range(3, 10**4)), batch_size=4, on_error=policy)
+    with pytest.raises(OSError, match="cannot read") as caught:
         list(loader)
+    assert any("100 times in a row" in note for note in caught.value.__notes__)
+    scattered = Counting(340, bad=set(range(340)) - {50, 150, 250})  # 99 in a row
+    loader = Loader(scattered, batch_size=4, on_error=policy)
+    with pytest.warns(UserWarning, match="337 bad samples"):
+        assert [int(i) for batch in loader for i in batch] == [50, 150, 250]
 
 
 def test_failures_hold_no_frames_and_a_loader_pickles_without_them():

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 
 import pytest
 
-from penstock.engine.pickling import report_exception, revive_exception
+from penstock.engine.pickling import report_exception, revive_exception, unpicklable_error
+from penstock.engine.plan import WorkerSpec
 from penstock.errors import CollateError
 
 
@@ -65,3 +67,9 @@ def test_one_that_does_not_pickle_arrives_with_its_text():
     assert type(got) is RuntimeError
     assert "HoldsALock: it holds a lock" in str(got)
     assert "test_pickling.py" in str(got.__cause__)
+
+
+def test_what_a_partial_function_holds_is_named():
+    collate = functools.partial(print, end="", file=threading.Lock())
+    error = unpicklable_error(WorkerSpec([], False, True, collate_fn=collate), TypeError())
+    assert str(error).startswith("collate_fn.file cannot be sent to a worker: ")

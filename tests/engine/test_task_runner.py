@@ -444,14 +444,15 @@ def test_a_result_crosses_to_another_process():
     assert isinstance(pickle.loads(bad.error.pickled), Broken)
 
 
-def test_no_result_keeps_what_raised_alive():
+@pytest.mark.parametrize("kind", [OneByOne, Iterator])
+def test_no_result_keeps_what_raised_alive(kind):
     """Its traceback has the frames of the runner; a result in one of them would be a cycle."""
 
     class Local(Broken):
         pass
 
-    class Fails(Samples):
-        def __getitem__(self, index):
+    class Fails(kind):
+        def sample(self, index):
             raise Local
 
     worker = worker_of(Fails())

@@ -54,11 +54,12 @@ REFUSED = """
 
 
 def test_the_connection_there_is_is_used(cluster):
-    for address in (None, "auto", "local", cluster.address):
+    on_localhost = "localhost:" + cluster.address.rpartition(":")[2]
+    for address in (None, "auto", "local", cluster.address, on_localhost):
         assert connect(Ray(address)) is cluster.ray
 
 
-@pytest.mark.parametrize("other", ["192.0.2.77:6379", "nonsense"])
+@pytest.mark.parametrize("other", ["192.0.2.77:6379", "localhost:1", "nonsense"])
 def test_another_cluster_than_the_one_connected_to_is_refused(cluster, other):
     with pytest.raises(ConfigError, match=f"cluster at {cluster.address}, got address='{other}'"):
         connect(Ray(other))

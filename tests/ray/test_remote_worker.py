@@ -149,7 +149,8 @@ class Watch:
             return
         assert worker.is_ready, "sent before the spec was open"
         # Where to go on is noted until it is known to have come: the first answer says so.
-        position = None if worker._generation == 1 else ShardPosition(2)
+        has_begun = asked.args[3] > 0
+        position = None if has_begun or worker._generation == 1 else ShardPosition(2)
         assert asked.begun == (worker._generation, 1, False, position)
         generation, step = asked.begun.generation, asked.task.step
         assert asked.number == self.numbers.get(generation, 0), "not the next number"

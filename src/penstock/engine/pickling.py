@@ -136,7 +136,7 @@ def _children(path: str, value: Any) -> Iterator[tuple[str, object]]:  # noqa: A
         yield from ((f"{path}[{k}]", member) for k, member in enumerate(value))
     elif not isinstance(value, _BY_NAME):
         with contextlib.suppress(Exception):
-            state = value.__getstate__()
+            state = value.__reduce_ex__(4)[2]  # of a `functools.partial`, its keywords too
             for attributes in state if isinstance(state, tuple) else (state,):
                 if isinstance(attributes, dict):
                     yield from ((f"{path}.{name}", of) for name, of in attributes.items())

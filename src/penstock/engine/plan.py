@@ -102,9 +102,9 @@ class Framework:
 
     Attributes:
         root: Its top-level module. Once a worker has imported that, `adapter` is imported too.
-        adapter: Our module that knows it; it has `prepare_worker(info)`, called once in each
-            worker, `collator(empty)`, which gives the default collate (see
-            `penstock.collate.Collator`), and `tensor_of(array)`.
+        adapter: Our module for it, with `prepare_worker(info)`, called once in each worker,
+            `collator(empty)`, which returns the default collate (see `penstock.collate.Collator`),
+            and `tensor_of(array)`.
     """
 
     root: str
@@ -189,16 +189,6 @@ class Plan:
     def traits(self) -> BackendTraits:
         """Of the backend."""
         return traits_of(self.backend)
-
-    @property
-    def lookahead(self) -> int:
-        """Steps under way at a time, over all workers."""
-        return self.num_workers * self.prefetch_factor
-
-    @property
-    def is_worker_free(self) -> bool:
-        """Whether it shows nowhere which worker makes a batch."""
-        return self.spec.seed is not None and not self.spec.is_iterable
 
 
 class ShardPosition(NamedTuple):

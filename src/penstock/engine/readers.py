@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 _ONE_SAMPLE: Final = "while reading sample "
 # Between two states of a dataset: this many times the duration of taking one, so 2 % of the time.
 _STATE_INTERVAL: Final = 50.0
+_LONGEST_RUN: Final = 100  # exceptions in a row, after which an iterator is given up
 
 
 class MapReader(Reader):
@@ -254,6 +255,7 @@ class ShardReader(Reader):
         self.is_untouched = True
         self._state_at = 0  # batches after which its state was taken last
         self._next_state_s = 0.0
+        self._num_failed = 0  # in a row
         self._can_resume = can_resume(spec.dataset)
         self._iterator = self._begin(position)
         # Not the iterator itself: `islice` calls `iter` on it, which may begin it anew.
@@ -331,6 +333,7 @@ class ShardReader(Reader):
             else:
                 self._streams.begin_sample(item.place, item.attempt)
         sample = next(self._iterator)
+        self._num_failed = 0
         if is_first and self._num_batches == 1 and self._num_workers > 1 and not was_asked():
             with contextlib.suppress(Exception):  # it cannot be pickled: there is just no warning
                 pickled = pickle.dumps(sample, protocol=5)
@@ -339,6 +342,7 @@ class ShardReader(Reader):
 
     def is_spent(self, error: Exception) -> bool:
         """Return whether the iterator cannot go on after `error`; if so, note why in it."""
+        self._num_failed += 1
         if inspect.isgenerator(self._iterator):
             annotate(
                 error,
@@ -347,7 +351,9 @@ class ShardReader(Reader):
                 "class with __next__, which can go on.",
             )
             return True
-        return False
+        if self._num_failed == _LONGEST_RUN:
+            annotate(error, f"The iterator raised {_LONGEST_RUN} times in a row.")
+        return self._num_failed >= _LONGEST_RUN
 
     # The position.
 

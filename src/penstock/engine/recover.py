@@ -286,12 +286,14 @@ class Recovery:
         if not self._spec.is_batched or len(taken) == 1 or 0 < len(failed) < len(taken):
             return failed
         # All alike: none is bad by itself, or the collate function needs more than one.
-        for reference in taken[:_MOST_REFERENCES]:
+        reference = taken[0]
+        for _ in range(_MOST_REFERENCES):
             others = [item for item in taken if item is not reference]
             pairs = [(item, self._trial([reference, item], position)) for item in others]
             misfits = [(item, error) for item, error in pairs if error is not None]
             if len(misfits) * 2 <= len(taken):
                 return misfits
+            reference = misfits[0][0]  # not a sample like one that fits few others
         return []
 
 

@@ -13,6 +13,7 @@ import enum
 import faulthandler
 import os
 import pickle
+import re
 import resource
 import signal
 import sys
@@ -43,6 +44,8 @@ _RSS_UNIT: Final = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss
 # Asks a worker for its stacks. A real-time signal: no program uses this one by habit.
 _STACKS_SIGNAL: Final = signal.SIGRTMAX - 3 if hasattr(signal, "SIGRTMAX") else signal.SIGUSR2
 _LONGEST_DUMP_S: Final = 2.0
+# In a dump of stacks: a thread's frames from the engine's first on; a thread of the engine's own.
+_OURS: Final = re.compile(r'^(Thread .*\n)?  File ".*/penstock/engine/.*\n(  .*\n)*', re.MULTILINE)
 _INTERRUPTED_LATELY_S: Final = 5.0  # an interrupted program may do some things before it ends
 _READS: Final = 100  # of a page that changes while it is read; one takes some microseconds
 # Timing a sample takes 0.1 us in a busy loop, and 2 us after a sleep, when the caches are cold:
@@ -350,7 +353,8 @@ class StatusPage:
         """Return the stacks that were written since the last call; empty if none."""
         text = self._unread_stacks()
         self._read_to += len(text)
-        return text.decode("utf-8", "replace").partition("Extension modules:")[0].strip()
+        dump = text.decode("utf-8", "replace").partition("Extension modules:")[0]
+        return _OURS.sub("", dump).strip()
 
     def _unread_stacks(self) -> bytes:
         return bytes(self._bytes[self._read_to :]).partition(b"\0")[0]

@@ -357,14 +357,17 @@ class BatchMaker:
         reader = self._reader
         assert reader is not None
         place = reader.place()
+        if self._spec.faults.tolerates:
+            items = reader.take(self.recovery.fill, count)
+            self.num_asked = len(items)
+            return self.recovery.join(items, place)
         # No sample of a stream is known by its number, so that of a quick one need not be noted.
         is_quick = self._random is None and self._status.number_cell() is not None
-        if is_quick and not (reader.is_untouched or self._spec.faults.tolerates):
+        if is_quick and not reader.is_untouched:
             samples = reader.take_samples(count)
-            return self._assembler.finish(self._assembler.collate(samples, place))
-        items = reader.take(self.recovery.fill, count)
-        self.num_asked = len(items) if self._spec.faults.tolerates else 0
-        return self.recovery.join(items, place)
+        else:
+            samples = [item.sample for item in reader.take(self._fill, count)]
+        return self._assembler.finish(self._assembler.collate(samples, place))
 
     def _fill(self, item: BatchItem) -> None:
         assert self._reader is not None

@@ -127,7 +127,9 @@ class WorkerStream(BatchStream):
             self._generation = self.backend.begin_epoch(epoch)
         plan, given = self._plan, epoch.progress.given
         num_workers, prefetch_factor = self._wanted
-        any_worker = plan.is_worker_free or bool(plan.max_workers)
+        # With a seed it shows nowhere which worker makes a batch, but of a stream.
+        is_alike = plan.spec.seed is not None and not plan.spec.is_iterable
+        any_worker = is_alike or bool(plan.max_workers)
         turn = given.turn if plan.spec.is_iterable else given.num_steps
         self._scheduler = scheduler.Scheduler(
             num_workers,

@@ -51,7 +51,7 @@ _warned: weakref.WeakSet[Callable[[int], object]] = weakref.WeakSet()
 
 
 class KnownWorker:
-    """One worker, as the main process knows it; each backend has a subclass.
+    """The main process's record of one worker; each backend has a subclass.
 
     Attributes:
         worker_id: Number of the worker.

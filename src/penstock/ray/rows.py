@@ -201,7 +201,7 @@ class RayStream(IterableDataset[dict[str, Any]]):
                 yield row
 
     def _digest(self) -> str:
-        """Return what tells the row given last from others."""
+        """Return a digest of the row given last."""
         with np.printoptions(threshold=64, precision=17):
             return hashlib.blake2b(repr(self._last).encode(), digest_size=16).hexdigest()
 

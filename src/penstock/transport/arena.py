@@ -31,6 +31,7 @@ import os
 import time
 import weakref
 from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -191,16 +192,14 @@ class SlotPool:
         return retired
 
 
+@dataclass(slots=True)
 class _Head:
     """Where the next array of a lane goes: a slot, and how much of it is taken."""
 
-    __slots__ = ("mapping", "offset", "slot", "used_bytes")
-
-    def __init__(self) -> None:
-        self.slot = -1
-        self.mapping: Mapping | None = None
-        self.offset = 0
-        self.used_bytes = 0  # of this batch, over all its slots
+    slot: int = -1
+    mapping: Mapping | None = None
+    offset: int = 0
+    used_bytes: int = 0  # of this batch, over all its slots
 
     def has_room(self, size_bytes: int) -> bool:
         return self.mapping is not None and self.offset + size_bytes <= self.mapping.size_bytes

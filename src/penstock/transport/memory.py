@@ -21,6 +21,7 @@ import mmap
 import os
 import secrets
 import weakref
+from ctypes import c_int, c_size_t, c_ssize_t, c_void_p
 from functools import cache
 from typing import TYPE_CHECKING, Final
 
@@ -35,22 +36,15 @@ if TYPE_CHECKING:
 
     from penstock.transport.page_lock import PageLock
 
-_MAP_FAILED: Final = ctypes.c_void_p(-1).value
+_MAP_FAILED: Final = c_void_p(-1).value
 
 
 @cache
 def _libc() -> ctypes.CDLL:
     libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = (
-        ctypes.c_void_p,
-        ctypes.c_size_t,
-        ctypes.c_int,
-        ctypes.c_int,
-        ctypes.c_int,
-        ctypes.c_ssize_t,
-    )
-    libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+    libc.mmap.restype = c_void_p
+    libc.mmap.argtypes = (c_void_p, c_size_t, c_int, c_int, c_int, c_ssize_t)
+    libc.munmap.argtypes = (c_void_p, c_size_t)
     return libc
 
 
@@ -108,7 +102,7 @@ class Mapping:
     def view(self) -> ctypes.Array[ctypes.c_ubyte]:
         """Return a fresh writable view of all bytes, which keeps the mapping alive.
 
-        Each call gives a new object, so that a weak reference to it tells when this one use is
+        Each call gives a new object, so that a weak reference to it says when this one use is
         over.
         """
         view = _array_class(self.size_bytes).from_address(self.address)

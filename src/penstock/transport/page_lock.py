@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the arena has to know of page-locking: memory that a device copies from by itself.
+"""What the arena uses of page-locking: memory that a device copies from by itself.
 
     lock ── batches come and go ── release: unlocked and unmapped, once nothing reads the memory
 
 A copy from page-locked memory goes on after the call that began it. So memory whose last view is
-garbage may still be read: a fence tells when all that had been begun by then is over.
+garbage may still be read: a fence says when all that had been begun by then is over.
 """
 
 from __future__ import annotations

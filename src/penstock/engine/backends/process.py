@@ -209,7 +209,8 @@ class WorkerProcess(KnownWorker):
         """
         if not self._has_ended:
             pidfd = self._pidfd
-            if not self.process.is_alive() if pidfd is None else wait([pidfd], 0):
+            is_over = wait([pidfd], 0) if pidfd is not None else not self.process.is_alive()
+            if is_over:
                 self._note_end()
         return self._has_ended
 
@@ -551,7 +552,8 @@ class ProcessBackend:
         if not self._has_checked_memory and new_slots:
             self._has_checked_memory = True
             batch_bytes = sum(size_bytes for _, size_bytes in new_slots)
-            text = memory_warning(batch_bytes, self._plan.lookahead + 1, self._memory)
+            num_batches = self._plan.num_workers * self._plan.prefetch_factor + 1  # the loop's too
+            text = memory_warning(batch_bytes, num_batches, self._memory)
             if text is not None:
                 warnings.warn(text, RuntimeWarning, stacklevel=users_level())
 

@@ -531,6 +531,8 @@ class RemoteWorker(KnownWorker):
         self._num_taken = 0
         self._early: dict[int, Come] = {}  # by number
         self._begun_message = encode_message(begun)
+        # The dataset's state may be large: it is sent until the actor has it.
+        self._begun_already = encode_message(begun._replace(position=None))
 
     def submit(self, task: Task) -> None:
         """Send a task, behind trials of its samples if it is to be done alone."""
@@ -556,8 +558,9 @@ class RemoteWorker(KnownWorker):
             number, self._next_number = self._next_number, self._next_number + 1
             call = call._replace(number=number)
             self.sent[number] = call
-            args = encode_message(call.task), number, self._num_taken, call.trial
-            self._listen(call, self.actor.make.remote(self._begun_message, *args))
+            begun = self._begun_already if self._num_taken else self._begun_message
+            args = begun, encode_message(call.task), number, self._num_taken, call.trial
+            self._listen(call, self.actor.make.remote(*args))
 
     def take(self, come: Come) -> Iterator[TaskResult]:
         """Yield the results whose turn it is now that this answer has come."""

@@ -13,9 +13,11 @@ Assumptions:
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import signal
+import socket
 import sys
 import threading
 from typing import TYPE_CHECKING
@@ -135,12 +137,21 @@ def _check_same_cluster(ray: ModuleType, address: str | None) -> None:
         return
     _refuse_client(address)
     connected = ray.get_runtime_context().gcs_address
-    if address != connected:
+    here = ray.util.get_node_ip_address()
+    if _resolved(address, here) != _resolved(connected, here):
         raise ConfigError(
             f"this process is connected to the Ray cluster at {connected}, got address="
             f"{without_password(address)!r}. A process has one cluster: leave address out, or call "
             "ray.shutdown() first."
         )
+
+
+def _resolved(address: str, here: str) -> str:
+    """Return an address with the machine's IP in place of its name; `here` is this machine's."""
+    host, _, port = address.rpartition(":")
+    with contextlib.suppress(OSError):
+        host = socket.gethostbyname(host)
+    return f"{here if host.startswith('127.') else host}:{port}"
 
 
 def _init(ray: ModuleType, address: str | None) -> None:

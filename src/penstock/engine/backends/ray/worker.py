@@ -104,7 +104,7 @@ class Handshake(NamedTuple):
 
     Attributes:
         pid: Of its process.
-        node_id: Of its machine, as Ray knows it.
+        node_id: Ray's ID of its machine.
         address: Of its machine.
         versions: What it runs on, in words.
     """
@@ -186,7 +186,7 @@ class RayWorker:
         return self._status.snapshot(), "" if thread is None else stack_of_thread(thread)
 
     async def until_end(self) -> None:
-        """Return when this worker is to end; that it fails tells its caller of a sudden end."""
+        """Return when this worker is to end; the call fails if the process ends before."""
         await self._has_ended.wait()
 
     async def close(self) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 _MOST_SHOWN: Final = 100  # characters of a value in a message
 
@@ -39,6 +39,20 @@ def checked_whole(name: str, value: Any, lowest: int, highest: float = math.inf)
         upper = "" if highest == math.inf else f" and at most {highest}"
         raise ConfigError(f"{name} is an int of at least {lowest}{upper}; got {shown(value)}")
     return number
+
+
+def checked_optional(name: str, value: Any, lowest: int) -> int | None:  # noqa: ANN401
+    """Return None, or a whole number of at least `lowest`; else ConfigError."""
+    return None if value is None else checked_whole(name, value, lowest)
+
+
+def checked_transforms(owner: str, transforms: Iterable[Any]) -> tuple[Callable[[Any], Any], ...]:
+    """Return functions of a sample; ConfigError if one cannot be called."""
+    found = tuple(transforms)
+    for number, one in enumerate(found):
+        if not callable(one):
+            raise ConfigError(f"transform {number} of {owner} is no function; got {shown(one)}")
+    return found
 
 
 def checked_size(size: Any) -> tuple[int, int]:  # noqa: ANN401

@@ -341,7 +341,7 @@ def _class_rows(samples: list[dict[str, Any]], out: BatchMemory) -> NDArray[np.f
         if boxes is None or labels is None or labels.ndim != 1:
             raise ConfigError(
                 'targets="array" is made of "boxes" (N, 4) and "labels" (N,), but sample '
-                f"{position} of the batch does not have both"
+                f"{position} of the batch has boxes {np.shape(boxes)} and labels {np.shape(labels)}"
             )
     wanted = [{key: sample[key] for key in ("boxes", "labels")} for sample in samples]
     fields = _fields(wanted, Collator(np.empty))

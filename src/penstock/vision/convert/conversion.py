@@ -26,7 +26,7 @@ from penstock.vision.annotations.lists import (
     write_landmark_list,
 )
 from penstock.vision.annotations.model import AnnotatedObject
-from penstock.vision.annotations.reading import folder_of
+from penstock.vision.annotations.reading import folder_of, upright_size
 from penstock.vision.annotations.voc import write_voc
 from penstock.vision.annotations.yolo import Labels, label_file, label_line, write_yolo_yaml
 from penstock.vision.arguments import checked_choice
@@ -40,7 +40,7 @@ from penstock.vision.convert.reading import (
     place_of,
     read_source,
 )
-from penstock.vision.datasets.rules import BoxCounts, size_of_file
+from penstock.vision.datasets.rules import BoxCounts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -157,7 +157,7 @@ def convert(
         What was written, and what was lost.
 
     Raises:
-        ConfigError: an argument is none of those allowed.
+        ConfigError: an argument is none of those allowed; `dst` lies in a source's folder.
         StoreError: a source cannot be read, or files outside of it would be copied without
             `follow_links`; a box is bad and `bad_boxes` forbids it; `dst` is there and not empty;
             two images would have one name; something would be lost, and `strict` forbids it. Then
@@ -173,6 +173,9 @@ def convert(
     place, is_file = Path(dst), target_format not in _IMAGES
     if os.path.lexists(place) and (is_file or not place.is_dir() or any(place.iterdir())):
         raise StoreError(f"{place} is there already, and is not replaced: name another place.")
+    for folder in (os.path.realpath(source.path) for source in sources):
+        if os.path.isdir(folder) and Path(os.path.realpath(place)).is_relative_to(folder):
+            raise ConfigError(f"{place} would be in {folder}, which is read: name another place.")
     target = Target(target_format, place, images or choices[0], LandmarkColumns())
     read = [read_source(source, bad_boxes) for source in sources]
     if target.images == "copy" and not follow_links:
@@ -211,12 +214,15 @@ def convert(
 def _with_size(image: AnnotatedImage, form: str) -> AnnotatedImage:
     """Return an image with its size, from its header where the annotation does not say."""
     said = image.width_px, image.height_px
-    if form == "image-list" or (None not in said and form in ("voc", "imglab")):
+    is_enough = form == "image-list" or (None not in said and form in ("voc", "imglab"))
+    if is_enough or not os.path.isfile(image.path):
         return image
-    height_px, width_px = size_of_file(os.fspath(image.path), "upright") or said[::-1]
-    seen = width_px, height_px
+    try:
+        seen = upright_size(image.path)[::-1]
+    except (OSError, ValueError) as error:
+        raise StoreError(f"cannot read the size of {image.path}: {error}.") from error
     if None in said:
-        return replace(image, width_px=width_px, height_px=height_px)
+        return replace(image, width_px=seen[0], height_px=seen[1])
     if said != seen and (form == "landmarks" or said == seen[::-1]):
         raise StoreError(
             f"{image.source} is of {said[0]} x {said[1]} px (width x height), and {image.path} is "
@@ -267,6 +273,8 @@ def _count_losses(collection: Collection, target: Target) -> dict[str, int]:
             is_one = len(classes_of([image])) == 1
             losses["image without a class, or with several"] += not is_one
         losses["image without objects"] += form == "landmarks" and not image.objects
+        is_sized = image.width_px and image.height_px
+        losses["size of a missing image"] += form in ("voc", "imglab") and not is_sized
     if form not in ("voc", "yolo"):
         losses["split"] = len(collection.splits)
     if form == "yolo":
@@ -432,6 +440,8 @@ def _files_of(images: Sequence[AnnotatedImage]) -> dict[str, str]:
             raise StoreError(
                 f"{other.path} and {image.path} would both be called {name!r}: rename one of them."
             )
+        if image.path.suffix.lower() not in IMAGE_SUFFIXES:  # by which folders are listed
+            raise StoreError(f"{image.source}: {image.path} has no suffix of an image.")
         names[place_of(image)] = name + image.path.suffix
     return names
 

@@ -248,7 +248,7 @@ class AnnotatedImages(StoreDataset):
         table: AnnotationTable,
         name: str,
         *,
-        added_px: int = 0,
+        added_px: int | None = None,
         given_classes: Sequence[str] | None = None,
         num_unsized: int = 0,
         root: str | Path | None = None,
@@ -263,8 +263,9 @@ class AnnotatedImages(StoreDataset):
                 "give transforms of samples, such as Letterbox or RandomPerspective."
             )
         rules = rules or AnnotationRules()
+        rules = rules if added_px is None else replace(rules, added_px=added_px)
         all_labels = table.labels
-        table, counts = settled(table, rules, added_px)
+        table, counts = settled(table, rules)
         self._box_counts = replace(counts, total=counts.total + num_unsized, unsized=num_unsized)
         if given_classes is not None:
             warn_of_absent(table.class_names, all_labels)

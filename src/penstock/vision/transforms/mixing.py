@@ -21,10 +21,7 @@ from penstock.deprecation import removed_arguments
 from penstock.errors import ConfigError
 from penstock.faults import UnreadSample, annotate, note_unread
 from penstock.randomness.samples import sample_rng
-from penstock.vision.arguments import (
-    checked_number,
-    checked_whole,
-)
+from penstock.vision.arguments import checked_number, checked_optional, checked_whole
 from penstock.vision.samples import image_of, joined, without_letterbox
 from penstock.vision.transforms.geometry import Letterbox, clipped, moved
 
@@ -59,7 +56,7 @@ class PartneredDataset(Dataset[Any]):
         self.dataset = dataset
         self.probability = checked_number("probability", probability, 0, 1)
         self.transform = transform
-        self.until_epoch = until_epoch
+        self.until_epoch = checked_optional("until_epoch", until_epoch, 0)
         self._epoch = 0
 
     def __len__(self) -> int:
@@ -121,9 +118,8 @@ class PartneredDataset(Dataset[Any]):
     @property
     def class_names(self) -> tuple[str, ...]:
         """Name of each class, as the other dataset has them; empty if it has none."""
-        dataset = (
-            self.dataset
-        )  # no count of the labels, as `class_names_of`: this is in every sample
+        # No count of the labels, as `class_names_of` makes it: this is called for every sample.
+        dataset = self.dataset
         while dataset is not None:
             if (names := getattr(dataset, "class_names", None)) is not None:
                 return tuple(names)
@@ -174,7 +170,7 @@ class LabelMixing(PartneredDataset):
             dataset, probability=probability, transform=transform, until_epoch=until_epoch
         )
         self.alpha = checked_number("alpha", alpha, 1e-6)
-        self.num_classes = num_classes
+        self.num_classes = checked_optional("num_classes", num_classes, 1)
 
     def _share(self) -> float:
         return float(sample_rng().beta(self.alpha, self.alpha))

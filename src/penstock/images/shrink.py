@@ -34,7 +34,12 @@ def shrink_image(data: bytes | memoryview, size_px: int | None, quality: int | N
         image = image.resize((width, height), Image.Resampling.LANCZOS)
     if max(image.size) > _LONGEST_PX:
         raise ValueError(f"{image.height} x {image.width} px is more than a JPEG file can have")
-    return _as_jpeg(image, header.orientation, quality or _QUALITY)
+    exif = Image.Exif()
+    if header.orientation != 1:
+        exif[_ORIENTATION] = header.orientation
+    file = io.BytesIO()
+    image.save(file, "JPEG", quality=quality or _QUALITY, exif=exif if exif else b"")
+    return file.getvalue()
 
 
 def _is_grey(data: bytes | memoryview, header: ImageHeader) -> bool:
@@ -46,12 +51,3 @@ def _is_grey(data: bytes | memoryview, header: ImageHeader) -> bool:
             return image.mode in ("1", "L") or image.mode.startswith("I;16")
     except ValueError:  # Pillow refuses some metadata that is not looked at otherwise
         return False
-
-
-def _as_jpeg(image: Image.Image, orientation: int, quality: int) -> bytes:
-    exif = Image.Exif()
-    if orientation != 1:
-        exif[_ORIENTATION] = orientation
-    file = io.BytesIO()
-    image.save(file, "JPEG", quality=quality, exif=exif if orientation != 1 else b"")
-    return file.getvalue()

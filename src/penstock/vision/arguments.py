@@ -15,6 +15,8 @@ from penstock.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from numpy.typing import ArrayLike
+
 _MOST_SHOWN: Final = 100  # characters of a value in a message
 
 
@@ -72,9 +74,7 @@ def checked_choice(name: str, value: Any, choices: Sequence[Any]) -> None:  # no
 
 
 def checked_channels(
-    name: str,
-    values: Any,  # noqa: ANN401
-    num_channels: int | None = None,
+    name: str, values: ArrayLike | None, num_channels: int | None = None
 ) -> tuple[float, ...] | None:
     """Return a "mean" or "std" in units of 0..1, a number for each channel; else ConfigError."""
     if values is None:

@@ -176,9 +176,8 @@ def convert(
     for folder in (os.path.realpath(source.path) for source in sources):
         if os.path.isdir(folder) and Path(os.path.realpath(place)).is_relative_to(folder):
             raise ConfigError(f"{place} would be in {folder}, which is read: name another place.")
-    target = Target(target_format, place, images or choices[0], LandmarkColumns())
     read = [read_source(source, bad_boxes) for source in sources]
-    if target.images == "copy" and not follow_links:
+    if (images or choices[0]) == "copy" and not follow_links:
         here = os.getcwd()
         paths = (os.path.join(here, image.path) for found, _ in read for image in found.images)
         roots = [Path(s.options.get("root") or folder_of(s.path)) for s in sources]
@@ -186,13 +185,15 @@ def convert(
     merged, num_joined, notes = merge(
         [collection for collection, _ in read], default_class, needs_class=not is_file
     )
-    sized = tuple(_with_size(image, target.form) for image in merged.images)
+    sized = tuple(_with_size(image, target_format) for image in merged.images)
     collection = replace(merged, images=sized)
-    if target.form == "landmarks":
+    written = LandmarkColumns()
+    if target_format == "landmarks":
         usual = landmark_columns(collection)
-        if columns is not None and columns.num_landmarks is None:
-            columns = replace(columns, num_landmarks=usual.num_landmarks)
-        target = replace(target, columns=columns or usual)
+        written = columns or usual
+        if written.num_landmarks is None:
+            written = replace(written, num_landmarks=usual.num_landmarks)
+    target = Target(target_format, place, images or choices[0], written)
     losses = _count_losses(collection, target)
     if strict and losses:
         listed = ", ".join(f"{name} ({count:,})" for name, count in losses.items())
@@ -258,11 +259,9 @@ def _count_losses(collection: Collection, target: Target) -> dict[str, int]:
     """Return what is lost, and how many objects, images, splits or classes lose it."""
     form, columns = target.form, target.columns
     table = [(what, is_lost) for what, is_lost, forms in _LOSSES if form in forms.split()]
-    losses = Counter({"repeat of an image": collection.num_repeats})
-    if form != "voc":
-        losses["repeat of an image"] += sum(
-            len(k) - len(set(k)) for k in collection.splits.values()
-        )
+    splits = collection.splits.values() if form != "voc" else ()
+    num_repeats = sum(len(places) - len(set(places)) for places in splits)
+    losses = Counter({"repeat of an image": collection.num_repeats + num_repeats})
     for image in collection.images:
         for found in image.objects:
             losses.update(what for what, is_lost in table if is_lost(found, columns))
@@ -290,8 +289,7 @@ def _count_losses(collection: Collection, target: Target) -> dict[str, int]:
 
 def _write_voc(collection: Collection, target: Target, made: Path) -> tuple[str, ...]:
     files = {at: f"JPEGImages/{name}" for at, name in _files_of(collection.images).items()}
-    for folder in ("Annotations", "JPEGImages"):
-        (made / folder).mkdir(parents=True)
+    (made / "JPEGImages").mkdir(parents=True)
 
     def annotate(image: AnnotatedImage) -> None:
         file = made / "Annotations" / f"{image.path.stem}.xml"

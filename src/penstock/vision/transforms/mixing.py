@@ -176,8 +176,6 @@ class LabelMixing(PartneredDataset):
         return float(sample_rng().beta(self.alpha, self.alpha))
 
     def _alone(self, sample: Any) -> Any:  # noqa: ANN401
-        if isinstance(sample, dict):
-            return without_letterbox(sample)
         image, label = self._pair(sample)
         return image, self._soft(label)
 
@@ -250,6 +248,9 @@ class MixUp(LabelMixing):
         """Say how often, and how evenly: as `CutMix`."""
         super().__init__(dataset, probability, alpha, **options)
 
+    def _alone(self, sample: Any) -> Any:  # noqa: ANN401
+        return without_letterbox(sample) if isinstance(sample, dict) else super()._alone(sample)
+
     def _combined(self, index: int) -> Any:  # noqa: ANN401
         (partner,) = self._partners(1)
         share = self._share()
@@ -280,10 +281,6 @@ class CutMix(LabelMixing):
         True
     """
 
-    def _alone(self, sample: Any) -> Any:  # noqa: ANN401
-        image, label = self._pair(sample)
-        return image, self._soft(label)
-
     def _pair(self, sample: Any) -> tuple[Any, Any]:  # noqa: ANN401
         if isinstance(sample, dict):
             raise ConfigError(
@@ -299,10 +296,8 @@ class CutMix(LabelMixing):
         image, label = self._pair(self.dataset[index])
         other_image, other_label = self._pair(self._partner(partner, index))
         self._check_alike(image, other_image, (index, partner))
-        rows, columns = (
-            _span(length, math.sqrt(1 - share), at)
-            for length, at in zip(image.shape[:2], place, strict=True)
-        )
+        side = math.sqrt(1 - share)
+        rows, columns = (_span(image.shape[axis], side, place[axis]) for axis in (0, 1))
         mixed = image.copy()
         mixed[rows, columns] = other_image[rows, columns]
         pasted = (rows.stop - rows.start) * (columns.stop - columns.start)

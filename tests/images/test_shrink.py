@@ -64,6 +64,12 @@ def test_grey_stays_grey(data):
         assert np.abs(np.asarray(image).astype(int) - grey).mean() < 3
 
 
+@pytest.mark.parametrize("form", ["JPEG", "PNG"])
+def test_colour_without_a_colour_keeps_three_channels(form):
+    small = shrink_image(saved(np.repeat(LARGE[:, :, :1], 3, 2), form), 30, None)
+    assert read_header(small).jpeg.num_components == 3
+
+
 def test_what_is_too_long_for_a_jpeg_is_an_error():
     data = saved(np.zeros((20, 70_000), np.uint8), "PNG")
     with pytest.raises(ValueError, match="20 x 70000 px is more than a JPEG file can have"):

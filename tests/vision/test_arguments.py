@@ -31,8 +31,9 @@ def test_numbers_are_finite(value):
     [
         ({"mean": (123.7, 116.3, 103.5)}, r"mean is in units .* mean=\(0.4851, 0.4561, 0.4059\)"),
         ({"std": (58.4, 57.1, 57.4)}, r"std is in units of the full scale, of values in 0..1"),
+        ({"steps": [3]}, "transform 0 of steps is no function; got 3"),
     ],
-    ids=["mean", "std"],
+    ids=["mean", "std", "steps"],
 )
 def test_a_pipeline_checks_its_parts_as_it_is_made(options, message):
     with pytest.raises(ConfigError, match=message):

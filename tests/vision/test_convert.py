@@ -205,6 +205,30 @@ def test_what_is_there_is_never_replaced(source, tmp_path, form):
         with pytest.raises(StoreError, match="is there already, and is not replaced"):
             convert(source, tmp_path / name, target_format=form)
     assert (tmp_path / "file").read_text() == "mine"
+    with pytest.raises(ConfigError, match="which is read: name another"):
+        convert(source, source / "new", target_format=form)
+
+
+@pytest.mark.parametrize("form", ["voc", "imglab", "yolo"])
+def test_no_file_is_written_without_a_size_in_silence(tmp_path, form):
+    source = tmp_path / "voc"
+    write_voc_image(source, "a", one(), size=None)
+    photo = source / "JPEGImages/a.jpg"
+    photo.write_bytes(photo.read_bytes()[:10])
+    with pytest.raises(StoreError, match=r"cannot read the size of .*a\.jpg"):
+        convert(source, tmp_path / "to", target_format=form)
+    if form != "yolo":
+        photo.unlink()
+        report = convert(source, tmp_path / "to", target_format=form, images="reference")
+        assert report.losses == {"size of a missing image": 1}
+
+
+def test_images_are_copied_under_a_suffix_by_which_they_are_found_again(source, tmp_path):
+    odd = source / "JPEGImages/b.data"
+    (source / "JPEGImages/b.jpg").rename(odd)
+    (tmp_path / "l.txt").write_text("voc/JPEGImages/b.data 1 2\n")
+    with pytest.raises(StoreError, match=r"b\.data has no suffix of an image"):
+        convert(Source(tmp_path / "l.txt", "landmarks"), tmp_path / "to", target_format="yolo")
 
 
 @pytest.mark.parametrize("form", ["voc", "imglab"])
@@ -268,10 +292,11 @@ def test_names_are_whole_paths_where_the_last_parts_are_the_same(tmp_path):
 
 def test_an_image_of_yolo_may_be_called_otherwise_in_a_list_than_in_its_folder(tmp_path):
     picture(tmp_path / "yolo/images/train/a.jpg")
+    (tmp_path / "yolo/images/train/a.txt").write_text("0 .5 .5 1 1")
     (tmp_path / "yolo/all.txt").write_text("./images/train/a.jpg\n")
     (tmp_path / "yolo/data.yaml").write_text("{train: images/train, all: all.txt, names: [x]}")
-    with pytest.warns(UserWarning, match="has labels"):
-        convert(tmp_path / "yolo", tmp_path / "voc", target_format="voc")
+    report = convert(tmp_path / "yolo", tmp_path / "voc", target_format="voc")
+    assert report.box_counts.total == 1  # once, though it is in two splits
     for split in ("train", "all"):
         assert [image.key for image in read_voc_folder(tmp_path / "voc", split)] == ["a"]
 

@@ -9,7 +9,7 @@ from typing import Final
 from PIL import Image
 
 from penstock.images.decode import decode_image
-from penstock.images.headers import read_header
+from penstock.images.headers import ImageHeader, open_by_pillow, read_header
 
 _ORIENTATION: Final = 0x0112  # Exif's tag
 _QUALITY: Final = 90
@@ -25,22 +25,29 @@ def shrink_image(data: bytes | memoryview, size_px: int | None, quality: int | N
         return bytes(data)
     # Whole: decoded at a half or a quarter, which would be faster, a lossless grey file ends the
     # process (simplejpeg 1.9).
-    pixels = decode_image(data, orientation="stored")
-    is_grey = bool((pixels == pixels[:, :, :1]).all())
-    image = Image.fromarray(pixels[:, :, 0] if is_grey else pixels)
+    image = Image.fromarray(decode_image(data, orientation="stored"))
+    if _is_grey(data, header):
+        image = image.getchannel(0)
     if is_large and size_px is not None:
         scale = size_px / shorter
         width, height = (max(1, round(side * scale)) for side in image.size)
         image = image.resize((width, height), Image.Resampling.LANCZOS)
     if max(image.size) > _LONGEST_PX:
         raise ValueError(f"{image.height} x {image.width} px is more than a JPEG file can have")
-    return _as_jpeg(image, header.orientation, quality or _QUALITY)
-
-
-def _as_jpeg(image: Image.Image, orientation: int, quality: int) -> bytes:
     exif = Image.Exif()
-    if orientation != 1:
-        exif[_ORIENTATION] = orientation
+    if header.orientation != 1:
+        exif[_ORIENTATION] = header.orientation
     file = io.BytesIO()
-    image.save(file, "JPEG", quality=quality, exif=exif if orientation != 1 else b"")
+    image.save(file, "JPEG", quality=quality or _QUALITY, exif=exif if exif else b"")
     return file.getvalue()
+
+
+def _is_grey(data: bytes | memoryview, header: ImageHeader) -> bool:
+    """Return whether the file itself has one channel; a colour file keeps three, grey or not."""
+    if header.jpeg is not None:
+        return header.jpeg.num_components == 1
+    try:
+        with open_by_pillow(data) as image:
+            return image.mode in ("1", "L") or image.mode.startswith("I;16")
+    except ValueError:  # Pillow refuses some metadata that is not looked at otherwise
+        return False

@@ -13,7 +13,9 @@ import numpy as np
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
+
+    from numpy.typing import ArrayLike
 
 _MOST_SHOWN: Final = 100  # characters of a value in a message
 
@@ -41,6 +43,20 @@ def checked_whole(name: str, value: Any, lowest: int, highest: float = math.inf)
     return number
 
 
+def checked_optional(name: str, value: Any, lowest: int) -> int | None:  # noqa: ANN401
+    """Return None, or a whole number of at least `lowest`; else ConfigError."""
+    return None if value is None else checked_whole(name, value, lowest)
+
+
+def checked_transforms(owner: str, transforms: Iterable[Any]) -> tuple[Callable[[Any], Any], ...]:
+    """Return functions of a sample; ConfigError if one cannot be called."""
+    found = tuple(transforms)
+    for number, one in enumerate(found):
+        if not callable(one):
+            raise ConfigError(f"transform {number} of {owner} is no function; got {shown(one)}")
+    return found
+
+
 def checked_size(size: Any) -> tuple[int, int]:  # noqa: ANN401
     """Return (height, width) in pixels of a size given as one int, or as (height, width)."""
     if not isinstance(size, (tuple, list)):
@@ -58,9 +74,7 @@ def checked_choice(name: str, value: Any, choices: Sequence[Any]) -> None:  # no
 
 
 def checked_channels(
-    name: str,
-    values: Any,  # noqa: ANN401
-    num_channels: int | None = None,
+    name: str, values: ArrayLike | None, num_channels: int | None = None
 ) -> tuple[float, ...] | None:
     """Return a "mean" or "std" in units of 0..1, a number for each channel; else ConfigError."""
     if values is None:

@@ -101,7 +101,11 @@ class DetectionCollate:
         self._fill = checked_whole("fill", fill, 0, 255)
         self._images = images
         self._converts = output == "float_chw"
-        self._tables = _checked_tables(mean, std)
+        means = checked_channels("mean", mean) or (0.0,)
+        stds = checked_channels("std", std) or (1.0,)
+        if len({len(means), len(stds)} - {1}) > 1:
+            raise ConfigError(f"mean and std have {len(means)} and {len(stds)} values")
+        self._tables = lookup_tables(means, stds)  # (channels or 1, 256)
         self._targets = targets
         self.mean, self.std = mean, std
 
@@ -205,16 +209,6 @@ class DetectionCollate:
                     f"{num_channels} channel(s)"
                 )
             write_planes(np.ascontiguousarray(array), self._tables, planes, place)
-
-
-def _checked_tables(
-    mean: Sequence[float] | None, std: Sequence[float] | None
-) -> NDArray[np.float32]:
-    """Return what each value of a uint8 becomes: float32, shape (channels or 1, 256)."""
-    means, stds = checked_channels("mean", mean) or (0.0,), checked_channels("std", std) or (1.0,)
-    if len({len(means), len(stds)} - {1}) > 1:
-        raise ConfigError(f"mean and std have {len(means)} and {len(stds)} values")
-    return lookup_tables(means, stds)
 
 
 def _is_hwc(array: NDArray[Any]) -> bool:
@@ -337,11 +331,12 @@ def _quoted(key: object) -> str:
 def _class_rows(samples: list[dict[str, Any]], out: BatchMemory) -> NDArray[np.float32]:
     """Return float32 (objects, 5) of all images: boxes and their classes."""
     for position, sample in enumerate(samples):
-        boxes, labels = sample.get("boxes"), sample.get("labels")
+        boxes: Any = sample.get("boxes")
+        labels: Any = sample.get("labels")
         if boxes is None or labels is None or labels.ndim != 1:
             raise ConfigError(
                 'targets="array" is made of "boxes" (N, 4) and "labels" (N,), but sample '
-                f"{position} of the batch does not have both"
+                f"{position} of the batch has boxes {np.shape(boxes)} and labels {np.shape(labels)}"
             )
     wanted = [{key: sample[key] for key in ("boxes", "labels")} for sample in samples]
     fields = _fields(wanted, Collator(np.empty))

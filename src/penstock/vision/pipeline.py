@@ -31,6 +31,7 @@ from penstock.vision.arguments import (
     checked_choice,
     checked_number,
     checked_size,
+    checked_transforms,
 )
 from penstock.vision.crops import CenterCropResize, Cut, RandomResizedCrop, checked_crop
 
@@ -120,7 +121,7 @@ class ImagePipeline(ShownByArguments):
         self.crop = checked_crop(crop)
         self.flip = checked_number("flip", flip, 0, 1)
         self.color = color
-        self.steps = (steps,) if callable(steps) else tuple(steps)
+        self.steps = checked_transforms("steps", (steps,) if callable(steps) else steps)
         self.output = output
         self.mean = checked_channels("mean", mean, 3)
         self.std = checked_channels("std", std, 3)

@@ -123,7 +123,7 @@ def test_what_is_wrong_names_file_and_line(read, text, options, message):
     "options",
     [
         {"layout": "yx"}, {"box_format": "cxcywh"}, {"box_at": "first"}, {"origin": 2},
-        {"classes": ("a", "a")},
+        {"num_landmarks": -1}, {"classes": ("a", "a")},
     ],
 )  # fmt: skip
 def test_columns_that_cannot_be_are_an_error_of_the_caller(read, options):

@@ -203,6 +203,13 @@ def test_the_policy_decides_which_boxes_and_labels_there_are(photo):
     assert found["keep"].box_counts.zero_area == 1
 
 
+def test_a_format_whose_boxes_include_both_ends_can_say_so(photo):
+    one_column = one_image(photo, thing(), thing((4, 6, 5, 12)))
+    for added_px, count in ((0, 0), (1, 1)):
+        dataset = dataset_of(one_column, rules={"added_px": added_px})
+        assert dataset.box_counts.zero_area == count
+
+
 def test_raising_names_the_first_bad_box_and_their_number(tmp_path):
     bad = thing((4.5, 6, 4.5, 12))
     images = [

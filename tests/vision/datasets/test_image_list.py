@@ -87,7 +87,12 @@ def test_what_is_wrong_is_named(folder):
 
 @pytest.mark.parametrize(
     ("line", "separator"),
-    [("a b.jpg 1 0 1", None), ("a b.jpg,1,0,1", ","), ("b.jpg\t1\t0\t1", None)],
+    [
+        ("a b.jpg 1 0 1", None),
+        ("a b.jpg,1,0,1", ","),
+        ("b.jpg\t1\t0\t1", None),
+        ("b.jpg cat tabby", None),
+    ],
 )
 def test_several_labels_in_a_line_are_an_error(folder, line, separator):
     path = write_list(folder, f"c.jpg{separator or ' '}1\n{line}\n")

@@ -119,3 +119,10 @@ def test_one_damaged_header_is_an_error_of_its_own_sample(root):
     with pytest.warns(UserWarning, match="1 bad sample left out"):
         loaded = list(Loader(dataset, batch_size=1, on_error="skip", collate_fn=list))
     assert [batch[0]["image_id"] for batch in loaded if batch] == ["2", "3"]
+
+
+def test_a_folder_of_which_no_image_can_be_read_is_an_error_at_once(root):
+    for name in ("1", "2", "3"):
+        (root / f"images/train/{name}.png").write_bytes(b"")
+    with pytest.raises(StoreError, match=r"cannot read the size of .*/1.png: the file is empty"):
+        YOLODetection(write_yaml(root))

@@ -245,6 +245,7 @@ def test_transforms_pickle_and_say_what_they_are():
         ),
         (lambda: RandomPerspective(perspective=float("nan")), "perspective .* got nan"),
         (lambda: RandomHSV(hue="much"), "hue is a number .* got 'much'"),
+        (lambda: Compose([RandomHSV()]), r"transform 0 of Compose is no function; got \[Rand"),
     ],
 )
 def test_arguments_out_of_range_are_named_with_their_values(make, message):

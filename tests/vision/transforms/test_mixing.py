@@ -137,6 +137,8 @@ def test_samples_that_are_neither_pairs_nor_dicts_are_refused():
         ({"alpha": 0}, "alpha is a number of at least 1e-06; got 0"),
         ({"alpha": float("inf")}, "alpha is a finite number of at least 1e-06; got inf"),
         ({"probability": 1.2}, "probability .* got 1.2"),
+        ({"num_classes": 0}, "num_classes is an int of at least 1; got 0"),
+        ({"until_epoch": -1}, "until_epoch is an int of at least 0; got -1"),
     ],
 )
 def test_arguments_out_of_range_are_named_with_their_values(options, message):

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from penstock.errors import ConfigError, StoreError
 from penstock.stores.folder.annotated_folder import is_number
+from penstock.stores.folder.listing import IMAGE_SUFFIXES
 from penstock.vision.annotations.model import AnnotatedImage, AnnotatedObject
 from penstock.vision.annotations.reading import (
     coordinate,
@@ -29,7 +30,7 @@ from penstock.vision.annotations.reading import (
     numbered_lines,
     whole_value,
 )
-from penstock.vision.arguments import checked_choice
+from penstock.vision.arguments import checked_choice, checked_optional
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -96,6 +97,7 @@ class LandmarkColumns:
         checked_choice("box_format", self.box_format, ("xyxy", "xywh"))
         checked_choice("box_at", self.box_at, ("before", "after"))
         checked_choice("origin", self.origin, (0, 1))
+        checked_optional("num_landmarks", self.num_landmarks, 0)
         if len(set(classes)) < len(classes):
             raise ConfigError(f"classes are names of columns, each another: {classes}.")
 
@@ -169,9 +171,10 @@ def _with_number(columns: LandmarkColumns, line: str) -> LandmarkColumns:
 
 def _image(line: str, columns: LandmarkColumns, folder: Path, source: str) -> AnnotatedImage:
     words = [word.strip() for word in line.rsplit(columns.separator, columns.num_columns)]
-    # What is left of the path when it has numbers at its end are columns too many.
-    ends = words[0].split(columns.separator)[1:]
-    if len(words) != 1 + columns.num_columns or (ends and is_number(ends[-1])):
+    is_long = _has_columns(words[0], columns.separator)
+    if len(words) != 1 + columns.num_columns or (
+        is_long and not os.path.exists(listed_path(words[0], folder))
+    ):
         raise ValueError(
             f"it has {len(line.split(columns.separator))} columns, not {1 + columns.num_columns}: "
             f"a path, 2 x {columns.num_landmarks} for landmarks, {4 * columns.has_box} for a box, "
@@ -190,6 +193,15 @@ def _image(line: str, columns: LandmarkColumns, folder: Path, source: str) -> An
     )
     path = listed_path(words[0], folder)
     return AnnotatedImage(path, key_of(words[0]), None, None, (found,), source)
+
+
+def _has_columns(path: str, separator: str | None) -> bool:
+    """Return whether a path ends with columns too many: a number, or words behind its suffix."""
+    words = path.lower().split(separator)
+    is_ended = any(word.endswith(IMAGE_SUFFIXES) for word in words[:-1])
+    return (len(words) > 1 and is_number(words[-1])) or (
+        is_ended and not words[-1].endswith(IMAGE_SUFFIXES)
+    )
 
 
 def _points(
@@ -236,9 +248,8 @@ def write_landmark_list(images: Iterable[AnnotatedImage], columns: LandmarkColum
 
 
 def _line(name: str, found: AnnotatedObject, columns: LandmarkColumns) -> str:
-    ends = name.split(columns.separator)[1:]
     is_plain = name.isprintable() and name == name.strip() and "\\" not in name
-    if not is_plain or not name or name[0] in "#\ufeff" or (ends and is_number(ends[-1])):
+    if not is_plain or not name or name[0] in "#\ufeff" or _has_columns(name, columns.separator):
         raise ValueError(f"a list cannot have the path {name!r}")
     count, origin = columns.num_landmarks or 0, columns.origin
     points = found.landmarks_xy_px or (_NAN,) * count

@@ -213,8 +213,8 @@ def read_yolo(
     it. Landmarks are fractions of width and height as well, and taken as they are: 0 is pixel 0.
 
     Given an empty dict as `unreadable`, an image whose size cannot be read is returned without size
-    and objects, and put into it: its path, and how many objects that are. Otherwise it is an error.
-    Keys are the paths below the split's folder, without suffix.
+    and objects, and put into it: its path, and how many objects that are. Otherwise it is an error,
+    and so it is if none can be read. Keys are the paths below the split's folder, without suffix.
     Where the data set has no names, they are "0", "1" and so on, to the highest that comes up.
 
     Raises:
@@ -232,6 +232,8 @@ def read_yolo(
         file = label_file(path)
         missing += not os.path.isfile(file)
         images.append(_image(path, key, file, labels, unreadable))
+    if unreadable and len(unreadable) == len({path for path, _ in files}):
+        _image(*files[0], label_file(files[0][0]), labels, None)  # sooner than all damaged: raises
     if images and missing == len(images):
         first = label_file(files[0][0])
         message = f"no image of split {split!r} of {data.source} has labels: {first} is not there."

@@ -26,7 +26,7 @@ from penstock.vision.annotations.lists import (
     write_landmark_list,
 )
 from penstock.vision.annotations.model import AnnotatedObject
-from penstock.vision.annotations.reading import folder_of
+from penstock.vision.annotations.reading import folder_of, upright_size
 from penstock.vision.annotations.voc import write_voc
 from penstock.vision.annotations.yolo import Labels, label_file, label_line, write_yolo_yaml
 from penstock.vision.arguments import checked_choice
@@ -40,7 +40,7 @@ from penstock.vision.convert.reading import (
     place_of,
     read_source,
 )
-from penstock.vision.datasets.rules import BoxCounts, size_of_file
+from penstock.vision.datasets.rules import BoxCounts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -157,7 +157,7 @@ def convert(
         What was written, and what was lost.
 
     Raises:
-        ConfigError: an argument is none of those allowed.
+        ConfigError: an argument is none of those allowed; `dst` lies in a source's folder.
         StoreError: a source cannot be read, or files outside of it would be copied without
             `follow_links`; a box is bad and `bad_boxes` forbids it; `dst` is there and not empty;
             two images would have one name; something would be lost, and `strict` forbids it. Then
@@ -173,9 +173,11 @@ def convert(
     place, is_file = Path(dst), target_format not in _IMAGES
     if os.path.lexists(place) and (is_file or not place.is_dir() or any(place.iterdir())):
         raise StoreError(f"{place} is there already, and is not replaced: name another place.")
-    target = Target(target_format, place, images or choices[0], LandmarkColumns())
+    for folder in (os.path.realpath(source.path) for source in sources):
+        if os.path.isdir(folder) and Path(os.path.realpath(place)).is_relative_to(folder):
+            raise ConfigError(f"{place} would be in {folder}, which is read: name another place.")
     read = [read_source(source, bad_boxes) for source in sources]
-    if target.images == "copy" and not follow_links:
+    if (images or choices[0]) == "copy" and not follow_links:
         here = os.getcwd()
         paths = (os.path.join(here, image.path) for found, _ in read for image in found.images)
         roots = [Path(s.options.get("root") or folder_of(s.path)) for s in sources]
@@ -183,13 +185,15 @@ def convert(
     merged, num_joined, notes = merge(
         [collection for collection, _ in read], default_class, needs_class=not is_file
     )
-    sized = tuple(_with_size(image, target.form) for image in merged.images)
+    sized = tuple(_with_size(image, target_format) for image in merged.images)
     collection = replace(merged, images=sized)
-    if target.form == "landmarks":
+    written = LandmarkColumns()
+    if target_format == "landmarks":
         usual = landmark_columns(collection)
-        if columns is not None and columns.num_landmarks is None:
-            columns = replace(columns, num_landmarks=usual.num_landmarks)
-        target = replace(target, columns=columns or usual)
+        written = columns or usual
+        if written.num_landmarks is None:
+            written = replace(written, num_landmarks=usual.num_landmarks)
+    target = Target(target_format, place, images or choices[0], written)
     losses = _count_losses(collection, target)
     if strict and losses:
         listed = ", ".join(f"{name} ({count:,})" for name, count in losses.items())
@@ -211,12 +215,15 @@ def convert(
 def _with_size(image: AnnotatedImage, form: str) -> AnnotatedImage:
     """Return an image with its size, from its header where the annotation does not say."""
     said = image.width_px, image.height_px
-    if form == "image-list" or (None not in said and form in ("voc", "imglab")):
+    is_enough = form == "image-list" or (None not in said and form in ("voc", "imglab"))
+    if is_enough or not os.path.isfile(image.path):
         return image
-    height_px, width_px = size_of_file(os.fspath(image.path), "upright") or said[::-1]
-    seen = width_px, height_px
+    try:
+        seen = upright_size(image.path)[::-1]
+    except (OSError, ValueError) as error:
+        raise StoreError(f"cannot read the size of {image.path}: {error}.") from error
     if None in said:
-        return replace(image, width_px=width_px, height_px=height_px)
+        return replace(image, width_px=seen[0], height_px=seen[1])
     if said != seen and (form == "landmarks" or said == seen[::-1]):
         raise StoreError(
             f"{image.source} is of {said[0]} x {said[1]} px (width x height), and {image.path} is "
@@ -252,11 +259,9 @@ def _count_losses(collection: Collection, target: Target) -> dict[str, int]:
     """Return what is lost, and how many objects, images, splits or classes lose it."""
     form, columns = target.form, target.columns
     table = [(what, is_lost) for what, is_lost, forms in _LOSSES if form in forms.split()]
-    losses = Counter({"repeat of an image": collection.num_repeats})
-    if form != "voc":
-        losses["repeat of an image"] += sum(
-            len(k) - len(set(k)) for k in collection.splits.values()
-        )
+    splits = collection.splits.values() if form != "voc" else ()
+    num_repeats = sum(len(places) - len(set(places)) for places in splits)
+    losses = Counter({"repeat of an image": collection.num_repeats + num_repeats})
     for image in collection.images:
         for found in image.objects:
             losses.update(what for what, is_lost in table if is_lost(found, columns))
@@ -267,6 +272,8 @@ def _count_losses(collection: Collection, target: Target) -> dict[str, int]:
             is_one = len(classes_of([image])) == 1
             losses["image without a class, or with several"] += not is_one
         losses["image without objects"] += form == "landmarks" and not image.objects
+        is_sized = image.width_px and image.height_px
+        losses["size of a missing image"] += form in ("voc", "imglab") and not is_sized
     if form not in ("voc", "yolo"):
         losses["split"] = len(collection.splits)
     if form == "yolo":
@@ -282,8 +289,7 @@ def _count_losses(collection: Collection, target: Target) -> dict[str, int]:
 
 def _write_voc(collection: Collection, target: Target, made: Path) -> tuple[str, ...]:
     files = {at: f"JPEGImages/{name}" for at, name in _files_of(collection.images).items()}
-    for folder in ("Annotations", "JPEGImages"):
-        (made / folder).mkdir(parents=True)
+    (made / "JPEGImages").mkdir(parents=True)
 
     def annotate(image: AnnotatedImage) -> None:
         file = made / "Annotations" / f"{image.path.stem}.xml"
@@ -432,6 +438,8 @@ def _files_of(images: Sequence[AnnotatedImage]) -> dict[str, str]:
             raise StoreError(
                 f"{other.path} and {image.path} would both be called {name!r}: rename one of them."
             )
+        if image.path.suffix.lower() not in IMAGE_SUFFIXES:  # by which folders are listed
+            raise StoreError(f"{image.source}: {image.path} has no suffix of an image.")
         names[place_of(image)] = name + image.path.suffix
     return names
 

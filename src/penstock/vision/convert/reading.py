@@ -142,17 +142,18 @@ def _read_voc(path: Path, options: dict[str, Any]) -> Collection:
 
 def _read_yolo(path: Path, options: dict[str, Any]) -> Collection:
     wanted = options.pop("split", None)
-    images: list[AnnotatedImage] = []
+    images: dict[str, AnnotatedImage] = {}
     splits: dict[str, tuple[str, ...]] = {}
     class_names: tuple[str, ...] = ()
     for name in read_yolo_data(path).splits if wanted is None else [wanted]:
         of_split, of_classes = read_yolo(path, name, **options)
         class_names = max(class_names, of_classes, key=len)
-        images += of_split
         splits[name] = tuple(map(place_of, of_split))
+        # One that is in two splits is no repeat, and its boxes are counted once.
+        images |= {p: i for p, i in zip(splits[name], of_split, strict=True) if p not in images}
     if not images:
         raise StoreError(f"{path} names no images.")
-    return Collection(tuple(images), splits, class_names)
+    return Collection(tuple(images.values()), splits, class_names)
 
 
 def _read_lines(path: Path, options: dict[str, Any]) -> Collection:

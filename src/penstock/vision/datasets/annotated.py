@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -248,7 +249,7 @@ class AnnotatedImages(StoreDataset):
         table: AnnotationTable,
         name: str,
         *,
-        added_px: int = 0,
+        added_px: int | None = None,
         given_classes: Sequence[str] | None = None,
         num_unsized: int = 0,
         root: str | Path | None = None,
@@ -263,13 +264,13 @@ class AnnotatedImages(StoreDataset):
                 "give transforms of samples, such as Letterbox or RandomPerspective."
             )
         rules = rules or AnnotationRules()
+        rules = rules if added_px is None else replace(rules, added_px=added_px)
         all_labels = table.labels
-        table, counts = settled(table, rules, added_px)
+        table, counts = settled(table, rules)
         self._box_counts = replace(counts, total=counts.total + num_unsized, unsized=num_unsized)
         if given_classes is not None:
             warn_of_absent(table.class_names, all_labels)
         self._rules = rules
-        self._sizes_px: NDArray[np.int64] | None = None
         store = AnnotationStore(table, rules.orientation, name, root)
         StoreDataset.__init__(self, store, **options)
 
@@ -288,22 +289,19 @@ class AnnotatedImages(StoreDataset):
         """Landmarks of an object; 0 if there are none."""
         return self.store.table.num_landmarks
 
-    @property
+    @functools.cached_property
     def sizes_px(self) -> NDArray[np.int64]:
         """Height and width of each image without decoding it; int64, shape (len, 2); read-only.
 
         Those that annotations do not say are read from the files' headers, once, when they are
         first asked for. 0 where a header cannot be read.
         """
-        if self._sizes_px is None:
-            table = self.store.table
-            sizes_px = table.sizes_px.copy()
-            for position in np.flatnonzero((sizes_px <= 0).any(axis=1)).tolist():
-                size = size_of_file(table.paths[position], self._rules.orientation)
-                sizes_px[position] = size or 0
-            sizes_px.flags.writeable = False
-            self._sizes_px = sizes_px
-        return self._sizes_px
+        table = self.store.table
+        sizes_px = table.sizes_px.copy()
+        for position in np.flatnonzero((sizes_px <= 0).any(axis=1)).tolist():
+            sizes_px[position] = size_of_file(table.paths[position], self._rules.orientation) or 0
+        sizes_px.flags.writeable = False
+        return sizes_px
 
     def annotation(self, index: int) -> AnnotatedImage:
         """Return what the dataset has of one image, without reading it."""
@@ -344,8 +342,6 @@ class PackedAnnotations(StoreDataset):
         >>> packed.close(); folder.cleanup()
     """
 
-    _sizes_px: NDArray[np.int64] | None = None
-
     @property
     def landmark_names(self) -> tuple[str, ...]:
         """Names of the landmarks, in their order; empty if they have none."""
@@ -362,7 +358,7 @@ class PackedAnnotations(StoreDataset):
         )
         return count
 
-    @property
+    @functools.cached_property
     def sizes_px(self) -> NDArray[np.int64]:
         """Height and width of each image; int64, shape (len, 2); read-only.
 
@@ -373,16 +369,14 @@ class PackedAnnotations(StoreDataset):
         Raises:
             StoreError: a record is missing or damaged, or its sample has no encoded image.
         """
-        if self._sizes_px is None:
-            sizes_px = self._packed_sizes()
-            (unknown,) = np.nonzero((sizes_px <= 0).any(axis=1))
-            for start in range(0, len(unknown), _NUM_TOGETHER):
-                positions = unknown[start : start + _NUM_TOGETHER]
-                records = self.store.get_many(positions)
-                sizes_px[positions] = [self._size_of(record) for record in records]
-            sizes_px.flags.writeable = False
-            self._sizes_px = sizes_px
-        return self._sizes_px
+        sizes_px = self._packed_sizes()
+        (unknown,) = np.nonzero((sizes_px <= 0).any(axis=1))
+        for start in range(0, len(unknown), _NUM_TOGETHER):
+            positions = unknown[start : start + _NUM_TOGETHER]
+            records = self.store.get_many(positions)
+            sizes_px[positions] = [self._size_of(record) for record in records]
+        sizes_px.flags.writeable = False
+        return sizes_px
 
     def _packed_sizes(self) -> NDArray[np.int64]:
         """Return what the store says; 0 if it says nothing, or has more or fewer images by now."""

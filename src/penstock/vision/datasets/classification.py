@@ -178,13 +178,8 @@ class ImageList(StoreDataset):
             raise ConfigError(f"class_names is a list of names, not the text {class_names!r}.")
         entries = read_image_list(path, root, separator=separator)
         labels, names = _numbered([label for _, label in entries], class_names, path)
-        store = ListedStore(
-            Path(path).parent if root is None else root,
-            (image for image, _ in entries),
-            labels,
-            names,
-            name=str(path),
-        )
+        folder = Path(path).parent if root is None else root
+        store = ListedStore(folder, (image for image, _ in entries), labels, names, name=str(path))
         super().__init__(
             store,
             transform=transform,

@@ -270,11 +270,10 @@ class LandmarkList(AnnotatedImages):
         for image in samples_of_lines(images):
             builder.add(_with_classes(image, columns.classes))
         table = builder.table(class_names, has_numbers=True)
-        has_last_px = columns.origin == 1 and columns.box_format == "xyxy"
         self._take(
             replace(table, is_bare=None),  # a line without box and landmarks is of the whole image
             f"landmark list {path}",
-            added_px=int(has_last_px),
+            added_px=int(columns.origin == 1 and columns.box_format == "xyxy"),
             **options,
             given_classes=class_names,
             root=folder_of(path) if root is None else root,

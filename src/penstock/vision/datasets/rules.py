@@ -83,6 +83,8 @@ class AnnotationRules:
             data set's.
         skip_difficult: Whether objects marked as difficult are left out.
         keep_empty: Whether images without an object are in the data set.
+        added_px: What a box's side has more than in the file's own numbers: 1 where those include
+            both ends, so that equal ends are a box without area. Readers of files set it.
 
     Raises:
         ConfigError: there is no such choice.
@@ -93,6 +95,7 @@ class AnnotationRules:
     unknown_classes: Literal["raise", "drop"] = "raise"
     skip_difficult: bool = False
     keep_empty: bool = True
+    added_px: int = 0
 
     def __post_init__(self) -> None:
         checked_choice("orientation", self.orientation, ("auto", "upright", "stored"))
@@ -268,13 +271,8 @@ def settled_images(
     )
 
 
-def settled(
-    table: AnnotationTable, rules: AnnotationRules, added_px: int
-) -> tuple[AnnotationTable, BoxCounts]:
-    """Return the table that a data set has, its boxes float32, and what was done for it.
-
-    `added_px` is as for `judged`.
-    """
+def settled(table: AnnotationTable, rules: AnnotationRules) -> tuple[AnnotationTable, BoxCounts]:
+    """Return the table that a data set has, its boxes float32, and what was done for it."""
     is_known = table.labels >= 0
     if not is_known.all():
         _report_unknown(table, rules)
@@ -288,7 +286,7 @@ def settled(
     )
     table = table.with_objects(is_known & ~is_difficult)
     table = _with_sizes(table, rules)
-    table, counts = _with_good_boxes(table, rules.bad_boxes, counts, added_px)
+    table, counts = _with_good_boxes(table, rules, counts)
     table = replace(table, unknown_classes=(), is_bare=None)
     return table if rules.keep_empty else table.without_empty(), counts
 
@@ -324,9 +322,9 @@ def _extents(table: AnnotationTable) -> NDArray[np.float64]:
 
 
 def _with_good_boxes(
-    table: AnnotationTable, policy: BadBoxes, counts: BoxCounts, added_px: int
+    table: AnnotationTable, rules: AnnotationRules, counts: BoxCounts
 ) -> tuple[AnnotationTable, BoxCounts]:
-    sizes_px = table.sizes_px[table.images_of_objects]
+    policy, sizes_px = rules.bad_boxes, table.sizes_px[table.images_of_objects]
     is_made = np.isnan(table.boxes).any(axis=1)
     boxes = _extents(table)
     is_whole = np.isnan(boxes).any(axis=1)
@@ -335,7 +333,7 @@ def _with_good_boxes(
     is_bare = table.is_bare
     if is_bare is None or policy == "keep":
         is_bare = np.zeros(len(boxes), np.bool_)
-    found = judged(boxes, sizes_px, policy, added_px=added_px)
+    found = judged(boxes, sizes_px, policy, added_px=rules.added_px)
     if is_made.any():  # of landmarks: cut, and never bad
         made = judged(boxes, sizes_px, "keep" if policy == "keep" else "fix")
         found = replace(

@@ -17,7 +17,7 @@ from PIL import Image
 
 from penstock.errors import ConfigError
 from penstock.randomness.samples import sample_rng
-from penstock.vision.arguments import ShownByArguments, shown
+from penstock.vision.arguments import ShownByArguments, checked_transforms, shown
 from penstock.vision.samples import image_of, kept, num_objects, with_image, without_letterbox
 from penstock.vision.transforms.geometry import hidden_where_unmarked
 
@@ -47,8 +47,12 @@ class Compose:
     """
 
     def __init__(self, *transforms: Callable[[Any], Any]) -> None:
-        """Keep the transforms: functions of a sample that return one."""
-        self.transforms = transforms
+        """Keep the transforms: functions of a sample that return one.
+
+        Raises:
+            ConfigError: one of them cannot be called.
+        """
+        self.transforms = checked_transforms("Compose", transforms)
 
     def __call__(self, sample: Any) -> Any:  # noqa: ANN401 - of any kind
         """Return the sample after all transforms."""

@@ -21,10 +21,7 @@ from penstock.deprecation import removed_arguments
 from penstock.errors import ConfigError
 from penstock.faults import UnreadSample, annotate, note_unread
 from penstock.randomness.samples import sample_rng
-from penstock.vision.arguments import (
-    checked_number,
-    checked_whole,
-)
+from penstock.vision.arguments import checked_number, checked_optional, checked_whole
 from penstock.vision.samples import image_of, joined, without_letterbox
 from penstock.vision.transforms.geometry import Letterbox, clipped, moved
 
@@ -59,7 +56,7 @@ class PartneredDataset(Dataset[Any]):
         self.dataset = dataset
         self.probability = checked_number("probability", probability, 0, 1)
         self.transform = transform
-        self.until_epoch = until_epoch
+        self.until_epoch = checked_optional("until_epoch", until_epoch, 0)
         self._epoch = 0
 
     def __len__(self) -> int:
@@ -121,9 +118,8 @@ class PartneredDataset(Dataset[Any]):
     @property
     def class_names(self) -> tuple[str, ...]:
         """Name of each class, as the other dataset has them; empty if it has none."""
-        dataset = (
-            self.dataset
-        )  # no count of the labels, as `class_names_of`: this is in every sample
+        # No count of the labels, as `class_names_of` makes it: this is called for every sample.
+        dataset = self.dataset
         while dataset is not None:
             if (names := getattr(dataset, "class_names", None)) is not None:
                 return tuple(names)
@@ -174,14 +170,12 @@ class LabelMixing(PartneredDataset):
             dataset, probability=probability, transform=transform, until_epoch=until_epoch
         )
         self.alpha = checked_number("alpha", alpha, 1e-6)
-        self.num_classes = num_classes
+        self.num_classes = checked_optional("num_classes", num_classes, 1)
 
     def _share(self) -> float:
         return float(sample_rng().beta(self.alpha, self.alpha))
 
     def _alone(self, sample: Any) -> Any:  # noqa: ANN401
-        if isinstance(sample, dict):
-            return without_letterbox(sample)
         image, label = self._pair(sample)
         return image, self._soft(label)
 
@@ -254,6 +248,9 @@ class MixUp(LabelMixing):
         """Say how often, and how evenly: as `CutMix`."""
         super().__init__(dataset, probability, alpha, **options)
 
+    def _alone(self, sample: Any) -> Any:  # noqa: ANN401
+        return without_letterbox(sample) if isinstance(sample, dict) else super()._alone(sample)
+
     def _combined(self, index: int) -> Any:  # noqa: ANN401
         (partner,) = self._partners(1)
         share = self._share()
@@ -284,10 +281,6 @@ class CutMix(LabelMixing):
         True
     """
 
-    def _alone(self, sample: Any) -> Any:  # noqa: ANN401
-        image, label = self._pair(sample)
-        return image, self._soft(label)
-
     def _pair(self, sample: Any) -> tuple[Any, Any]:  # noqa: ANN401
         if isinstance(sample, dict):
             raise ConfigError(
@@ -303,10 +296,8 @@ class CutMix(LabelMixing):
         image, label = self._pair(self.dataset[index])
         other_image, other_label = self._pair(self._partner(partner, index))
         self._check_alike(image, other_image, (index, partner))
-        rows, columns = (
-            _span(length, math.sqrt(1 - share), at)
-            for length, at in zip(image.shape[:2], place, strict=True)
-        )
+        side = math.sqrt(1 - share)
+        rows, columns = (_span(image.shape[axis], side, place[axis]) for axis in (0, 1))
         mixed = image.copy()
         mixed[rows, columns] = other_image[rows, columns]
         pasted = (rows.stop - rows.start) * (columns.stop - columns.start)

@@ -147,8 +147,8 @@ class ForeignCollection:
             return Index(keys).positions_of(paths).tolist(), paths, labels
         except (msgspec.DecodeError, StoreError) as error:
             raise StoreError(
-                f"the manifest {manifest} of {self._address} does not fit: {error} It is JSON: "
-                '{"path_list": [keys], "label_list": [integers, or names of classes]}.'
+                f"the manifest {manifest} of {self._address} should be JSON, "
+                f'{{"path_list": [keys], "label_list": [integers or names]}}: {error}'
             ) from error
 
     def _numbered(

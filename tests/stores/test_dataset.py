@@ -75,6 +75,8 @@ def test_images_may_be_bytes_or_pillows_or_what_a_function_makes_of_them(path, o
     assert opened(path, decode=lambda data: kept.append(data) or len(data))[3][0] == len(FILES[3])
     assert kept == [FILES[3]]
     assert type(kept[0]) is bytes
+    with pytest.raises(ConfigError, match=r"a transform is called .* \[<.*Compose joins"):
+        opened(path, transform=[crop])
     with pytest.raises(ConfigError, match="decode is 'rgb', 'pil', a function or None, not 'bgr'"):
         opened(path, decode="bgr")
 

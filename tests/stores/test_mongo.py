@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import pickle
@@ -48,6 +49,8 @@ from penstock.stores import (
     pack,
 )
 from penstock.stores.mongo import connection as mongo_connection
+from penstock.stores.mongo import writer as mongo_writer
+from penstock.stores.mongo.collection import own_documents
 from penstock.stores.mongo.connection import MongoAddress
 from penstock.stores.mongo.connection import _clients as clients
 from penstock.stores.mongo.store import MongoStore
@@ -497,6 +500,32 @@ def test_an_index_larger_than_a_document_comes_in_parts(uri, collection):
         len(MongoStore(uri))
 
 
+class BeforeTheSecondPart(pymongo.monitoring.CommandListener):
+    """Calls a function once, before the rest of what a query finds is asked for."""
+
+    def __init__(self, call):
+        self.calls = [call]
+
+    def started(self, event):
+        if event.command_name == "getMore" and self.calls:
+            self.calls.pop()()
+
+    def succeeded(self, event):
+        pass
+
+    failed = succeeded
+
+
+def test_a_collection_that_is_replaced_while_its_index_is_read_is_found(uri, monkeypatch):
+    monkeypatch.setattr(mongo_writer, "_INDEX_PART_BYTES", 8)  # more than one reply can hold
+    written(uri, records(40))
+    listener = BeforeTheSecondPart(lambda: written(uri, records(30)))
+    with MongoStore(uri, client_options={"event_listeners": [listener]}) as store:
+        assert len(store) == 30
+        assert len(store.get_many(range(30))) == 30
+    assert not listener.calls
+
+
 def test_a_collection_packed_anew_is_not_read_with_the_old_index(uri, collection):
     written(uri, records(5))
     store = MongoStore(uri)
@@ -831,7 +860,7 @@ def test_a_query_selects_documents(foreign, uri):
     "ids",
     [
         [3, 1, 2**40],
-        ["b", "a", "c"],
+        ["penstock.b", "a", "c"],
         [{"shard": 1, "n": 2}, {"shard": 1, "n": 1}, {"shard": 0, "n": 3}],
         [b"\x01", 1.5, "mixed"],
         [ObjectId(f"{n:024x}") for n in (256, 1, 2**30)],
@@ -844,6 +873,7 @@ def test_ids_may_be_of_any_kind(collection, uri, ids):
     with MongoStore(uri, image_field="data") as store:
         for copy in (store, pickle.loads(pickle.dumps(store))):
             found = copy.get_many([2, 0, 1, 2])
+            assert own_documents(copy._connection(), copy._address) == {}
             expected = [image(order[position]) for position in (2, 0, 1, 2)]
             assert [record.sample.data for record in found] == expected
             copy.close()
@@ -858,6 +888,46 @@ def test_images_may_be_files_in_gridfs(foreign, uri):
         bucket.delete(file_id)
         with pytest.raises(StoreError, match=r"GridFS file .* which is not there"):
             store.get_many([3, 4])
+
+
+def test_a_manifest_decides_on_order_and_labels(foreign, uri, tmp_path):
+    manifest = tmp_path / "train.json"
+    paths = ["9.jpg", "2.jpg", "11.jpg"]
+    fields = {"image_field": "data", "key_field": "path", "manifest": manifest}
+    manifest.write_text(json.dumps({"path_list": paths, "label_list": [4, 0, 7]}))
+    with MongoStore(uri, **fields) as store:
+        assert list(store.keys) == paths
+        assert [r.sample for r in store.scan()] == [
+            (EncodedImage(image(9)), 4),
+            (EncodedImage(image(2)), 0),
+            (EncodedImage(image(11)), 7),
+        ]
+    manifest.write_text(json.dumps({"path_list": paths, "label_list": ["b", "a", "b"]}))
+    with MongoStore(uri, **fields) as store:
+        assert store.class_names == ("a", "b")
+        assert store.labels.tolist() == [1, 0, 1]
+    for text, expected in {
+        '{"path_list": ["no.jpg"], "label_list": [1]}': r"train.* 1 key.* not among .*no.jpg",
+        '{"path_list": ["1.jpg"], "label_list": []}': "1 paths and 0 labels",
+        '["1.jpg"]': r"path_list.*Expected `object`",
+        "{": r"path_list.*truncated",
+    }.items():
+        manifest.write_text(text)
+        with pytest.raises(StoreError, match=expected):
+            len(MongoStore(uri, **fields))
+    repeated = ["1.jpg", "2.jpg", "1.jpg", "1.jpg"]
+    manifest.write_text(json.dumps({"path_list": repeated, "label_list": [1, 0, 1, 1]}))
+    with MongoStore(uri, **fields) as store:
+        assert list(store.keys) == repeated
+        one, two = (EncodedImage(image(1)), 1), (EncodedImage(image(2)), 0)
+        assert [r.sample for r in store.scan()] == [one, two, one, one]
+        pack(store, f"lmdb:{tmp_path}/packed.lmdb", num_workers=0)
+    assert open_store(tmp_path / "packed.lmdb").labels.tolist() == [1, 0, 1, 1]
+    manifest.unlink()
+    with pytest.raises(StoreError, match=rf"cannot read {manifest}: No such file"):
+        len(MongoStore(uri, **fields))
+    with pytest.raises(ConfigError, match="not from both"):
+        MongoStore(uri, label_field="meta.class", **fields)
 
 
 def test_unnamed_fields_are_asked_for_with_those_that_are_there(foreign, uri):
@@ -920,6 +990,8 @@ def test_the_python_of_the_page_runs(foreign, uri, mongod, tmp_path, monkeypatch
         pytest.skip("the pages are not there")
     monkeypatch.chdir(tmp_path)
     text = page.read_text()
+    (manifest,) = re.findall(r"```json\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "train.json").write_text(manifest)
     whole = {"path": "cats/2.jpg", "meta": {"class": "cat", "split": "train"}, "data": image(2)}
     other = {"path": "dogs/1.jpg", "meta": {"class": "dog", "split": "train"}, "data": image(1)}
     with mongod.client() as client:

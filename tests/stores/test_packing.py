@@ -109,6 +109,11 @@ def test_labels_and_class_names_of_the_dataset_are_kept(tmp_path):
     assert dataset.class_names == ("cat", "dog")
     assert dataset.class_to_idx == {"cat": 0, "dog": 1}
     assert list(dataset.store.keys) == list("012345")
+    texts = Photos()
+    texts.labels = ["dog", "cat"] * 3  # its samples have numbers
+    texts.class_names = ("dog", "cat")
+    pack(texts, address, overwrite=True)
+    assert LMDBDataset(address).class_names == ("dog", "cat")
 
 
 def test_a_store_copied_to_another_has_the_same_fingerprint_and_metadata(tmp_path):

@@ -341,7 +341,6 @@ class _Seen(NamedTuple):
     """What was found when the files were opened first."""
 
     files: tuple[FileState, ...]
-    schema: pa.Schema
     columns: _Columns
 
 
@@ -426,18 +425,15 @@ class ArrowStore(OpenedStore[Lease[Tables]]):
         """Open the files, if they are those that were there at first."""
         paths = [Path(file.path) for file in self._seen[0].files] if self._seen else None
         tables = Tables(paths or _table_paths(self._path), self._max_row_group_size)
-        schema = tables.schema
         try:
             if not self._seen:
-                columns = _choose(schema, self._path, *self._wanted)
-                self._seen.append(_Seen(tuple(tables.files), schema, columns))
-            seen = self._seen[0]
-            changed = [now.path for now in tables.files if now not in seen.files]
-            if changed or not schema.equals(seen.schema, check_metadata=True):
-                file = changed[0] if changed else self._path
+                columns = _choose(tables.schema, self._path, *self._wanted)
+                self._seen.append(_Seen(tuple(tables.files), columns))
+            changed = [now.path for now in tables.files if now not in self._seen[0].files]
+            if changed:
                 raise StoreError(
-                    f"{file} was changed since its index was read. Open the store again, in a new "
-                    "ArrowStore or dataset."
+                    f"{changed[0]} was changed since its index was read. Open it again, in a "
+                    "new ArrowStore or dataset."
                 )
         except BaseException:
             tables.close()

@@ -19,7 +19,7 @@ from penstock.deprecation import removed_arguments
 from penstock.errors import ConfigError
 from penstock.faults import UnreadSample, annotate, note_unread
 from penstock.randomness.samples import one_sample, sample_rng
-from penstock.stores.index import attribute_names
+from penstock.stores.index import from_metadata
 from penstock.stores.records import EncodedImage
 from penstock.stores.registry import open_store
 from penstock.user_code import transform_that_raised
@@ -86,8 +86,15 @@ class StoreDataset(Dataset[Any]):
 
         Raises:
             StoreError: the store cannot be opened.
-            ConfigError: `decode` is none of these, or an option does not fit.
+            ConfigError: `decode` is none of these, a transform cannot be called, or an option does
+                not fit.
         """
+        for function in (transform, target_transform):
+            if not (function is None or callable(function)):
+                raise ConfigError(
+                    f"a transform is called with each sample, which {function!r:.80} cannot be: "
+                    "penstock.vision.Compose joins several."
+                )
         is_ours = isinstance(store, (str, Path))
         if options and not is_ours:
             raise ConfigError(f"options are for an address, not for a store: {sorted(options)}.")
@@ -134,8 +141,8 @@ class StoreDataset(Dataset[Any]):
     @property
     def attribute_names(self) -> Mapping[str, tuple[str, ...]]:
         """For each attribute of objects, the texts of its numbers."""
-        names = attribute_names(self.store.metadata)
-        return {name: tuple(texts) for name, texts in names.items()}
+        kind = dict[str, tuple[str, ...]]
+        return from_metadata(self.store.metadata, "attribute_names", kind, {})
 
     @property
     def class_to_idx(self) -> dict[str, int]:
@@ -394,7 +401,6 @@ class LMDBDataset(StoreDataset):
 class MongoDataset(StoreDataset):
     """The samples of a MongoDB collection, of `penstock pack` or of other making."""
 
-    @removed_arguments(manifest="Subset over `dataset.store.index.positions_of(keys)`")
     def __init__(self, uri: str, **options: Any) -> None:  # noqa: ANN401
         """Read the index of a collection.
 
@@ -402,7 +408,7 @@ class MongoDataset(StoreDataset):
             uri: `mongodb://USER:PASSWORD@HOST/DB.COLLECTION`, options of MongoDB's included. The
                 password is kept to connect with, and shown nowhere.
             options: Those of `StoreDataset`, and of `MongoStore`: the fields of a collection that
-                Penstock did not make, options of the client.
+                Penstock did not make, a manifest, options of the client.
 
         Raises:
             StoreError: the server cannot be reached, or there is no such collection.

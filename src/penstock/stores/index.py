@@ -10,8 +10,9 @@ import struct
 import zlib
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+import msgspec
 import numpy as np
 import xxhash
 
@@ -21,12 +22,13 @@ from penstock.errors import ConfigError, StoreError
 from penstock.stores.records import EncodedRecord, decode_record, header_of, is_pair
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
+T = TypeVar("T")
+
 COLUMNS: Final = "object_columns"
-_NO_COLUMNS: Final[Mapping[str, Any]] = {"num_objects": 0, "zlib_base64_u32": {}}
 _NAME: Final = "name"  # as VOC's files call the class of an object
 _MOST_CLASSES: Final = 1000  # a field of more texts numbers its objects, and has no classes
 
@@ -228,6 +230,11 @@ def labels_from(
     return RaggedArray.of((row,) if isinstance(row, int) else row or () for row in labels)
 
 
+class _ObjectColumns(msgspec.Struct):
+    num_objects: int
+    zlib_base64_u32: dict[str, str]
+
+
 class IndexBuilder:
     """The index of a store that is being written: collects what it needs."""
 
@@ -310,8 +317,9 @@ def packed_columns(columns: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
 def column_of(index: Index, name: str) -> NDArray[np.int64] | RaggedArray:
     """Return the classes of the records of an index by a field of their objects."""
     labels = index.labels
-    said = from_metadata(index.metadata, COLUMNS, _are_columns, _NO_COLUMNS)
-    packed = said["zlib_base64_u32"]
+    none = {"num_objects": 0, "zlib_base64_u32": {}}
+    said = from_metadata(index.metadata, COLUMNS, _ObjectColumns, none)
+    packed = said.zlib_base64_u32
     if labels is None or name not in (_NAME, *packed):
         columns = [] if labels is None else [_NAME, *sorted(packed)]
         raise ConfigError(
@@ -323,9 +331,9 @@ def column_of(index: Index, name: str) -> NDArray[np.int64] | RaggedArray:
         labels = RaggedArray(labels, np.arange(len(labels) + 1))
     if name == _NAME:
         values = labels.values
-    elif said["num_objects"] != len(labels.values):
+    elif said.num_objects != len(labels.values):
         raise ConfigError(
-            f"column {name!r} is that of {said['num_objects']:,} objects, and the store has "
+            f"column {name!r} is that of {said.num_objects:,} objects, and the store has "
             f"{len(labels.values):,}: samples were left out when it was packed. labels_of(dataset, "
             f"get_label=...) reads every sample."
         )
@@ -340,39 +348,12 @@ def column_of(index: Index, name: str) -> NDArray[np.int64] | RaggedArray:
     return values if is_one_each else RaggedArray(values, labels.offsets)
 
 
-def attribute_names(metadata: Mapping[str, Any]) -> Mapping[str, Sequence[str]]:
-    """Return the texts of the numbers of each attribute; raises as `from_metadata` does."""
-
-    def is_good(said: Any) -> bool:  # noqa: ANN401
-        return isinstance(said, dict) and all(map(are_names, said.values()))
-
-    names: Mapping[str, Sequence[str]] = from_metadata(metadata, "attribute_names", is_good, {})
-    return names
-
-
-def from_metadata(
-    metadata: Mapping[str, Any],
-    name: str,
-    is_good: Callable[[Any], bool],
-    default: Any,  # noqa: ANN401
-) -> Any:  # noqa: ANN401
+def from_metadata(metadata: Mapping[str, Any], name: str, kind: type[T], default: object) -> T:
     """Return what the metadata of a store say by a name of ours."""
-    said = metadata.get(name, default)
-    if not is_good(said):
-        raise StoreError(f"the metadata {name!r} of the store are damaged: {said!r:.60}.")
-    return said
-
-
-def are_names(said: Any) -> bool:  # noqa: ANN401
-    """Return whether it is a list of texts."""
-    return isinstance(said, (list, tuple)) and all(isinstance(name, str) for name in said)
-
-
-def _are_columns(said: Any) -> bool:  # noqa: ANN401
-    match said:
-        case {"num_objects": int(count), "zlib_base64_u32": {}}:
-            return not isinstance(count, bool)
-    return False
+    try:
+        return msgspec.convert(metadata.get(name, default), kind)
+    except msgspec.ValidationError as error:
+        raise StoreError(f"the metadata {name!r} of the store are damaged: {error}.") from error
 
 
 def packed_numbers(numbers: NDArray[np.int64]) -> str:

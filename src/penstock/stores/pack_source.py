@@ -164,9 +164,9 @@ class _DatasetSource(PackSource):
         self._dataset = dataset
         self._width = len(str(max(0, self._length - 1)))
         self._labels = known_labels(dataset)
-        # Texts are stored with the sample: they are no labels of a record, and have no names.
+        # Texts are stored with the sample: a record's number goes by the names the dataset says.
         are_texts = isinstance(self._labels, np.ndarray) and self._labels.dtype.kind in "US"
-        self.class_names = () if are_texts else class_names_of(dataset) or ()
+        self.class_names = class_names_of(dataset, "name" if are_texts else None) or ()
         self.metadata = {}
         identity = getattr(dataset, "fingerprint", "")
         if self._labels is not None:

@@ -35,7 +35,8 @@ _READERS: Final = {
     "imglab": "ImglabDetection({file!r}) reads the objects in the images",
     "landmarks": "LandmarkList({file!r}) reads it; root= is the folder that its paths begin in",
     "image-list": "ImageList({file!r}) reads it; root= is the folder that its paths begin in",
-    "json": "No class of Penstock reads JSON: convert it to VOC or YOLO, or write a dataset",
+    "json": "No class of Penstock reads JSON: convert it to VOC or YOLO, or write a dataset. "
+    "If the other subfolders are classes, move this one away",
 }
 _ONCE: Final = {
     "voc": ", once these are in one subfolder",

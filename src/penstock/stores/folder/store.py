@@ -57,7 +57,7 @@ def open_folder(
             `ImageSets/Main/SPLIT.txt` names, in its order.
 
     Raises:
-        ConfigError: `layout` is none of these.
+        ConfigError: `layout` is none of these, or `split` is given for another than VOC.
     """
     if layout not in ("auto", "classes", "flat", "voc"):
         raise ConfigError(
@@ -65,6 +65,11 @@ def open_folder(
         )
     if layout == "voc" or (layout == "auto" and looks_like_voc(Path(path))):
         return open_kind("voc", str(path), **options)
+    if "split" in options:
+        raise ConfigError(
+            f"split={options['split']!r} is for Pascal VOC, a folder with Annotations and "
+            f"JPEGImages in it; {path} is read as another layout."
+        )
     return FolderStore(path, layout=layout, **options)
 
 

@@ -13,6 +13,7 @@ It grows as COLLECTION.partial, and is renamed when it is complete.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final
 
@@ -39,7 +40,8 @@ PACK_ID: Final = "penstock.pack"
 LOCKS: Final = "penstock.locks"  # the collection of the locks of writers
 _FIELDS: Final = {"record": 1, "file": 1, "fingerprint": 1}
 _INDEX_ID: Final = "penstock.index."
-_OURS: Final = {"$gte": "penstock.", "$lt": "penstock/"}
+# No wider: documents of other making may have ids that begin with "penstock.".
+_OURS: Final = {"$in": [SUMMARY_ID, PACK_ID, re.compile(r"^penstock\.index\.")]}
 
 
 def index_id(part: int) -> str:

@@ -7,12 +7,14 @@ import contextlib
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import bson
+import msgspec
 import numpy as np
 import xxhash
 from bson import ObjectId
 
 from penstock.data.packed_list import PackedList
 from penstock.errors import ConfigError, StoreError
+from penstock.opening import read_annotation
 from penstock.stores.index import Index
 from penstock.stores.mongo.collection import (
     PACK_ID,
@@ -30,6 +32,7 @@ from penstock.stores.store import OpenedStore, missing_records
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
     from numpy.typing import NDArray
     from pymongo.database import Database
@@ -48,6 +51,12 @@ class MongoFields(NamedTuple):
     label: str | None = None
     key: str = "_id"
     query: Mapping[str, Any] | None = None
+    manifest: str | Path | None = None
+
+
+class _Manifest(msgspec.Struct):
+    path_list: list[str | int]
+    label_list: list[str | int]
 
 
 class ForeignCollection:
@@ -66,7 +75,10 @@ class ForeignCollection:
                 f"the key {twice!r} comes twice in {address}; every record has a key of its own. "
                 "key_field='_id' always has."
             )
-        has_labels = fields.label is not None
+        if fields.manifest is not None:
+            places, keys, labels = self._listed(fields.manifest, keys)
+            ids = [ids[place] for place in places]
+        has_labels = fields.label is not None or fields.manifest is not None
         numbers, class_names = self._numbered(keys, labels) if has_labels else (None, ())
         # As bytes: an ObjectId takes 70 in Python, and workers would get a list of them.
         self._ids = PackedList(bson.encode({"": of}) for of in ids)
@@ -88,8 +100,8 @@ class ForeignCollection:
             wanted = {"$and": [dict(fields.query or {}), {str(name): kind}]}
             if name is not None and collection.find_one(wanted, {"_id": 1}) is None:
                 raise StoreError(
-                    f"no document of {self._address} fits {argument}={name!r}: an image has bytes "
-                    f"or the id of a GridFS file. The first one has {_fields_of(first)}."
+                    f"no document of {self._address} has what {argument}={name!r} says (of an "
+                    f"image: bytes, or a GridFS file's id). The first one has {_fields_of(first)}."
                 )
         projection = {name: 1 for name in ("_id", fields.label, fields.key) if name is not None}
         ids, keys, labels = [], [], []
@@ -122,6 +134,22 @@ class ForeignCollection:
             f"{address} was not packed by Penstock, so say which fields are what: image_field=, "
             f"and label_field=, if there are labels. Its first document has {_fields_of(first)}."
         )
+
+    def _listed(
+        self, manifest: str | Path, keys: list[str]
+    ) -> tuple[list[int], list[str], list[Any]]:
+        """Return the places of what a manifest lists, its keys and its labels."""
+        try:
+            listed = msgspec.json.decode(read_annotation(manifest), type=_Manifest)
+            paths, labels = list(map(str, listed.path_list)), listed.label_list
+            if len(paths) != len(labels):
+                raise StoreError(f"there are {len(paths):,} paths and {len(labels):,} labels.")
+            return Index(keys).positions_of(paths).tolist(), paths, labels
+        except (msgspec.DecodeError, StoreError) as error:
+            raise StoreError(
+                f"the manifest {manifest} of {self._address} should be JSON, "
+                f'{{"path_list": [keys], "label_list": [integers or names]}}: {error}'
+            ) from error
 
     def _numbered(
         self, keys: list[str], labels: list[Any]
@@ -217,6 +245,7 @@ class MongoStore(OpenedStore[MongoConnection]):
         label_field: str | None = None,
         key_field: str = "_id",
         query: Mapping[str, Any] | None = None,
+        manifest: str | Path | None = None,
         verify: bool = True,
     ) -> None:
         """Name the collection; it is opened at first use.
@@ -232,6 +261,8 @@ class MongoStore(OpenedStore[MongoConnection]):
                 order.
             key_field: The field that names a record, different in each.
             query: Which documents belong to it, as `find` takes it.
+            manifest: A JSON file {"path_list": [...], "label_list": [...]}: order and labels are
+                those of the file, and documents are found by `key_field`.
             verify: Whether the checksum of each packed record is compared.
 
         Raises:
@@ -242,7 +273,9 @@ class MongoStore(OpenedStore[MongoConnection]):
         if not retry_s >= 0:
             raise ConfigError(f"retry_s={retry_s}: a number of seconds is not negative.")
         self._retry_s = float(retry_s)
-        self._fields = MongoFields(image_field, label_field, key_field, query)
+        if manifest is not None and label_field is not None:
+            raise ConfigError("labels come from the manifest or from `label_field`, not from both.")
+        self._fields = MongoFields(image_field, label_field, key_field, query, manifest)
         self._verify = verify
 
     @property
@@ -274,7 +307,7 @@ class MongoStore(OpenedStore[MongoConnection]):
         if self._fields != MongoFields():
             raise ConfigError(
                 f"{self.address} was packed by Penstock: it has its own keys and labels. The "
-                "fields and query are for collections of other making."
+                "fields, query and manifest are for collections of other making."
             )
         return index, None
 

@@ -21,7 +21,6 @@ from penstock.stores.dataset import StoreDataset
 from penstock.stores.index import (
     COLUMNS,
     Index,
-    are_names,
     from_metadata,
     packed_columns,
     packed_numbers,
@@ -345,18 +344,13 @@ class PackedAnnotations(StoreDataset):
     @property
     def landmark_names(self) -> tuple[str, ...]:
         """Names of the landmarks, in their order; empty if they have none."""
-        return tuple(from_metadata(self.store.metadata, "landmark_names", are_names, ()))
+        return from_metadata(self.store.metadata, "landmark_names", tuple[str, ...], ())
 
     @property
     def num_landmarks(self) -> int:
         """Landmarks of an object; 0 if there are none."""
-        count: int = from_metadata(
-            self.store.metadata,
-            "num_landmarks",
-            lambda said: type(said) is int,
-            len(self.landmark_names),
-        )
-        return count
+        default = len(self.landmark_names)
+        return from_metadata(self.store.metadata, "num_landmarks", int, default)
 
     @functools.cached_property
     def sizes_px(self) -> NDArray[np.int64]:

@@ -526,6 +526,13 @@ def test_a_state_that_contradicts_itself_is_refused_and_changes_nothing(changed,
     assert len(list(loader)) == 9
 
 
+def test_a_stream_whose_workers_made_fewer_batches_than_were_given_is_refused():
+    loader = Loader(Plain(), batch_size=2)
+    state = next(iter(loader)) is not None and loader.state_dict()
+    with pytest.raises(StateError, match="counts 2 batches, of which the workers made 1"):
+        Loader(Plain(), batch_size=2).load_state_dict({**state, "batches": 2})
+
+
 class Endless:
     """Has the length of its data, and no end: training that counts iterations."""
 

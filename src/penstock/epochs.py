@@ -306,6 +306,9 @@ def _check_counts(
             found = f"{steps[-1]} batches of epoch {epoch}, with {samples} samples in {batches}"
     if steps != sorted(set(steps)):
         found = f"batches {list(given.ahead)} beyond the first {batches}"
+    num_made = sum(shard.num_batches for shard in given.shards.values())
+    if given.shards and num_made < batches:
+        found = f"{batches} batches, of which the workers made {num_made}"
     if found:
         raise StateError(
             f"this state contradicts itself: it counts {found}. It was changed since it was saved. "

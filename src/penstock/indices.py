@@ -130,8 +130,9 @@ class SeededIndices(IndexSource):
         # number. Batches of different sizes are left out: planning them twice costs more than it
         # saves.
         parts = with_inner(self._outer)
+        are_ours = all(type(part).__module__.startswith("penstock.") for part in parts)
         is_even = self._batches is None or self._batches.is_even
-        if self._order is None or not is_even or not all(map(_is_ours, parts)):
+        if self._order is None or not is_even or not are_ours:
             return None
         with _in_epoch(parts, epoch, self._seed):
             return self._by_position(self._order.indices(), self._layout(), 0)
@@ -240,10 +241,6 @@ def _in_epoch(samplers: Sequence[Any], epoch: int, seed: int) -> Iterator[None]:
         for order, (now, times) in zip(orders, before, strict=True):
             order.set_epoch(now)
             order.times_notified = times
-
-
-def _is_ours(sampler: object) -> bool:
-    return type(sampler).__module__.startswith("penstock.")
 
 
 def with_inner(*samplers: Any) -> list[Any]:  # noqa: ANN401

@@ -162,6 +162,10 @@ def test_a_sample_of_a_batch_may_be_read_by_itself():
         with one_sample(2):
             assert all_draws() == expected
         assert sample_rng(2).random() == expected["rng"]
+        streams.take_seeding_ns()
+        with one_sample(3):
+            pass
+        assert streams.take_seeding_ns() > 0
 
 
 def test_a_bit_generator_of_the_users_choice_is_seeded_and_put_back():

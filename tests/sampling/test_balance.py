@@ -150,6 +150,27 @@ def test_the_generators_of_others_stay_as_they_are():
         assert all(map(torch.equal, before, (generator.get_state(), torch.get_rng_state())))
 
 
+class Uncopyable(list):
+    def __deepcopy__(self, memo):
+        raise AssertionError("the data was copied")
+
+
+def test_a_sampler_under_any_name_is_copied_without_its_data_and_counted_as_a_whole():
+    class Wrapper:
+        def __init__(self):
+            self.base = SequentialSampler(Uncopyable([0, 0, 1]))
+
+        def __iter__(self):
+            return iter(self.base)
+
+    wrapper = Wrapper()
+    next(iter(wrapper.base))
+    state = wrapper.base.state_dict()
+    wrapper.base.load_state_dict(state)
+    assert balance_report(wrapper, [0, 0, 1]).epoch_size == 3
+    assert wrapper.base.state_dict() == state
+
+
 @pytest.mark.parametrize("wrap", [lambda s: s, lambda s: stock.BatchSampler(s, 4, False)])
 def test_behind_ranks_the_epoch_is_that_of_the_sampler_inside(wrap):
     labels = np.arange(100)

@@ -470,7 +470,7 @@ def test_a_generator_that_raised_is_not_taken_for_one_that_ended():
 @pytest.mark.parametrize(
     ("sample", "said"),
     [
-        ({"image": 1}, r"stream \(list\) is a dict, no pair"),
+        ({"image": 1}, r"stream \(list\) is a dict, no pair nor dict with"),
         ((1, [2, 3]), r"stream \(list\) has as its label \[2, 3\]"),
     ],
 )

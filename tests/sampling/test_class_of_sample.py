@@ -18,6 +18,8 @@ from penstock.sampling.balanced_shuffle import class_of_sample
     [
         (("pixels", 3), 3),
         (["pixels", "mask", "cat"], "cat"),
+        ({"image": 0, "label": 1}, 1),
+        ({"targets": 4, "image": 0}, 4),
         (("pixels", torch.tensor(5)), 5),
     ],
 )
@@ -35,7 +37,7 @@ def test_a_function_may_return_anything_that_can_be_hashed(name):
     assert class_of_sample("sample", lambda _: name) == name
 
 
-@pytest.mark.parametrize("sample", [{}, {"label": 0}, (), ("pixels",), 3, "text", np.zeros(2)])
+@pytest.mark.parametrize("sample", [{}, {"image": 0}, (), ("pixels",), 3, "text", np.zeros(2)])
 def test_a_sample_without_a_label_has_no_class(sample):
     with pytest.raises(NotLabelsError, match=r"^(is|has) "):
         class_of_sample(sample)

@@ -481,6 +481,8 @@ def test_torchrun_s_variables_say_which_rank_this_is(monkeypatch):
     monkeypatch.delenv("LOCAL_RANK")
     with pytest.raises(ConfigError, match="one of 6 ranks, but which of them share a node"):
         ShardSampler(MANY)
+    monkeypatch.setenv("RANK", "first")  # of another launcher: not read where all four are given
+    assert ShardSampler([4], num_nodes=1, node=0, ranks_per_node=1, local_rank=0).world_size == 1
 
 
 @pytest.mark.parametrize(

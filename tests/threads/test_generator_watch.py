@@ -303,13 +303,17 @@ def test_numpys_generator_is_found_under_any_name():
     assert names_of(Holder(np.random.default_rng(2)).draw) == []
 
 
-def test_a_call_that_is_given_a_generator_of_torch_is_not_named():
+def test_a_call_that_is_given_a_generator_of_torch_is_not_named(monkeypatch):
     torch = pytest.importorskip("torch")
     own = torch.Generator()
 
     assert names_of(lambda: torch.rand(2, generator=own)) == []
     assert names_of(lambda: own.manual_seed(3)) == []
     assert names_of(lambda: torch.default_generator.manual_seed(3)) == ["torch"]
+    # As if another thread drew during each call.
+    monkeypatch.setattr(generator_watch, "_state_of_torch", object)
+    assert names_of(lambda: torch.rand(2, generator=own)) == []
+    assert names_of(lambda: torch.rand(2)) == ["torch"]
 
 
 def test_a_watch_ends_after_a_number_of_calls():

@@ -232,8 +232,7 @@ class ConcatDataset(Dataset[T_co]):
     def __getitem__(self, index: int) -> T_co:
         """Return the sample at `index`; a negative one counts from the end."""
         part, offset = self._locate(index)
-        sample: T_co = self.datasets[part][offset]
-        return sample
+        return self.datasets[part][offset]  # type: ignore[no-any-return]
 
     def _locate(self, index: int) -> tuple[int, int]:
         """Which dataset, and which index in it."""

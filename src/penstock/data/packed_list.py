@@ -158,7 +158,8 @@ class PackedList(Sequence[T]):
 
     def _packed(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         """Blob and len + 1 offsets of these items alone; views if they lie side by side."""
-        if _overlaps(self._bounds):
+        # Empty bounds own no memory to be seen in another way.
+        if len(self) and self._bounds.strides == (8, 8):
             offsets = as_strided(self._bounds, (len(self) + 1,), (8,), writeable=False)
             first, last = int(offsets[0]), int(offsets[-1])
             if first == 0:
@@ -178,11 +179,6 @@ def _restore(kind: Kind, blob: NDArray[np.uint8], offsets: NDArray[np.int64]) ->
 
 def _bounds_of(offsets: NDArray[np.int64]) -> NDArray[np.int64]:
     return as_strided(offsets, (len(offsets) - 1, 2), (8, 8), writeable=False)
-
-
-def _overlaps(bounds: NDArray[np.int64]) -> bool:
-    # Empty bounds own no memory to be seen in another way.
-    return len(bounds) > 0 and bounds.strides == (8, 8)
 
 
 def _offsets(lengths: list[NDArray[np.int64]]) -> NDArray[np.int64]:

@@ -120,7 +120,10 @@ class GeneratorWatch:
         if event == "c_call":
             if getattr(arg, "__self__", None) is _GLOBAL_RANDOM and arg.__name__ != "getstate":
                 self._note(frame, "random")
-            elif _TORCH_NAMES.fullmatch(arg.__name__):
+            elif _TORCH_NAMES.fullmatch(arg.__name__) and not any(
+                isinstance(const, tuple) and "generator" in const
+                for const in frame.f_code.co_consts
+            ):  # where calls are given their own, another thread may change the state
                 self._before = numpy_now, _state_of_torch()
 
     def _note(self, frame: FrameType, generator: str) -> None:

@@ -213,10 +213,9 @@ class GuardedIterator:
 
     def __next__(self) -> Any:  # noqa: ANN401 - whatever the sampler yields
         """Return what the sampler yields next."""
-        found = self.take(1)
-        if not found:
-            raise StopIteration
-        return found[0]
+        for found in self.take(1):
+            return found
+        raise StopIteration
 
     def take(self, count: int) -> list[Any]:
         """Return what the sampler yields next, up to `count` of it."""

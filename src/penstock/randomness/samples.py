@@ -342,7 +342,7 @@ def one_sample(k: int) -> Iterator[None]:
     try:
         yield
     finally:
-        vars(streams).update(outer)
+        vars(streams).update(outer, _seeding_ns=streams._seeding_ns)
         streams._begun.clear()  # generators of the batch's other samples begin anew
 
 

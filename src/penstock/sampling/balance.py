@@ -267,7 +267,7 @@ def _times_shown(sampler: Any, num_samples: int) -> NDArray[np.int64]:  # noqa: 
 
     Samplers of others draw with the global generators seeded by the epoch, and those are put back.
     """
-    twin = sampler if _is_indices(sampler) else _copied(sampler)
+    twin = sampler if _is_indices(sampler) else _copied(sampler, {})
     # The innermost sampler that has an epoch is the one that draws.
     epochs = [getattr(part, "epoch", None) for part in _parts_of(twin)]
     epoch = next((number for number in reversed(epochs) if isinstance(number, int)), 0)
@@ -309,25 +309,26 @@ def _is_indices(sampler: Any) -> bool:  # noqa: ANN401
     return isinstance(sampler, _LISTS) or hasattr(sampler, "__array__")
 
 
-def _copied(sampler: Any) -> Any:  # noqa: ANN401
+def _copied(sampler: Any, copies: dict[int, Any]) -> Any:  # noqa: ANN401
     """Return a copy, also of the samplers and generators in it, but of none of the data."""
-    kept = {
-        id(value): value
-        for part in _parts_of(sampler)
-        for name, value in getattr(part, "__dict__", {}).items()
-        if name not in _INNER and not isinstance(value, (Resumable, *_GENERATORS))
-    }
+    if id(sampler) in copies:
+        return copies[id(sampler)]
     try:
-        twin = copy.deepcopy(sampler, kept)
+        twin = copy.copy(sampler)
     except TypeError:  # as of an iterator: there is no way but to use it up
         return sampler
-    for part in _parts_of(twin):
-        if isinstance(part, Resumable):
-            part.forget_state()
-        if isinstance(part, IndexSampler) and part.num_replicas > 1:
-            part.__dict__.update(rank=0, num_replicas=1)
-            if isinstance(part, DistributedSampler):
-                part.pad = "none"
+    copies[id(sampler)] = twin
+    for name, value in getattr(sampler, "__dict__", {}).items():
+        if isinstance(value, Resumable) or (name in _INNER and value is not None):
+            twin.__dict__[name] = _copied(value, copies)
+        elif isinstance(value, _GENERATORS):
+            twin.__dict__[name] = copy.deepcopy(value)
+    if isinstance(twin, Resumable):
+        twin.forget_state()
+    if isinstance(twin, IndexSampler) and getattr(twin, "num_replicas", 1) > 1:
+        twin.__dict__.update(rank=0, num_replicas=1)
+        if isinstance(twin, DistributedSampler):
+            twin.pad = "none"
     return twin
 
 

@@ -13,6 +13,7 @@ import copy
 import inspect
 import sys
 from collections import Counter, OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
@@ -40,6 +41,7 @@ T = TypeVar("T")
 
 # Shares are computed anew when this many more samples have come in: 1 %.
 _REFRESH: Final = 1.01
+_KEYS: Final = ("labels", "label", "targets", "target")
 
 
 class BalancedShuffle(IterableDataset[Any]):
@@ -111,7 +113,8 @@ class BalancedShuffle(IterableDataset[Any]):
                 to choose from.
             get_label: Returns the class of a sample: anything that can be hashed; arrays and
                 tensors without dimensions count as their number. None takes the last of a tuple or
-                list. For dicts, `operator.itemgetter("label")` is one that pickles.
+                list, and of a dict what is called "label", "labels", "target" or "targets".
+                `operator.itemgetter("kind")` is one that pickles.
             alpha: As of `ClassBalancedSampler`: 0 natural, 0.5 square root, 1 all the same; or
                 "effective", which goes by how many have come so far: nearly all the same at first.
             beta: As of `ClassBalancedSampler`.
@@ -257,7 +260,7 @@ class _ShufflePass:
             raise ConfigError(
                 f"Sample {self._num_asked - 1} (counted from 0) of the stream ({self._kind}) "
                 f"{error}. BalancedShuffle needs one class for each sample: pass get_label=, a "
-                'function that returns it, such as operator.itemgetter("label"); where a sample '
+                'function that returns it, such as operator.itemgetter("kind"); where a sample '
                 "has several, that of the rarest."
             ) from None
         pool = self._pool_of(name)
@@ -357,13 +360,15 @@ def _register_with_torch() -> None:
 
 
 def class_of_sample(sample: Any, get_label: Callable[[Any], Any] | None = None) -> Hashable:  # noqa: ANN401
-    """Return the class of a sample, equal for equal labels; the last of a tuple or list."""
+    """Return the class of a sample, equal for equal labels."""
     if get_label is not None:
         label = get_label(sample)
-    elif isinstance(sample, (tuple, list)) and len(sample) > 1:
-        label = sample[-1]
     else:
-        raise NotLabelsError(f"is a {type(sample).__qualname__}, no pair that ends with its class")
+        label = sample[-1] if isinstance(sample, (tuple, list)) and len(sample) > 1 else sample
+        key = next((key for key in _KEYS if isinstance(label, Mapping) and key in label), None)
+        if key is None and label is sample:
+            raise NotLabelsError(f"is a {type(sample).__qualname__}, no pair nor dict with a label")
+        label = label if key is None else label[key]
     if getattr(label, "ndim", None) == 0 and hasattr(label, "item"):
         label = label.item()  # a tensor's hash is that of the object
     try:

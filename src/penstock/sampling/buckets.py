@@ -270,8 +270,7 @@ class _BucketOrder(BatchOrder):
         if ranks > 1:  # behind the end of a bucket its first samples come once more
             own = np.repeat(bucket[turns], lengths)
             places = starts[own] + (places - starts[own]) % self._counts[own]
-        chosen: NDArray[np.int64] = samples[places]
-        return chosen
+        return samples[places]  # type: ignore[no-any-return]
 
     def _samples(self, rng: np.random.Generator) -> NDArray[np.int64]:
         """All samples, those of the first bucket first."""

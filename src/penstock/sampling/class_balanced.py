@@ -14,7 +14,7 @@ from penstock.data.ragged import RaggedArray
 from penstock.deprecation import removed_arguments
 from penstock.errors import ConfigError
 from penstock.sampling.class_items import ClassItems, shuffled_rows
-from penstock.sampling.samplers import IndexSampler, check_bool, check_positive
+from penstock.sampling.samplers import CountedSampler, check_bool, check_positive
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -28,7 +28,7 @@ _MOST_ALPHA: Final = 2  # classes as frequent as they were rare: more is a mista
 _ROUNDING: Final = 1e-9
 
 
-class ClassBalancedSampler(IndexSampler):
+class ClassBalancedSampler(CountedSampler):
     """Rare classes more often: the share of a class is proportional to count ** (1 - alpha).
 
     With `alpha` 0 classes have their natural shares, with 0.5 those of the square roots of their
@@ -179,8 +179,7 @@ class ClassBalancedSampler(IndexSampler):
         if self._samples_per_class is not None:
             return np.full(len(self.classes), 1.0 / len(self.classes))
         labelled = 1.0 - len(self._items.unlabelled) / self._items.num_samples
-        shares: NDArray[np.float64] = class_shares(self.counts, self.alpha, self._beta) * labelled
-        return shares
+        return class_shares(self.counts, self.alpha, self._beta) * labelled
 
     def indices(self) -> NDArray[np.int64]:
         """Return the draws of the current epoch, shape (num_samples,); a fresh array."""
@@ -227,8 +226,7 @@ class ClassBalancedSampler(IndexSampler):
         shares, num_without = self.shares, len(self._items.unlabelled)
         if num_without:
             shares = np.append(shares, num_without / self._items.num_samples)
-        shares /= shares.sum()
-        return shares
+        return np.asarray(shares / shares.sum())
 
     def _resolved(self, num_samples: object) -> int:
         """How many indices an epoch has."""
@@ -280,8 +278,7 @@ def _is_whole(numbers: NDArray[np.float64]) -> NDArray[np.bool_]:
     """Whether they are whole numbers, but for what rounding has done to them."""
     nearest = np.rint(numbers)
     tolerance = np.minimum(_ROUNDING * np.maximum(nearest, 1.0), 0.1)
-    is_whole: NDArray[np.bool_] = np.abs(numbers - nearest) <= tolerance
-    return is_whole
+    return np.asarray(np.abs(numbers - nearest) <= tolerance)
 
 
 def _rounded(numbers: NDArray[np.float64], how: Any) -> NDArray[np.float64]:  # noqa: ANN401
@@ -322,8 +319,7 @@ def class_shares(counts: ArrayLike, alpha: Alpha = 1.0, beta: float = 0.999) -> 
         numbers = np.expm1(np.asarray(counts, np.float64) * math.log(beta)) / (beta - 1.0)
         logarithms -= np.log(numbers)
     shares: NDArray[np.float64] = np.exp(logarithms - logarithms.max())  # none overflows
-    shares /= shares.sum()
-    return shares
+    return np.asarray(shares / shares.sum())
 
 
 def check_alpha(alpha: Any, beta: float = 0.0) -> None:  # noqa: ANN401

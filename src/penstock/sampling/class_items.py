@@ -106,8 +106,7 @@ class ClassItems:
         """Return an item for each entry of `sequence`, whatever was drawn before; a fresh array."""
         drawn = rng.integers(self.sizes[sequence])
         drawn += self._starts[sequence]
-        chosen: NDArray[np.int64] = self._items[drawn].astype(np.int64)
-        return chosen
+        return self._items[drawn].astype(np.int64)  # type: ignore[no-any-return]
 
     def cycled(
         self, sequence: NDArray[np.integer[Any]], rng: np.random.Generator, together: int = 1

@@ -15,15 +15,19 @@ from penstock.randomness.generators import guarded_draws
 from penstock.randomness.keys import Purpose, seed_sequence
 from penstock.sampling.samplers import (
     BatchSampler,
+    CountedSampler,
     EveryNth,
     IndexSampler,
     RandomSampler,
     SequentialSampler,
     check_positive,
 )
+from penstock.summary import Summarized
 from penstock.warn import users_level
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from penstock.sampling.samplers import Indices
 
 
@@ -53,7 +57,7 @@ def share_length(length: int, rank: int, num_replicas: int, pad: str) -> int:
     return length // num_replicas if pad == "drop" else -(-length // num_replicas)
 
 
-class DistributedSampler(IndexSampler):
+class DistributedSampler(CountedSampler):
     """One rank's share of an order that all ranks agree on: of any sampler's, or a dataset's.
 
     Ranks take turns, so that batch k of all ranks together is one piece of the global order, for
@@ -82,7 +86,7 @@ class DistributedSampler(IndexSampler):
         (True, True)
     """
 
-    _shows = ("length", "rank", "num_replicas", "sampler", "seed", "epoch")
+    _shows = ("length", "rank", "num_replicas", "sampler")
 
     def __init__(
         self,
@@ -193,6 +197,11 @@ class DistributedSampler(IndexSampler):
 
     def _num_items(self) -> int:
         return min(self.total_size, len(self.sampler))
+
+    def _summary(self) -> Iterable[tuple[str, object]]:
+        # The seed is that of the sampler inside: its own decides nothing.
+        inner = self.sampler._summary() if isinstance(self.sampler, Summarized) else ()
+        return [*super()._summary(), *(item for item in inner if item[0] != "length")]
 
     def settings(self) -> dict[str, Any]:
         """Return what the global order depends on: not the number of ranks."""

@@ -31,7 +31,7 @@ from penstock.sampling.class_balanced import check_alpha, class_shares
 from penstock.sampling.permutation import LARGEST, Permutation
 from penstock.sampling.samplers import (
     ComputedOrder,
-    IndexSampler,
+    CountedSampler,
     as_weights,
     check_positive,
     stated,
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 _PRECISION: Final = 10**12  # as exact as ratios of decimal fractions in float64 are
 
 
-class MixtureSampler(IndexSampler):
+class MixtureSampler(CountedSampler):
     """Indices into several datasets in a row, of each as many as its share says.
 
     For a `ConcatDataset` of the sources. In each epoch the counts are exact: `quotas`, the shares

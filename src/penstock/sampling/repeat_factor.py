@@ -11,13 +11,13 @@ from penstock.data.labels.known import class_names_of, labels_given_or_known
 from penstock.deprecation import removed_arguments
 from penstock.errors import ConfigError
 from penstock.sampling.class_items import ClassItems
-from penstock.sampling.samplers import IndexSampler, check_bool, check_positive, digest
+from penstock.sampling.samplers import CountedSampler, check_bool, check_positive, digest
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-class RepeatFactorSampler(IndexSampler):
+class RepeatFactorSampler(CountedSampler):
     """Every image once, and those with rare classes more often.
 
     With f(c) the share of images in which class c occurs at least once:

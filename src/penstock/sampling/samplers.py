@@ -127,8 +127,7 @@ class Resumable:
         return self
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch."""
-        raise NotImplementedError(f"{type(self).__name__} must define set_epoch().")
+        """Choose the epoch; subclasses define it."""
 
     def _num_items(self) -> int:
         """Items of all ranks in an epoch, without those that are given twice to make it even."""
@@ -254,13 +253,12 @@ class IndexSampler(Resumable, Sampler[int]):
 
     @property
     def total_size(self) -> int:
-        """Indices of all shares together, in an epoch."""
-        return len(self)
+        """Indices of all shares together, in an epoch, those included that come twice."""
+        return len(self) * self.num_replicas
 
     def __len__(self) -> int:
-        """Return the number of indices in an epoch: `num_samples`, where it is set."""
-        number: int | None = getattr(self, "num_samples", None)
-        return len(self.indices()) if number is None else number
+        """Return the number of indices in an epoch."""
+        return len(self.indices())
 
     def __init__(self, seed: int | None = None) -> None:
         """Begin at epoch 0.
@@ -316,6 +314,16 @@ class IndexSampler(Resumable, Sampler[int]):
 
     def _num_items(self) -> int:
         return self.total_size
+
+
+class CountedSampler(IndexSampler):
+    """A sampler whose epoch has `num_samples` indices."""
+
+    # Not in `IndexSampler`: a user's subclass may mean another number by that attribute.
+
+    def __len__(self) -> int:
+        """Return `num_samples`."""
+        return self.num_samples  # type: ignore[attr-defined, no-any-return]
 
 
 def check_bool(name: str, value: object) -> None:
@@ -382,7 +390,7 @@ class ComputedOrder:
         return self if len(self) > LONGEST_STORED else self[:]
 
 
-class RandomSampler(IndexSampler):
+class RandomSampler(CountedSampler):
     """Indices in random order, or drawn at random.
 
     Up to 2^20 samples are shuffled in an array. The order of more is a `Permutation`, which takes
@@ -499,7 +507,7 @@ class SubsetRandomSampler(IndexSampler):
         return {**super().settings(), "subset": digest(self.subset)}
 
 
-class WeightedRandomSampler(IndexSampler):
+class WeightedRandomSampler(CountedSampler):
     """Indices drawn with given probabilities.
 
     There may be any number of weights (torch stops at 2^24). They are summed in float64: a weight
@@ -567,8 +575,7 @@ class WeightedRandomSampler(IndexSampler):
         # Rounding may put a point on the very end: that is the last index with a weight.
         np.minimum(drawn, np.searchsorted(sums, sums[-1]), out=drawn)
         rng.shuffle(drawn)
-        chosen: NDArray[np.int64] = drawn.astype(np.int64, copy=False)
-        return chosen
+        return drawn.astype(np.int64, copy=False)  # type: ignore[no-any-return]
 
     def _without_replacement(self) -> NDArray[np.int64]:
         # The first arrivals of independent exponential clocks, one clock per index, at the rate of
@@ -599,15 +606,15 @@ def _check_weights(weights: NDArray[np.float64], num_samples: int, *, replacemen
         raise ConfigError(
             f"weights should be a 1d sequence but given weights have shape {weights.shape}."
         )
-    needed, available = 1 if replacement else num_samples, int(np.count_nonzero(weights))
-    with np.errstate(over="ignore"):
-        total = weights.sum()
     wrong = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
     if wrong.size:
         raise ConfigError(
             f"weights should be finite and 0 or more, but weights[{wrong[0]}] is "
             f"{weights[wrong[0]]} ({wrong.size} such of {len(weights)})."
         )
+    needed, available = 1 if replacement else num_samples, int(np.count_nonzero(weights))
+    with np.errstate(over="ignore"):
+        total = weights.sum()
     if available < needed or not np.isfinite(total):
         raise ConfigError(
             f"{needed} or more weights should be above 0 with a finite sum, but {available} of "
@@ -653,11 +660,6 @@ class BatchLayout(NamedTuple):
 class BatchOrder(IndexSampler):
     """The order of a batch sampler that deals batches out itself: those of one rank in a row."""
 
-    @property
-    def total_size(self) -> int:
-        """Indices of all ranks in an epoch, those included that come twice to make it even."""
-        return len(self) * self.num_replicas
-
 
 class BatchSampler(Resumable, Sampler[list[int]]):
     """Batches of another sampler's indices.
@@ -693,8 +695,7 @@ class BatchSampler(Resumable, Sampler[list[int]]):
     @property
     def epoch(self) -> int:
         """The sampler's epoch."""
-        epoch: int = self.sampler.epoch  # type: ignore[attr-defined]
-        return epoch
+        return self.sampler.epoch  # type: ignore[attr-defined, no-any-return]
 
     def set_epoch(self, epoch: int) -> None:
         """Pass the epoch on to the sampler, if it takes one."""

@@ -32,8 +32,8 @@ from penstock.sampling.distributed import check_pad, share_length
 from penstock.sampling.permutation import LARGEST, Permutation
 from penstock.sampling.samplers import (
     ComputedOrder,
+    CountedSampler,
     EveryNth,
-    IndexSampler,
     check_positive,
     digest,
     stated,
@@ -84,7 +84,7 @@ class AbsentShard(Dataset[Any]):
         self[int(indices[0])]
 
 
-class ShardSampler(IndexSampler):
+class ShardSampler(CountedSampler):
     """This rank's share of a dataset in shards, of which each is read by one node in an epoch.
 
     For LMDB or tar files that lie on the nodes' own disks (`assignment="fixed"`), or where every
@@ -200,9 +200,7 @@ class ShardSampler(IndexSampler):
     @property
     def total_size(self) -> int:
         """Indices of all ranks in an epoch."""
-        return (
-            int(self.lengths.sum()) if self.pad == "none" else self.num_samples * self.num_replicas
-        )
+        return int(self.lengths.sum()) if self.pad == "none" else super().total_size
 
     def shards(self, node: int | None = None) -> NDArray[np.int64]:
         """Return the shards that a node reads in the current epoch, in the order it reads them.
@@ -309,7 +307,7 @@ def _chosen_place(
             "give both num_nodes and node, or neither, and so ranks_per_node and local_rank; "
             f"but got {num_nodes=}, {node=}, {ranks_per_node=}, {local_rank=}."
         )
-    rank, world_size = current_rank()
+    rank, world_size = Rank(0, 1) if is_placed else current_rank()
     if ranks_per_node is None or local_rank is None:
         local = rank_in_environment("LOCAL_RANK", "LOCAL_WORLD_SIZE")
         if local is None and not is_placed and world_size > 1:

@@ -466,6 +466,17 @@ def test_texts_of_rows_are_numbered_by_all_parts_of_a_concatenation():
     assert known_labels(ConcatDataset([a, Images(2, labels=[[1], [2, 3]])])) is None
 
 
+def test_datasets_that_number_the_classes_of_a_column_otherwise_are_not_joined():
+    few, more, other = (
+        Images(2, labels=[0, 1], classes=list(names)) for names in ("ab", "abc", "ba")
+    )
+    assert known_labels(ConcatDataset([few, more]), "labels").tolist() == [0, 1, 0, 1]
+    with pytest.raises(
+        ConfigError, match=r"of 'labels' differently: .* not \('a', 'b'\) and \('b'"
+    ):
+        labels_given_or_known(ConcatDataset([few, other]), "labels_of", "labels")
+
+
 def test_rows_of_file_names_are_no_classes():
     rows = [["a/1.png", "a/2.png"], ["b/1.png"], ["b/2.png"], ["c/1.png"]]
     assert known_labels(Images(labels=rows, targets=[0, 1, 1, 0])).tolist() == [0, 1, 1, 0]

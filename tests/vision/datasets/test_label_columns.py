@@ -188,9 +188,9 @@ def test_datasets_whose_columns_are_numbered_differently_are_not_joined(tmp_path
     ]
     apart = ConcatDataset(both)
     for dataset in (apart, ConcatDataset([both[0], ConcatDataset([both[1]])])):
-        with pytest.raises(ConfigError, match="number the texts of 'pose' differently"):
+        with pytest.raises(ConfigError, match="number the classes of 'pose' differently"):
             labels_of(dataset, column="pose")
-    with pytest.raises(ConfigError, match="number the texts of 'pose' differently"):
+    with pytest.raises(ConfigError, match="number the classes of 'pose' differently"):
         ClassBalancedSampler(apart, column="pose")
     alike = [
         VOCDetection(tmp_path / str(n), attributes={"pose": ["left", "right"]}) for n in range(2)

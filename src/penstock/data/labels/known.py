@@ -162,6 +162,8 @@ def labels_given_or_known(
         except NotLabelsError as error:
             if is_plain or hasattr(source, "dtype"):
                 reason = f"it is {error}"
+    if column is not None:
+        raise ConfigError(f"{who} finds no labels in {_kind_of(source)}: {reason}.")
     raise ConfigError(
         f"{who} cannot see the labels of the samples of {_kind_of(source)}: {reason}. Give one "
         "label per sample (integers, bools or strings), a list of class numbers per sample, or a "
@@ -288,20 +290,22 @@ def _are_integers(value: Any) -> bool:  # noqa: ANN401
 
 
 def _joined(parts: Sequence[Any], column: Column, depth: int) -> Labels:
-    texts = [_names(part, column, depth) for part in parts] if column is not None else []
-    if len({*texts} - {None}) > 1:
-        raise NotLabelsError(
-            f"its datasets number the texts of {column!r} differently: give all the same "
-            "attribute_names"
-        )
-    found = []
+    found = [_names(part, column, depth) for part in parts] if column is not None else []
+    names = sorted(filter(None, found), key=len)
+    for some, more in itertools.pairwise(names):
+        if some != more[: len(some)]:
+            raise NotLabelsError(
+                f"its datasets number the classes of {column!r} differently: give all the same "
+                f"attribute_names or class names, not {some!r:.80} and {more!r:.80}"
+            )
+    labels = []
     for position, part in enumerate(parts):
         try:
-            found.append(_found(part, column, depth))
+            labels.append(_found(part, column, depth))
         except NotLabelsError as error:
             kind = type(part).__qualname__
             raise NotLabelsError(f"dataset {position} ({kind}) has none: {error}") from None
-    return joined_labels([labels for labels in found if len(labels)])
+    return joined_labels([part for part in labels if len(part)])
 
 
 def _only(

@@ -72,8 +72,6 @@ def _of_array(values: NDArray[Any]) -> Labels:
         raise NotLabelsError(f"of shape {values.shape}")
     if values.dtype.kind in "OT":  # texts of pandas, or of numpy's type for texts of any length
         return _of_list(values.tolist())
-    if values.dtype.kind == "f":
-        raise NotLabelsError(f"of type {values.dtype}: floats are no classes")
     if values.dtype.kind not in "biuUS":
         raise NotLabelsError(f"of type {values.dtype}, not integers, bools or strings")
     return values
@@ -180,8 +178,7 @@ def chosen_labels(labels: Labels, indices: Any) -> Labels:  # noqa: ANN401
             rows = RaggedArray(labels.values, labels.offsets)[_positions(indices)]
             return to_rows(labels.names[rows.values], np.diff(rows.offsets))
         if isinstance(indices, range) and 0 <= indices.start <= indices.stop <= len(labels):
-            chosen: Labels = labels[indices.start : indices.stop : indices.step]
-            return chosen
+            return labels[indices.start : indices.stop : indices.step]
         # numpy's take() is up to twice as fast as an index for what does not fit into caches.
         places = _positions(indices)
         return labels[places] if isinstance(labels, RaggedArray) else labels.take(places)

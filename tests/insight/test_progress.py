@@ -192,6 +192,28 @@ def test_streams_are_afterwards_as_they_were():
     assert [without_bar(line)[:14] for line in got.lines[2:]] == ["epoch 0: 1/100"] * 2
 
 
+@pytest.mark.parametrize("stdout", ["closed", "without attributes of its own"])
+def test_stdout_may_be_anything(stdout):
+    got = run(f"""
+        class Slotted:
+            __slots__ = ()
+            isatty = sys.stdout.isatty
+            write = sys.stdout.write
+            flush = sys.stdout.flush
+
+        if {stdout!r} == "closed":
+            sys.stdout.close()
+        else:
+            sys.stdout = Slotted()
+        bar = open_progress()
+        bar.begin(0, 100)
+        bar.advance(batch(0))
+        bar.end()
+    """)
+    assert got.returncode == 0, got.written
+    assert without_bar(got.lines[-1]).startswith("epoch 0: 1/100, ")
+
+
 @pytest.mark.parametrize(
     "environment",
     [{"RANK": "1", "WORLD_SIZE": "2"}, {"TERM": "dumb"}],

@@ -7,6 +7,7 @@ train epoch 3:  51%|█████     | 412/800 [00:58<01:14, 531 samples/s, 7
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import importlib
 import os
@@ -178,12 +179,13 @@ class _Terminal:
         self.write = sys.stderr.write
         while isinstance(self.write, functools.partial):  # of the bars that are there already
             self.write = self.write.args[-1]
-        self._replaced: list[tuple[TextIO, Any]] = []
+        self._streams: list[Any] = []
         for stream in {sys.stdout, sys.stderr}:
-            if stream is not None and not stream.closed and stream.isatty():
-                above: Any = functools.partial(self._write_above, stream, stream.write)
-                stream.write = above
-                self._replaced.append((stream, above))
+            with contextlib.suppress(AttributeError, ValueError):  # None, closed, with slots
+                if stream.isatty():
+                    above = functools.partial(self._write_above, stream, stream.write)
+                    setattr(stream, "write", above)  # noqa: B010 - mypy forbids to assign a method
+                    self._streams.append(stream)
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
         return getattr(self._stream, name)
@@ -208,9 +210,10 @@ class _Terminal:
         if self.is_mid_line:
             self.write("\n")
         self.bar, self.is_mid_line = None, False
-        for stream, above in self._replaced:
-            if stream.write is above:  # else others have built upon it, and it stays
-                stream.write = above.args[-1]
+        for stream in self._streams:
+            # Else others have built upon it, and it stays.
+            if getattr(stream.write, "func", None) == self._write_above:
+                stream.write = stream.write.args[-1]
 
 
 def _is_notebook() -> bool:

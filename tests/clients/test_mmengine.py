@@ -45,7 +45,7 @@ with warnings.catch_warnings():
     )
     from mmengine.visualization import Visualizer
 
-    from penstock.integrations.mmengine import PenstockRunner
+    from penstock.integrations.mmengine import PenstockRunner, _endless
 
 pytestmark = [
     # mmengine 0.10.7, of 2024, and what it imports
@@ -297,6 +297,12 @@ def test_the_validation_loop_has_a_loader_of_ours_and_sees_each_sample(tmp_path)
     assert isinstance(runner.val_dataloader, penstock.torch.DataLoader)
     assert runner.message_hub.get_scalar("val/seen").data[0].tolist() == [7, 7]
     assert runner.model.seen == trained({**settings, "custom_hooks": []}).model.seen
+
+
+def test_an_endless_loop_over_no_batches_is_an_error():
+    empty = penstock.torch.DataLoader(list(range(3)), batch_size=8, drop_last=True, seed=1)
+    with pytest.raises(ConfigError, match="no batches"):
+        next(_endless(empty, 0))
 
 
 def test_the_log_says_what_limits_the_loader(tmp_path):

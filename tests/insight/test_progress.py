@@ -41,27 +41,13 @@ def test_while_it_goes_the_line_is_of_the_last_seconds_of_a_resumed_epoch():
         bar.begin(0, 4000, done=1000)
         for n in range(1000):
             bar.advance(batch(n))
+        print("here")
         os._exit(0)
     """)
     # 4 batches of 32 samples per second, half of the time waiting.
     line = "epoch 0: 2000/4000, 128 samples/s, 50 % waiting"
-    assert [without_bar(line) for line in got.lines] == [line]
+    assert [without_bar(line) for line in got.lines] == ["here", line]
     assert re.search(r"\[[\d:]+<[\d:]+, ", got.lines[-1])  # elapsed and left
-
-
-def test_tqdm_writes_lines_above_it():
-    got = run("""
-        import tqdm
-        bar = open_progress()
-        bar.begin(0, 8)
-        for n in range(8):
-            bar.advance(batch(n))
-            tqdm.tqdm.write(f"loss {n}")
-        bar.end()
-    """)
-    *lines, bar = got.lines
-    assert lines == [f"loss {n}" for n in range(8)]
-    assert without_bar(bar).startswith("epoch 0: 8/8, ")
 
 
 def test_an_epoch_of_unknown_length_has_no_bar():
@@ -100,6 +86,49 @@ def test_it_goes_on_when_batches_come_more_slowly_than_before():
     assert without_bar(got.lines[-1]).startswith("epoch 0: 3005/10000, ")
 
 
+def test_what_others_print_stands_above_it_as_it_was_printed():
+    got = run("""
+        import logging, tqdm
+        logging.basicConfig(format="%(message)s")  # takes hold of stderr before the bar does
+        bar = open_progress("train")
+        bar.begin(0, 8)
+        for n in range(8):
+            bar.advance(batch(n))
+            print("loss", n, "[/bold] [red]")
+            print("half", end="")
+            print(" a line", "x" * 150, sep="")
+            logging.warning("careful")
+            sys.stderr.writelines(["one\\n", "two\\n"])
+            tqdm.tqdm.write("tqdm's")
+        bar.end()
+        print("after")
+    """)
+    assert got.returncode == 0, got.written
+    *lines, bar, after = got.lines
+    assert without_bar(bar).startswith("train epoch 0: 8/8, ")
+    assert after == "after"
+    for n in range(8):
+        printed = [f"loss {n} [/bold] [red]", "half a line" + "x" * 150, "careful", "one", "two"]
+        assert lines[n * 6 : n * 6 + 6] == [*printed, "tqdm's"]
+
+
+def test_half_a_line_keeps_it_away_until_the_line_ends():
+    got = run("""
+        bar = open_progress()
+        bar.begin(0, None)
+        print("Continue? ", end="", flush=True)
+        for n in range(20):
+            bar.advance(batch(n))
+        print("# 20 shown")
+        bar.advance(batch(20))
+        print("on", end="")
+        bar.end()
+    """)
+    question, on, bar = got.lines
+    assert (question, on) == ("Continue? # 20 shown", "on")
+    assert bar.startswith("epoch 0: 21 ")
+
+
 @pytest.mark.parametrize("what", ["is killed", "presses Ctrl-C", "forgets it"])
 def test_a_program_that_ends_leaves_the_line_where_it_was(what):
     then = {
@@ -113,18 +142,20 @@ def test_a_program_that_ends_leaves_the_line_where_it_was(what):
         bar.begin(0, 100)
         for n in range(4):
             bar.advance(batch(n))
+        print("begun")
         {then}
         """,
         press_ctrl_c=what == "presses Ctrl-C",
     )
     assert got.returncode == {"is killed": -9, "presses Ctrl-C": -2, "forgets it": 0}[what]
+    assert got.lines[0] == "begun"
     assert without_bar(got.lines[-1]).startswith("train epoch 0: 4/100, ")
     if what != "is killed":
         assert got.written.endswith("\n")
     assert "\x1b[?" not in got.written
 
 
-def test_a_forked_process_draws_nothing():
+def test_a_forked_process_draws_nothing_and_prints_as_it_is():
     got = run("""
         bar = open_progress()
         bar.begin(0, 100)
@@ -142,9 +173,50 @@ def test_a_forked_process_draws_nothing():
     assert got.lines[-1].startswith("epoch 0:   1%|")
 
 
+def test_streams_are_afterwards_as_they_were():
+    got = run("""
+        raw = sys.stdout.write
+        sys.stdout.write = loud = lambda text: raw(text.upper())
+        outer, inner = open_progress(), open_progress()
+        for bar in (outer, inner):
+            bar.begin(0, 100)
+            bar.advance(batch(0))
+            print("while")
+        inner.end()
+        outer.end()
+        assert sys.stdout.write is loud
+        assert sys.stderr.write == type(sys.stderr).write.__get__(sys.stderr)
+    """)
+    assert got.returncode == 0, got.written
+    assert got.lines[:2] == ["WHILE", "WHILE"]
+    assert [without_bar(line)[:14] for line in got.lines[2:]] == ["epoch 0: 1/100"] * 2
+
+
+@pytest.mark.parametrize("stdout", ["closed", "without attributes of its own"])
+def test_stdout_may_be_anything(stdout):
+    got = run(f"""
+        class Slotted:
+            __slots__ = ()
+            isatty = sys.stdout.isatty
+            write = sys.stdout.write
+            flush = sys.stdout.flush
+
+        if {stdout!r} == "closed":
+            sys.stdout.close()
+        else:
+            sys.stdout = Slotted()
+        bar = open_progress()
+        bar.begin(0, 100)
+        bar.advance(batch(0))
+        bar.end()
+    """)
+    assert got.returncode == 0, got.written
+    assert without_bar(got.lines[-1]).startswith("epoch 0: 1/100, ")
+
+
 @pytest.mark.parametrize(
     "environment",
-    [{"RANK": "1", "WORLD_SIZE": "2"}],
+    [{"RANK": "1", "WORLD_SIZE": "2"}, {"TERM": "dumb"}],
     ids=str,
 )
 def test_it_is_quiet_where_it_would_not_be_seen(environment):

@@ -39,10 +39,11 @@ def test_an_epoch_with_workers_ends_with_its_counts():
     loader = Loader(Samples(), batch_size=4, num_workers=2, on_error="skip", progress=True)
     for epoch in range(2):
         for batch in loader:
-            pass
+            print(len(batch))
     """
     )
-    assert shown(got) == ["epoch 0: 10/10, 2 bad", "epoch 1: 10/10, 2 bad"]
+    sizes = ["3", "4", "4", "4", "3", "4", "4", "4", "4", "4"]
+    assert shown(got) == [*sizes, "epoch 0: 10/10, 2 bad", *sizes, "epoch 1: 10/10, 2 bad"]
     assert got.returncode == 0
 
 
@@ -53,14 +54,15 @@ def test_ctrl_c_between_two_batches_leaves_the_terminal_as_it_was():
     loader = Loader(list(range(40)), batch_size=4, num_workers=2, progress=True)
     for number, batch in enumerate(loader, 1):
         if number == 4:
+            print("begun")
             wait_for_ctrl_c()
     """,
         press_ctrl_c=True,
     )
     assert got.returncode == -2
     # The iterator goes, and ends its line, before Python prints the traceback.
-    bar, traceback = shown(got)[:2]
-    assert traceback == "Traceback (most recent call last):"
+    begun, bar, traceback = shown(got)[:3]
+    assert (begun, traceback) == ("begun", "Traceback (most recent call last):")
     assert bar.startswith("epoch 0: 4/10 ")
     assert got.lines[-1] == "KeyboardInterrupt"
     assert "\x1b[?" not in got.written
@@ -71,7 +73,7 @@ def test_an_error_of_a_sample_ends_the_training_and_the_line():
         LOADER
         + """
     for batch in Loader(Samples(), batch_size=4, num_workers=2, progress=True):
-        pass
+        print("one batch")
     """
     )
     lines = shown(got)
@@ -88,10 +90,30 @@ def test_a_loader_within_the_epoch_of_another_has_a_line_of_its_own():
     val = Loader(list(range(8)), batch_size=4, progress=True)
     for batch in train:
         for other in val:
-            pass
+            print("val batch")
     """
     )
-    assert shown(got) == ["epoch 0: 2/2", "epoch 1: 2/2", "epoch 0: 2/2"]
+    each = [["val batch"] * 2 + [f"epoch {n}: 2/2"] for n in range(2)]
+    assert shown(got) == [*each[0], *each[1], "epoch 0: 2/2"]
+
+
+def test_threads_as_workers_print_above_it():
+    got = run(
+        LOADER
+        + """
+    class Talking(Samples):
+        def __getitem__(self, index):
+            print(f"sample {index}\\n", end="", flush=True)
+            return index
+
+    loader = Loader(Talking(), batch_size=4, num_workers=2, backend="thread", progress=True)
+    assert sum(len(batch) for batch in loader) == 40
+    """
+    )
+    assert got.returncode == 0, got.written
+    *printed, last = shown(got)
+    assert sorted(printed) == sorted(f"sample {n}" for n in range(40))
+    assert last == "epoch 0: 10/10"
 
 
 def test_nothing_is_drawn_in_a_test(capfd):

@@ -241,10 +241,10 @@ CASES = {  # figures, verdict, what it says, and what not
     "more collate": ({"compute": 23.9 * MS, "collate": 16.1 * MS}, "collate", "", None),
     "reads": ({"compute": 20.1 * MS, "read": 19.9 * MS}, "workers", "", None),
     "more reads": ({"compute": 19.9 * MS, "read": 20.1 * MS}, "storage", "", None),
-    "sending": ({"compute": 10 * MS, "send": 30 * MS}, "transport", "10 MB", None),
+    "sending": ({"compute": 10 * MS, "send": 30 * MS}, "transport", "10.0 MB", None),
     "sending numbers": (
         {"compute": 6 * MS, "send": 6 * MS, "trainer": 1 * MS, "bytes": 200 * 23_552},
-        "transport", "24 kB", "uint8"),
+        "transport", "23.6 kB", "uint8"),
     "many slow samples": (SLOW | {"slow": 2000}, "workers", "", None),
     "workers idle behind slow files": (
         SLOW | {"slow": 64, "workers": 8, "wait": 40 * MS}, "slow source", "", None),

@@ -7,12 +7,14 @@ train epoch 3:  51%|█████     | 412/800 [00:58<01:14, 531 samples/s, 7
 from __future__ import annotations
 
 import atexit
+import contextlib
+import functools
 import importlib
 import os
 import sys
 import threading
 import warnings
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from penstock.distributed import current_rank
 from penstock.errors import MissingExtraError
@@ -35,7 +37,8 @@ _FORMAT_OF_UNKNOWN: Final = "{desc}: {n_fmt} [{elapsed}{postfix}]{bar}"
 def open_progress(name: str = "") -> ProgressBar | None:
     """Return a progress bar on stderr, or None where it would not be seen.
 
-    There is none on ranks above 0, nor where stderr is no terminal and this is no notebook.
+    There is none on ranks above 0; where stderr is no terminal, and this is no notebook; where
+    TERM is "dumb".
 
     Args:
         name: What the loader is for, as "train"; stands before the number of the epoch.
@@ -96,17 +99,19 @@ class ProgressBar:
         self._forget()
         if os.getpid() != self._pid:
             return
+        self._terminal = _Terminal()
         self._bar = self._tqdm(
             desc=f"{self._name}epoch {epoch}",
             total=total_batches,
             initial=done,
-            file=sys.stderr,
+            file=sys.stderr if _is_notebook() else self._terminal,
             mininterval=0,
             miniters=1,  # else it waits for as many batches as came between the last drawings
             dynamic_ncols=True,
             leave=True,
             bar_format=_FORMAT if total_batches else _FORMAT_OF_UNKNOWN,
         )
+        self._terminal.bar = self._bar
         atexit.register(self.end)
 
     def add_failed(self, number: int) -> None:
@@ -138,11 +143,12 @@ class ProgressBar:
         if os.getpid() != self._pid:
             bar.disable = True
             return
+        self._terminal.close()
         self._draw(bar, self._marks[0] if self._marks else (0, 0, 0))
         bar.close()
 
     def _draw(self, bar: Any, since: tuple[int, int, int]) -> None:  # noqa: ANN401
-        if os.getpid() != self._pid:
+        if os.getpid() != self._pid or self._terminal.is_mid_line:
             return
         elapsed_ns = self._given_ns - since[0]
         texts = []
@@ -158,6 +164,58 @@ class ProgressBar:
         self._num_new = 0
 
 
+class _Terminal:
+    """stderr as the file of a bar; what else is written to it, or to stdout, comes above the bar.
+
+    It replaces the method `write` of the streams. Not the streams themselves, to which handlers of
+    logging have references. Half a line, such as a prompt, keeps the bar away until the line ends.
+    """
+
+    def __init__(self) -> None:
+        self.bar: Any = None
+        self.is_mid_line = False
+        self._stream = sys.stderr
+        self._pid = os.getpid()
+        self.write = sys.stderr.write
+        while isinstance(self.write, functools.partial):  # of the bars that are there already
+            self.write = self.write.args[-1]
+        self._streams: list[Any] = []
+        for stream in {sys.stdout, sys.stderr}:
+            with contextlib.suppress(AttributeError, ValueError):  # None, closed, with slots
+                if stream.isatty():
+                    above = functools.partial(self._write_above, stream, stream.write)
+                    setattr(stream, "write", above)  # noqa: B010 - mypy forbids to assign a method
+                    self._streams.append(stream)
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        return getattr(self._stream, name)
+
+    def _write_above(self, stream: TextIO, write: Any, text: str) -> Any:  # noqa: ANN401
+        # Once the bar has gone, and in a forked process, it only hands on.
+        if self.bar is None or os.getpid() != self._pid or not text:
+            return write(text)
+        with _LOCK:
+            if not self.is_mid_line:
+                self.bar.clear(nolock=True)
+                self._stream.flush()
+            written = write(text)
+            self.is_mid_line = not text.endswith("\n")
+            if not self.is_mid_line:
+                stream.flush()  # it need not be the stream that the bar is drawn on
+                self.bar.refresh(nolock=True)
+        return written
+
+    def close(self) -> None:
+        """Let the bar be drawn on a line of its own, for the last time."""
+        if self.is_mid_line:
+            self.write("\n")
+        self.bar, self.is_mid_line = None, False
+        for stream in self._streams:
+            # Else others have built upon it, and it stays.
+            if getattr(stream.write, "func", None) == self._write_above:
+                stream.write = stream.write.args[-1]
+
+
 def _is_notebook() -> bool:
     ipython = sys.modules.get("IPython")  # loaded, if there is a kernel
     return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
@@ -165,4 +223,5 @@ def _is_notebook() -> bool:
 
 def _is_watched_terminal() -> bool:
     stream = sys.stderr
-    return stream is not None and not stream.closed and stream.isatty()
+    is_terminal = stream is not None and not stream.closed and stream.isatty()
+    return is_terminal and os.environ.get("TERM") != "dumb"

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers, durations, shares and sizes as text with two or three digits and a unit."""
+"""Numbers, durations and shares as text with two or three digits and a unit."""
 
 from __future__ import annotations
 
 import math
 
-__all__ = ["amount", "duration", "percent", "size"]
+__all__ = ["amount", "duration", "percent"]
 
 
 def amount(number: float) -> str:
@@ -42,16 +42,3 @@ def percent(share: float) -> str:
         ('62 %', '0.4 %')
     """
     return f"{share * 100:.1f} %" if 0 < share < 0.01 else f"{share * 100:.0f} %"
-
-
-def size(num_bytes: float) -> str:
-    """Return a number of bytes in the unit that suits it.
-
-    Example:
-        >>> size(38.5e6), size(512)
-        ('38 MB', '0.5 kB')
-    """
-    for unit, factor in (("GB", 1e9), ("MB", 1e6)):
-        if num_bytes >= factor:
-            return f"{amount(num_bytes / factor)} {unit}"
-    return f"{amount(num_bytes / 1e3)} kB"

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from penstock.engine.backends import traits_of
 from penstock.insight.model import DELIVERY_S, Means
 from penstock.insight.stats import Verdict
-from penstock.insight.units import amount, duration, percent, size
+from penstock.insight.units import amount, duration, percent
+from penstock.lines import format_bytes
 from penstock.plural import counted
 
 if TYPE_CHECKING:
@@ -373,7 +374,7 @@ def _transport(inputs: Inputs) -> Advice:
     at = inputs.at
     gain = at.gain(at.num_workers, saved_s=max(at.send_s - DELIVERY_S, 0.0))
     return Advice(
-        f"{inputs.waits}: packing and sending a batch of {size(at.num_bytes)} takes "
+        f"{inputs.waits}: packing and sending a batch of {format_bytes(round(at.num_bytes))} takes "
         f"{duration(at.send_s)} of the {duration(at.made_s)} that it costs a worker.",
         "Send less: arrays instead of lists and objects, and only what the training uses. At best "
         f"{_times(gain)} the throughput.",

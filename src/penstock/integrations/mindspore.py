@@ -87,21 +87,21 @@ class MindSporeBatches(AheadOfLoop):
 
         Each of its epochs is the loader's next one. For `Model.train`, and where something comes
         between (`dataset.map`); the state is that of the loop only where this object itself is
-        iterated.
+        iterated. After `load_state_dict` it is good for the rest of that epoch alone, because
+        MindSpore insists on one length.
 
         Args:
             **options: For `GeneratorDataset`.
-
-        Raises:
-            ConfigError: a state within an epoch was loaded. MindSpore insists on epochs of one
-                length, so iterate this object once, to that epoch's end.
         """
-        if self._given is None and self.loader.state_dict()["batches"]:
+        length = len(self.loader)
+        if self._given is None:
+            length -= self.loader.state_dict()["batches"]
+        if length == 0:
             raise ConfigError(
-                "MindSpore insists on epochs of one length, and the next one is the rest of an "
-                "epoch: iterate this object once before its dataset()."
+                "MindSpore takes no dataset without rows, and no batches are left of this epoch: "
+                "iterate this object once, and take the next one."
             )
-        return self._dataset(_CountedRows(self), options)
+        return self._dataset(_CountedRows(self, length), options)
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
         """Give the loader's next epoch, each batch as a tuple of `mindspore.Tensor`.
@@ -220,7 +220,11 @@ class _BatchSource:
 
 
 class _CountedRows(_BatchSource):
-    """Epochs of the loader's length; MindSpore refuses one of another."""
+    """Epochs of one length; MindSpore refuses one of another."""
+
+    def __init__(self, batches: MindSporeBatches, length: int) -> None:
+        super().__init__(batches)
+        self._length = length
 
     def __len__(self) -> int:
-        return len(self._batches.loader)
+        return self._length

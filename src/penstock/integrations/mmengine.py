@@ -99,11 +99,20 @@ def _endless(loader: DataLoader[Any], num_given: int) -> Iterator[Any]:
 
     On resume the loop takes as many batches as it has trained with, to drop them. The loader's
     state counts them already, so they cost nothing here.
+
+    Raises:
+        ConfigError: the loader has no batches.
     """
     yield from itertools.repeat(None, num_given)
-    while True:
-        yield from loader
+    num_empty = 0
+    while num_empty < 2:  # of a resumed epoch nothing may be left
+        num_empty += 1
+        for batch in loader:
+            num_empty = 0
+            yield batch
+            del batch  # its memory is free for the next one
         loader.set_epoch(loader.epoch)  # reaches samplers of mmengine's as well
+    raise ConfigError("an epoch of the train loader has no batches: check drop_last and batch_size")
 
 
 @RUNNERS.register_module()

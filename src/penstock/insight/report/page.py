@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.insight.report.charts import WORKER_BANDS, legend, over_time
 from penstock.insight.report.markup import element, to_html
-from penstock.insight.units import amount, duration, percent, size
+from penstock.insight.units import amount, duration, percent
+from penstock.lines import format_bytes
 from penstock.plural import counted
 from penstock.whole_file import write_whole
 
@@ -142,12 +143,12 @@ def _figures(recording: Recording) -> Element:
         ("wait_share", "Share of waiting", run.wait_share, percent(run.wait_share),
          lately + percent(window.wait_share)),
         ("batches", "Batches", run.batches, f"{run.batches:,}",
-         f"{counted(run.samples, 'sample')}, {size(run.bytes)}"),
+         f"{counted(run.samples, 'sample')}, {format_bytes(run.bytes)}"),
         ("failed", "Bad samples", run.failed, f"{run.failed:,}", ""),
         ("num_workers", "Workers", stats.num_workers, f"{stats.num_workers:,}",
          workers if stats.num_workers else "in the main process's own thread"),
-        ("slot_bytes", "Memory of batches", stats.slot_bytes, size(stats.slot_bytes),
-         f"largest process: {size(memory)}" if memory else ""),
+        ("slot_bytes", "Memory of batches", stats.slot_bytes, format_bytes(stats.slot_bytes),
+         f"largest process: {format_bytes(memory)}" if memory else ""),
     ]  # fmt: skip
     cards = [
         element(

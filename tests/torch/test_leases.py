@@ -71,17 +71,21 @@ def values(alias):
     return np.asarray(alias)
 
 
+def num_running(leases):
+    return sum(view() is not None for view in leases._items)
+
+
 def unpacked(tree):
     """Return a tree that came through a slot, and what counts the leases."""
     pool, arena = SlotPool(), Arena()
     packed = pack(tree, SlotWriter(pool))
-    return unpack(packed, deliver(pool, arena, packed.slots)), lambda: len(arena.leases)
+    return unpack(packed, deliver(pool, arena, packed.slots)), lambda: num_running(arena.leases)
 
 
 def recycled(make):
     """Return what `make` makes in recycled memory, and what counts the leases."""
     output = PlainOutput()
-    return make(output.empty), lambda: len(output._pool._leases)
+    return make(output.empty), lambda: num_running(output._pool._leases)
 
 
 def as_tensor(storage_and_leases):

@@ -12,8 +12,6 @@ import os
 import sys
 from typing import Any
 
-__all__ = ["OutputError", "check_stdout", "printable", "say", "say_json"]
-
 
 class OutputError(Exception):
     """stdout takes no more: it is closed, or its disk is full, or its reader has gone."""

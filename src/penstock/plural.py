@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-__all__ = ["counted"]
-
 
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun, in the plural unless it is 1.

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from penstock.insight.stats import Change
     from penstock.insight.verdict import Inputs
 
-__all__ = ["History"]
-
 _FOLD_AT: Final = 128  # batches: bounds what their indices take until then
 _FOLD_AT_SAMPLES: Final = 8192
 _MOST_IN_WINDOW: Final = 4096

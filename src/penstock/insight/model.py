@@ -25,8 +25,6 @@ from penstock.plural import counted
 if TYPE_CHECKING:
     from penstock.insight.stats import Span
 
-__all__ = ["DELIVERY_S", "WORKER_BYTES", "Means", "WorkerLimits"]
-
 # What receiving a batch takes the main process, and packing it a worker, however small it is. Each
 # was measured at 0.1 to 0.35 ms; the upper end, so that no gain is promised that it eats up.
 DELIVERY_S: Final = 0.4e-3

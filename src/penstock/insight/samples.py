@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from penstock.insight.rows import Rows
 
-__all__ = ["SampleAccounts"]
-
 _MOST_SLOWEST: Final = 20
 SLOW_FACTOR: Final = 8  # times the median: beyond what sizes of images explain
 SLOW_US: Final = 1000

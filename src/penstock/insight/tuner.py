@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from penstock.engine.timing import TimingRow
     from penstock.insight.budgets import Auto
 
-__all__ = ["SteadyState", "Tuner"]
-
 _PREFETCH: Final = 2
 _WARM_UP: Final = 4  # batches that do not count at the very start
 _WINDOW: Final = 12  # batches; at least

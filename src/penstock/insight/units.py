@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["amount", "duration", "percent"]
-
 
 def amount(number: float) -> str:
     """Return a number with two or three digits that mean something.

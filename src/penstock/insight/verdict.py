@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from penstock.insight.stats import SlowSample, Span
 
-__all__ = ["BOTTLENECKS", "RULES", "Advice", "Inputs", "Rule", "judge"]
-
 _FEWEST: Final = 8  # batches that are judged
 _WAITS: Final = 0.05  # share of the time below which a remedy would not be noticed
 _WORTH: Final = 1.15  # a gain below it may be an error of the model

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from penstock.insight.report.markup import Element
     from penstock.insight.segments import Columns
 
-__all__ = ["WORKER_BANDS", "Series", "legend", "over_time", "series_of", "spread"]
-
 _LABELS: Final = {
     "read": "reading",
     "compute": "computing",

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from penstock.insight.report.markup import Element
     from penstock.insight.stats import Stats
 
-__all__ = ["page", "write_report"]
-
 _POLICY: Final = (
     "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What commands write: names of files and texts of errors stay in their line.
+"""What commands write: names of files and texts of errors stay in their line; sizes and numbers.
 
 All goes through `say`; `insight.progress` draws the bar with cursor codes of its own.
 """
@@ -86,3 +86,15 @@ def format_bytes(num_bytes: int) -> str:
         if size < 999.5 or unit == "TB":
             break
     return f"{size:.1f} {unit}" if size < 99.95 else f"{size:.0f} {unit}"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, in the plural unless it is 1.
+
+    Example:
+        >>> counted(1, "sample"), counted(2000, "class"), counted(0, "batch")
+        ('1 sample', '2,000 classes', '0 batches')
+    """
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number:,} {noun}{'es' if noun.endswith(('s', 'ch')) else 's'}"

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from penstock.insight.units import duration
-from penstock.plural import counted
+from penstock.lines import counted
 
 if TYPE_CHECKING:
     from penstock.insight.stats import Span

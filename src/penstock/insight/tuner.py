@@ -21,7 +21,7 @@ from penstock.engine.timing import WorkerSettings
 from penstock.insight.model import WORKER_BYTES, Means, WorkerLimits
 from penstock.insight.rows import Sums, rows_of
 from penstock.insight.units import amount, duration
-from penstock.plural import counted
+from penstock.lines import counted
 
 if TYPE_CHECKING:
     from penstock.engine.timing import TimingRow

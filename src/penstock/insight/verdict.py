@@ -18,8 +18,7 @@ from penstock.engine.backends import traits_of
 from penstock.insight.model import DELIVERY_S, Means
 from penstock.insight.stats import Verdict
 from penstock.insight.units import amount, duration, percent
-from penstock.lines import format_bytes
-from penstock.plural import counted
+from penstock.lines import counted, format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

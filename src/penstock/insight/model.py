@@ -19,8 +19,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from penstock.insight.units import duration
-from penstock.lines import counted
+from penstock.lines import counted, duration
 
 if TYPE_CHECKING:
     from penstock.insight.stats import Span

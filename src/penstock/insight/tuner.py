@@ -20,8 +20,7 @@ import numpy as np
 from penstock.engine.timing import WorkerSettings
 from penstock.insight.model import WORKER_BYTES, Means, WorkerLimits
 from penstock.insight.rows import Sums, rows_of
-from penstock.insight.units import amount, duration
-from penstock.lines import counted
+from penstock.lines import amount, counted, duration
 
 if TYPE_CHECKING:
     from penstock.engine.timing import TimingRow

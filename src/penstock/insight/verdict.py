@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from penstock.engine.backends import traits_of
 from penstock.insight.model import DELIVERY_S, Means
 from penstock.insight.stats import Verdict
-from penstock.insight.units import amount, duration, percent
-from penstock.lines import counted, format_bytes
+from penstock.lines import amount, counted, duration, format_bytes, percent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock.insight.report.markup import element
 from penstock.insight.segments import columns_of, stages_of
-from penstock.insight.units import amount, duration, percent
+from penstock.lines import amount, duration, percent
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.insight.report.charts import WORKER_BANDS, legend, over_time
 from penstock.insight.report.markup import element, to_html
-from penstock.insight.units import amount, duration, percent
-from penstock.lines import counted, format_bytes
+from penstock.lines import amount, counted, duration, format_bytes, percent
 from penstock.whole_file import write_whole
 
 if TYPE_CHECKING:

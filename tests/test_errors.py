@@ -13,7 +13,7 @@ import pytest
 
 import penstock.errors
 from penstock import Loader
-from penstock.engine.pickling import copy_of_error, report_exception, revive_exception
+from penstock.engine.task import copy_of_error, report_exception, revive_exception
 from penstock.errors import CollateError, ConfigError, MissingExtraError, PenstockError, StoreError
 
 CLASSES = [getattr(penstock.errors, name) for name in penstock.errors.__all__]

@@ -13,8 +13,6 @@ from penstock.redact import without_password, without_queries
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-__all__ = ["Summarized", "kind_of"]
-
 _LINE: Final = 200  # characters of a repr
 _IN_LINE: Final = 60  # characters of a value in it
 _MOST_ITEMS: Final = 3

@@ -7,8 +7,6 @@ import os
 from pathlib import Path
 from typing import Final
 
-__all__ = ["cpu_seconds", "memory_bytes"]
-
 _PROC: Final = Path("/proc")
 
 

@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from penstock.engine.pickling import report_exception, revive_exception, unpicklable_error
 from penstock.engine.plan import WorkerSpec
+from penstock.engine.task import report_exception, revive_exception, unpicklable_error
 from penstock.errors import CollateError
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from penstock.engine.pickling import report_exception
 from penstock.engine.plan import (
     BatchIndices,
     Epoch,
@@ -18,7 +17,7 @@ from penstock.engine.plan import (
 )
 from penstock.engine.scheduler import TaskDone, WorkerExhausted, WorkerReady
 from penstock.engine.status_page import Phase, StatusSnapshot
-from penstock.engine.task import Kind, Task, TaskResult
+from penstock.engine.task import Kind, Task, TaskResult, report_exception
 from penstock.engine.worker_table import KnownWorker, WorkerTable
 
 

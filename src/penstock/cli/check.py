@@ -26,9 +26,8 @@ from penstock.cli.terminal import Bar, silence_libraries
 from penstock.data import PackedList
 from penstock.errors import ConfigError, StoreError, StoreUnreachable
 from penstock.faults import FaultPolicy
-from penstock.lines import say, say_json
+from penstock.lines import counted, say, say_json
 from penstock.loader import Loader
-from penstock.plural import counted
 from penstock.redact import without_password
 from penstock.system_limits import signal_name
 

@@ -12,8 +12,7 @@ import typer
 
 from penstock.cli import options
 from penstock.errors import ConfigError
-from penstock.lines import say
-from penstock.plural import counted
+from penstock.lines import counted, say
 
 # Those of `penstock.vision.convert.reading.FORMATS`.
 Form = StrEnum(

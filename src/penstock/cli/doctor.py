@@ -22,9 +22,8 @@ import typer
 
 import penstock
 from penstock.insight.budgets import cores_allowed, cores_by_affinity
-from penstock.lines import format_bytes, say, say_json
+from penstock.lines import counted, format_bytes, say, say_json
 from penstock.optional import install_command
-from penstock.plural import counted
 from penstock.redact import without_password
 from penstock.system_limits import (
     descriptors_needed,

@@ -14,8 +14,7 @@ from penstock.cli.reasons import reason_of
 from penstock.cli.terminal import Bar, was_terminated
 from penstock.errors import ConfigError, PenstockError, StoreError, WorkerDied
 from penstock.faults import text_of
-from penstock.lines import format_bytes, say
-from penstock.plural import counted
+from penstock.lines import counted, format_bytes, say
 from penstock.redact import without_password
 
 if TYPE_CHECKING:

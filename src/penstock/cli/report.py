@@ -10,8 +10,7 @@ import typer
 
 from penstock.cli.terminal import check_output, writing
 from penstock.errors import ConfigError, PenstockError
-from penstock.insight.units import duration, percent
-from penstock.lines import format_bytes, say
+from penstock.lines import duration, format_bytes, percent, say
 from penstock.program.saved import SavedRun, is_saved_run, run_in
 from penstock.redact import without_password
 from penstock.sampling.balance import aligned

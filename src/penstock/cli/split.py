@@ -15,9 +15,8 @@ from penstock.cli import options
 from penstock.cli.terminal import writing
 from penstock.data.ragged import RaggedArray
 from penstock.errors import ConfigError, StoreError
-from penstock.lines import say
+from penstock.lines import counted, say
 from penstock.opening import MAX_ANNOTATION_BYTES, read_file
-from penstock.plural import counted
 from penstock.sampling.balance import aligned
 from penstock.sampling.stratified import stratified_parts
 from penstock.whole_file import refuse_special, write_whole

@@ -19,8 +19,7 @@ from penstock.cli.terminal import Bar
 from penstock.data.labels.known import known_labels
 from penstock.data.ragged import RaggedArray
 from penstock.errors import StoreError, StoreUnreachable
-from penstock.lines import format_bytes, printable, say, say_json
-from penstock.plural import counted
+from penstock.lines import counted, format_bytes, printable, say, say_json
 from penstock.redact import without_password
 from penstock.sampling.balance import aligned
 

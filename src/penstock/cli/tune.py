@@ -27,9 +27,8 @@ from penstock.cli.terminal import INTERRUPTED, Bar, check_output, write_output
 from penstock.data.labels.known import is_iterable
 from penstock.errors import ConfigError
 from penstock.insight.budgets import cores_allowed
-from penstock.lines import format_bytes, say
+from penstock.lines import counted, format_bytes, say
 from penstock.loader import Loader
-from penstock.plural import counted
 from penstock.redact import without_password
 from penstock.sampling.balance import aligned
 from penstock.usage import cpu_seconds, memory_bytes

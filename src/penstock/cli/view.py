@@ -15,8 +15,7 @@ from penstock.cli.reasons import errors_in_code, reason_in_code, reason_of
 from penstock.cli.terminal import check_output, write_output
 from penstock.data.names import describe_sample
 from penstock.errors import ConfigError, PenstockError
-from penstock.lines import say
-from penstock.plural import counted
+from penstock.lines import counted, say
 from penstock.redact import without_password
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from penstock.data.names import describe_sample
 from penstock.engine.plan import sample_key
 from penstock.errors import TooManyFailures
-from penstock.plural import counted
+from penstock.lines import counted
 from penstock.warn import users_level
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import time
 import traceback
 import warnings
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.engine.assembly import PlainOutput
 from penstock.engine.fault_log import FaultLog, said_of_stop
@@ -58,24 +58,28 @@ _FEWEST_LONG: Final = 4  # batches; the first ones import modules, and a machine
 _new: Final = tuple.__new__  # a named tuple's own is written in Python, and slower
 
 
-class DeliveryHook(Protocol):
+class DeliveryHook:
     """Processes each batch between its arrival and the consumer: copies it to a device, say.
 
     arrives ──▶ begin ── also before the consumer asks for it ──▶ finish ──▶ consumer
+
+    A subclass defines `begin`; the rest is that of a hook which does all its work there.
+
+    Attributes:
+        begins_ahead: Whether it is worth while to begin with the next batch before it is asked for.
 
     Concurrency:
         The consumer's thread.
     """
 
-    @property
-    def begins_ahead(self) -> bool:
-        """Whether it is worth while to begin with the next batch before it is asked for."""
+    begins_ahead: bool = False
 
     def without_autograd(self) -> AbstractContextManager[object]:
         """Return a context in which a batch is begun ahead: the consumer is still at another one.
 
         What the consumer has switched on for that one is not to reach this one.
         """
+        return contextlib.nullcontext()
 
     def begin(self, batch: Any, where: Callable[[], str]) -> Any:  # noqa: ANN401 - any batch tree
         """Begin with a batch, without waiting for anything; return something for `finish`.
@@ -83,9 +87,11 @@ class DeliveryHook(Protocol):
         Raises:
             Exception: of this batch, which is lost.
         """
+        raise NotImplementedError
 
     def finish(self, begun: Any) -> Any:  # noqa: ANN401 - what `begin` returned
         """Return what the consumer gets; called in the order of `begin`, and raises as it does."""
+        return begun
 
     def close(self) -> None:
         """Wait until nothing is under way, and let go of all batches; a second call does nothing.

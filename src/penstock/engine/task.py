@@ -1,27 +1,52 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The messages between the main process and its workers: epochs, tasks and results.
+"""What crosses between the main process and its workers: the spec, messages, exceptions.
 
-main process -> worker    BeginEpoch, Task, Task …, BeginEpoch …
+main process -> worker    WorkerSpec, BeginEpoch, Task, Task …, BeginEpoch …
 worker -> main process    TaskResult …
+
+Threads get copies: of an iterable dataset, and of an exception that is raised more than once.
 """
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import copyreg
 import enum
+import importlib
+import io
 import pickle
+import sys
+import traceback
+import types
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 
-from penstock.engine.pickling import report_exception
 from penstock.engine.plan import BatchIndices, RetryHints, ShardPosition
 from penstock.engine.timing import NO_TIMES
+from penstock.errors import ConfigError, UnpicklableError
+from penstock.transport.packing import NeedsInheritance, dumps
+from penstock.transport.shared import share
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from penstock.engine.plan import WorkerSpec
     from penstock.faults import Failure
+
+_ErrorT = TypeVar("_ErrorT", bound=BaseException)
+_ADVICE: Final = (
+    "Under the start methods spawn and forkserver everything a worker needs is pickled. Use a "
+    "function or class defined at the top level of a module (functools.partial for arguments), "
+    'open files and connections lazily in the worker, or use multiprocessing_context="fork".'
+)
+_ON_CLOUDPICKLE: Final = (
+    " With cloudpickle installed (pip install cloudpickle), lambdas, local functions and classes, "
+    "and those of a notebook, are sent as they are."
+)
+_BY_NAME: Final = (type, types.FunctionType)  # pickled as the name of something in a module
 
 
 class WorkerIdentity(NamedTuple):
@@ -101,8 +126,8 @@ class TaskResult:
         generation: Generation of the task.
         step: Step of the task; -1 for none.
         kind: Kind of the result.
-        payload: The batch; an exception, or its report (`penstock.engine.pickling`) on the
-            way from another process.
+        payload: The batch; an exception, or its `ExceptionReport` on the way from
+            another process.
         position: Position of the worker in its shard of an iterable dataset.
         num_asked: Number of samples that were asked for; 0 where they are not counted.
         bad: Samples that could not be made: the batch holds replacements, or goes without.
@@ -194,3 +219,219 @@ def decode_result(data: bytes) -> tuple[TaskResult, tuple[Any, ...]]:
     if result.position is not None:
         result.position = ShardPosition(*result.position)
     return result, more
+
+
+def share_spec(spec: WorkerSpec) -> int | None:
+    """Return the descriptor of a segment that holds `spec`, pickled once for all workers.
+
+    None where the spec holds something that can only be handed to a child while it is being started
+    (a lock, a queue, a tensor in shared memory): then `multiprocessing` has to pickle it.
+
+    What plain pickle cannot send (a lambda, a class of a notebook) is pickled by value where
+    cloudpickle is installed.
+
+    Raises:
+        UnpicklableError: it cannot be pickled at all; names the attributes that cannot.
+    """
+    plain = pickle.Pickler if _can_import_main() else _MainPickler
+    try:
+        return share(spec, plain)
+    except Exception as error:
+        # multiprocessing's own objects say it in these words
+        if isinstance(error, NeedsInheritance) or "through inheritance" in str(error):
+            return None
+        by_value = _cloud_pickler()
+        if by_value is not None:
+            with contextlib.suppress(Exception):  # the error of plain pickle is reported
+                return share(spec, by_value)
+        advice = _ADVICE if by_value is not None else _ADVICE + _ON_CLOUDPICKLE
+        raise unpicklable_error(spec, error, advice=advice, base=by_value or plain) from error
+
+
+def _can_import_main() -> bool:
+    """Return whether a new process can run the main module: not of a notebook, or of a prompt."""
+    main = sys.modules["__main__"]
+    return hasattr(main, "__file__") or getattr(main, "__spec__", None) is not None
+
+
+class _MainPickler(pickle.Pickler):
+    """Refuses what a worker would look for in a main module that it cannot import."""
+
+    dispatch_table = copyreg.dispatch_table
+
+    def reducer_override(self, value: Any) -> Any:  # noqa: ANN401
+        if isinstance(value, _BY_NAME) and value.__module__ == "__main__":
+            raise pickle.PicklingError(
+                f"{value.__qualname__} is defined in a notebook, or at a prompt (__main__), which "
+                "a new process cannot import: put it into a module (a .py file) and import it"
+            )
+        return NotImplemented
+
+
+def _cloud_pickler() -> type[pickle.Pickler] | None:
+    try:
+        cloudpickle = importlib.import_module("cloudpickle")
+    except ImportError:
+        return None
+    base: type[pickle.Pickler] = cloudpickle.CloudPickler
+    # An open text file would arrive as a copy of all that is in it.
+    table = {kind: how for kind, how in base.dispatch_table.items() if kind is not io.TextIOWrapper}
+    return type(base.__name__, (base,), {"dispatch_table": table})
+
+
+def unpicklable_error(
+    spec: WorkerSpec,
+    error: Exception,
+    *,
+    advice: str = _ADVICE,
+    base: type[pickle.Pickler] = pickle.Pickler,
+) -> UnpicklableError:
+    """Return an error that names what of `spec` made pickling by `base` fail with `error`."""
+    parts = [(name, getattr(spec, name)) for name in ("dataset", "collate_fn", "worker_init_fn")]
+    found = next(_find_unpicklable(parts, set(), base), ("the dataset", spec.dataset, error))
+    path, culprit, cause = found
+    return UnpicklableError(
+        f"{path} cannot be sent to a worker: {type(cause).__name__}: {cause}. "
+        f"It is {culprit!r:.80}. {advice}"
+    )
+
+
+def _find_unpicklable(
+    members: Iterable[tuple[str, object]], seen: set[int], base: type[pickle.Pickler]
+) -> Iterator[tuple[str, object, Exception]]:
+    """Yield path, object and error of the innermost things that do not pickle."""
+    for path, value in members:
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        try:
+            dumps(value, lambda _buffer: False, base=base)
+        except Exception as error:
+            yield from _find_unpicklable(_children(path, value), seen, base)
+            yield path, value, error
+
+
+def _children(path: str, value: Any) -> Iterator[tuple[str, object]]:  # noqa: ANN401
+    if isinstance(value, dict):
+        yield from ((f"{path}[{key!r}]", member) for key, member in value.items())
+    elif isinstance(value, (list, tuple)):
+        yield from ((f"{path}[{k}]", member) for k, member in enumerate(value))
+    elif not isinstance(value, _BY_NAME):
+        with contextlib.suppress(Exception):
+            state = value.__reduce_ex__(4)[2]  # of a `functools.partial`, its keywords too
+            for attributes in state if isinstance(state, tuple) else (state,):
+                if isinstance(attributes, dict):
+                    yield from ((f"{path}.{name}", of) for name, of in attributes.items())
+
+
+def own_copy(dataset: Any, num_workers: int) -> Any:  # noqa: ANN401
+    """Return a copy of an iterable dataset for one of `num_workers` threads.
+
+    As a process worker's is, but for arrays, whose memory stays shared where they can be pickled.
+    What can be copied in no way goes to a single worker as it is.
+
+    Raises:
+        ConfigError: it cannot be copied, and there are several workers.
+    """
+    buffers: list[pickle.PickleBuffer] = []
+    try:
+        data = pickle.dumps(dataset, protocol=5, buffer_callback=buffers.append)
+        return pickle.loads(data, buffers=buffers)
+    except Exception:  # a class inside a function, a lambda, an open file
+        buffers.clear()
+    try:
+        return copy.deepcopy(dataset)
+    except Exception as error:  # it holds a lock, say
+        if num_workers == 1:
+            return dataset
+        kind = type(dataset).__name__
+        raise ConfigError(
+            f"{kind} cannot be copied ({type(error).__name__}: {error}), and each of "
+            f"{num_workers} worker threads iterates a copy of its own. Let {kind}.__getstate__ "
+            "leave out what cannot be copied and __setstate__ make it anew, or use num_workers=1, "
+            "or backend='process' with multiprocessing_context='fork'."
+        ) from error
+
+
+class ExceptionReport(NamedTuple):
+    """An exception on its way to another process.
+
+    Attributes:
+        pickled: The exception, or None where it does not survive pickling.
+        text: Its type and message.
+        traceback: The traceback as text; empty if it is reported otherwise.
+    """
+
+    pickled: bytes | None
+    text: str
+    traceback: str
+
+
+class WorkerTraceback(Exception):
+    """The traceback in the worker, as text."""
+
+    def __str__(self) -> str:
+        """Return the text."""
+        return f"\n\n{self.args[0]}"
+
+
+class _InParts:
+    """An exception that is pickled without its constructor, which may take other arguments."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _assemble, (type(self._error), self._error.args, vars(self._error))
+
+
+def _assemble(
+    kind: type[_ErrorT], args: tuple[object, ...], attributes: dict[str, object]
+) -> _ErrorT:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    vars(error).update(attributes)
+    return error
+
+
+def report_exception(error: BaseException) -> ExceptionReport:
+    """Return a report of `error` for another process; it holds `error` if that can be pickled."""
+    text = "".join(traceback.format_exception_only(error)).strip()
+    for value in (error, _InParts(error)):
+        with contextlib.suppress(Exception):
+            pickled = pickle.dumps(value)
+            if _is_like(pickle.loads(pickled), error):
+                break
+    else:
+        pickled = None
+    return ExceptionReport(pickled, text, "".join(traceback.format_exception(error)))
+
+
+def revive_exception(report: ExceptionReport) -> BaseException:
+    """Return the worker's exception, or a RuntimeError with its text if it did not pickle."""
+    error: BaseException = RuntimeError(
+        f"{report.text} (it cannot be raised as itself: it does not pickle)"
+    )
+    if report.pickled is not None:
+        with contextlib.suppress(Exception):  # its class cannot be imported here, say
+            error = pickle.loads(report.pickled)
+    with contextlib.suppress(Exception):  # some exceptions refuse to be changed
+        error.__cause__ = WorkerTraceback(report.traceback) if report.traceback else None
+    return error
+
+
+def copy_of_error(error: Exception) -> Exception:
+    """Return a copy of `error`, to raise in its place; `error` if it cannot be copied.
+
+    Each raise adds frames to an exception, and all that they hold.
+    """
+    with contextlib.suppress(Exception):  # its class does not allow that
+        again = _assemble(type(error), error.args, vars(error))
+        again.__notes__ = list(getattr(error, "__notes__", ()))
+        if _is_like(again, error):
+            return again.with_traceback(error.__traceback__)
+    return error
+
+
+def _is_like(again: object, error: BaseException) -> bool:
+    return type(again) is type(error) and str(again) == str(error)

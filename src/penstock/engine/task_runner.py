@@ -23,11 +23,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.data.dataset import announce_epoch, can_resume, is_drawless
 from penstock.engine.assembly import Assembler
-from penstock.engine.pickling import copy_of_error
 from penstock.engine.plan import BatchIndices, RetryHints, ShardPosition, dataset_keys, sample_key
 from penstock.engine.readers import MapReader, ShardReader, map_maker, shard_maker
 from penstock.engine.recover import NO_BATCH, BatchItem, Recovery, Replacements
-from penstock.engine.task import Kind, TaskResult, WorkerIdentity
+from penstock.engine.task import Kind, TaskResult, WorkerIdentity, copy_of_error
 from penstock.faults import annotate
 from penstock.randomness.generator_watch import GeneratorWatch, note_watched, was_watched
 from penstock.randomness.samples import SampleStreams

@@ -23,11 +23,10 @@ import numpy as np
 
 from penstock.data.dataset import length_of
 from penstock.data.names import name_samples
-from penstock.engine.pickling import ExceptionReport, revive_exception
 from penstock.engine.plan import dataset_keys, sample_key
 from penstock.engine.scheduler import TaskDone, WorkerExhausted, WorkerLost, WorkerReady
 from penstock.engine.status_page import PHRASES, Phase
-from penstock.engine.task import BeginEpoch, Kind, WorkerIdentity
+from penstock.engine.task import BeginEpoch, ExceptionReport, Kind, WorkerIdentity, revive_exception
 from penstock.faults import annotate
 from penstock.randomness.generator_watch import UNSEEDED, warn_of_drawings
 from penstock.randomness.keys import Purpose, seed_sequence

@@ -20,8 +20,6 @@ from penstock.system_limits import group_folders, read_text
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["Auto", "cores_allowed", "cores_by_affinity", "cores_of_rank", "local_ranks"]
-
 _PROC: Final = Path("/proc")
 _CGROUPS: Final = Path("/sys/fs/cgroup")
 # Of torchrun, of Open MPI, and of Slurm's srun, which may write "4(x2)": on each of two machines.

@@ -19,13 +19,10 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from penstock.insight.units import duration
-from penstock.plural import counted
+from penstock.lines import counted, duration
 
 if TYPE_CHECKING:
     from penstock.insight.stats import Span
-
-__all__ = ["DELIVERY_S", "WORKER_BYTES", "Means", "WorkerLimits"]
 
 # What receiving a batch takes the main process, and packing it a worker, however small it is. Each
 # was measured at 0.1 to 0.35 ms; the upper end, so that no gain is promised that it eats up.

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from penstock.insight.tuner import Tuner
     from penstock.options import LoaderOptions
 
-__all__ = ["Accounts", "AutoWorkers", "Monitor", "Observed", "watchers"]
-
 _PREFETCH: Final = 2
 
 _log = logging.getLogger("penstock")

@@ -15,8 +15,6 @@ import numpy as np
 from penstock.errors import ConfigError
 from penstock.redact import is_secret_name, without_password, without_queries
 
-__all__ = ["JSON", "key_of_sample", "plain", "plain_text", "read_versioned"]
-
 JSON = None | bool | int | float | str | list["JSON"] | dict[str, "JSON"]
 
 _NAMES: Final[dict[type, str]] = {

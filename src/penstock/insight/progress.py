@@ -24,8 +24,6 @@ from penstock.optional import install_command
 if TYPE_CHECKING:
     from penstock.engine.timing import TimingRow
 
-__all__ = ["ProgressBar", "open_progress"]
-
 _INTERVAL_NS: Final = 100_000_000
 _WINDOW_NS: Final = 10_000_000_000  # rates are of the last 5 to 10 s
 _LOCK: Final = threading.RLock()

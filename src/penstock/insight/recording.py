@@ -21,15 +21,6 @@ from penstock.insight.stats import Span, Stats  # noqa: TC001 - `from_json` asks
 if TYPE_CHECKING:
     from penstock.insight.rows import Rows
 
-__all__ = [
-    "JSON",
-    "EpochSpan",
-    "FailedSample",
-    "Machine",
-    "Recording",
-    "make_recording",
-]
-
 _FORMAT: Final = "penstock recording"
 _VERSION: Final = 1
 _RENAMED: Final = {

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     Rows = NDArray[np.void]  # of the type `ROW`
 
-__all__ = ["ROW", "Ring", "Sums", "mean_ready", "rows_of", "window_of", "without_pauses"]
-
 _WINDOW_BATCHES: Final = 64
 _WINDOW_NS: Final = 10_000_000_000
 ROW: Final = np.dtype(

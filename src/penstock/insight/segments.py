@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     Columns = dict[str, NDArray[np.int64]]
 
-__all__ = ["TRAINER_STAGES", "WORKER_STAGES", "Stage", "columns_of", "stages_of"]
-
 WORKER_STAGES: Final = ("idle", "read", "compute", "collate", "send")
 TRAINER_STAGES: Final = ("own", "wait")
 _NEVER_NEGATIVE: Final = ("asked_ns", "given_ns", "begun_ns", "ended_ns", "worker", "samples")

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from penstock.insight.plain import JSON
     from penstock.insight.segments import Columns
 
-__all__ = ["read_json", "read_trace", "recording_in", "trace_events", "write_trace"]
-
 Event = dict[str, Any]
 
 _TRAINER: Final = 1  # processes of the trace; the real ones are in the arguments of the events

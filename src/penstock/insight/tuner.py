@@ -20,14 +20,11 @@ import numpy as np
 from penstock.engine.timing import WorkerSettings
 from penstock.insight.model import WORKER_BYTES, Means, WorkerLimits
 from penstock.insight.rows import Sums, rows_of
-from penstock.insight.units import amount, duration
-from penstock.plural import counted
+from penstock.lines import amount, counted, duration
 
 if TYPE_CHECKING:
     from penstock.engine.timing import TimingRow
     from penstock.insight.budgets import Auto
-
-__all__ = ["SteadyState", "Tuner"]
 
 _PREFETCH: Final = 2
 _WARM_UP: Final = 4  # batches that do not count at the very start

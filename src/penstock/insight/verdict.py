@@ -17,16 +17,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from penstock.engine.backends import traits_of
 from penstock.insight.model import DELIVERY_S, Means
 from penstock.insight.stats import Verdict
-from penstock.insight.units import amount, duration, percent
-from penstock.lines import format_bytes
-from penstock.plural import counted
+from penstock.lines import amount, counted, duration, format_bytes, percent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from penstock.insight.stats import SlowSample, Span
-
-__all__ = ["BOTTLENECKS", "RULES", "Advice", "Inputs", "Rule", "judge"]
 
 _FEWEST: Final = 8  # batches that are judged
 _WAITS: Final = 0.05  # share of the time below which a remedy would not be noticed

@@ -17,8 +17,6 @@ from penstock.options import backend_name
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["AheadOfLoop"]
-
 
 class AheadOfLoop:
     """A loader whose batches are taken before the loop gets them."""

@@ -39,18 +39,6 @@ if TYPE_CHECKING:
     from penstock.sampling.samplers import Indices
     from penstock.torch.loader import DataLoader
 
-__all__ = [
-    "BatchShare",
-    "as_share",
-    "deals_itself",
-    "file_of",
-    "init_for",
-    "loader_with",
-    "order_of_all",
-    "read_state",
-    "write_state",
-]
-
 T_co = TypeVar("T_co", covariant=True)
 
 

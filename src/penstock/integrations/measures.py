@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from penstock.insight.monitor import Observed
     from penstock.insight.stats import Span, Stats
 
-__all__ = ["MEASURES", "Measure", "WatchedLoaders", "stage_seconds"]
-
 
 class Measure(NamedTuple):
     """One metric: its name without unit, its unit as UCUM has it, and its values by `label`."""

@@ -31,8 +31,7 @@ from penstock.deprecation import removed_arguments
 from penstock.errors import ConfigError
 from penstock.faults import FaultPolicy
 from penstock.integrations.dealing import init_for
-from penstock.torch.loader import DataLoader
-from penstock.torch.subclassing import added_arguments
+from penstock.torch.loader import DataLoader, added_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -41,7 +40,7 @@ __all__ = ["PenstockHook", "PenstockRunner"]
 
 T_co = TypeVar("T_co", covariant=True)
 
-_OURS: Final = frozenset(added_arguments(DataLoader))
+_OURS: Final = frozenset(added_arguments())
 # What mmengine makes objects of, or takes out, before it calls the loader.
 _BUILT: Final = (
     "dataset", "sampler", "batch_sampler", "collate_fn", "worker_init_fn", "num_batch_per_epoch",

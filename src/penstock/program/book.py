@@ -20,9 +20,7 @@ from penstock.forks import Owner
 from penstock.insight import monitor
 from penstock.insight.plain import plain_text
 from penstock.insight.stats import Span
-from penstock.insight.units import duration, percent
-from penstock.lines import say
-from penstock.plural import counted
+from penstock.lines import counted, duration, percent, say
 from penstock.program.options import Options
 from penstock.program.saved import SavedLoader, SavedRun, Usage, write_run
 from penstock.worker_info import get_worker_info

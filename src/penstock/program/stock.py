@@ -33,7 +33,7 @@ from penstock.insight.budgets import cores_of_rank
 from penstock.insight.history import History
 from penstock.insight.monitor import Accounts, settings_of
 from penstock.insight.stats import Verdict
-from penstock.insight.units import percent
+from penstock.lines import percent
 from penstock.warn import users_place
 
 if TYPE_CHECKING:

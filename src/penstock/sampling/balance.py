@@ -20,7 +20,7 @@ from penstock.data.labels.known import class_names_of, labels_given_or_known
 from penstock.data.ragged import RaggedArray
 from penstock.deprecation import removed_arguments
 from penstock.errors import ConfigError
-from penstock.plural import counted
+from penstock.lines import counted
 from penstock.randomness.generators import guarded_draws
 from penstock.randomness.keys import Purpose, seed_sequence
 from penstock.sampling.class_items import ClassItems, class_codes

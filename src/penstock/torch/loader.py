@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import sys
 import warnings
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import torch
@@ -27,7 +30,6 @@ from penstock.torch.device.copier import DeviceCopier, Pinning
 from penstock.torch.device.page_lock import page_lock_for
 from penstock.torch.draws import UnseededIndices
 from penstock.torch.samplers import seeded_sampler
-from penstock.torch.subclassing import Readable, added_arguments, name_keywords
 from penstock.torch.worker import answer_in_threads
 from penstock.warn import users_level
 
@@ -49,7 +51,25 @@ if TYPE_CHECKING:
 T_co = TypeVar("T_co", covariant=True)
 
 DATAPIPES: Final = (torch.utils.data.IterDataPipe, torch.utils.data.MapDataPipe)
+# The arguments of torch's loader.
+_TORCHS: Final = frozenset(inspect.signature(torch.utils.data.DataLoader).parameters)
 _TORCH: Final = Framework(root="torch", adapter="penstock.torch.worker")
+
+
+class Readable:
+    """A property that a subclass may hide by assigning an attribute of its name to itself.
+
+    Subclasses of torch's loader have had attributes called `epoch` or `seed` before us.
+    """
+
+    def __init__(self, base: Any) -> None:  # noqa: ANN401 - mypy sees what a property returns
+        """Take the property of the base class."""
+        self._get = base.fget
+        self.__doc__ = base.__doc__
+
+    def __get__(self, loader: Any, owner: type) -> Any:  # noqa: ANN401
+        """Return what the property says of the loader."""
+        return self if loader is None else self._get(loader)
 
 
 class DataLoader(EpochLoader, torch.utils.data.DataLoader[T_co]):
@@ -201,7 +221,7 @@ class DataLoader(EpochLoader, torch.utils.data.DataLoader[T_co]):
         # `__init__`'s parameters in `vars(loader)`. What a subclass has of these names stays.
         arguments = vars(options) | {"backend": options.given_backend, "device": chosen}
         arguments["device_transform"] = device_transform
-        for name in added_arguments(DataLoader):
+        for name in added_arguments():
             if not hasattr(type(self), name):
                 vars(self).setdefault(name, arguments[name])
         workers: int = self._monitor.num_workers
@@ -241,14 +261,14 @@ class DataLoader(EpochLoader, torch.utils.data.DataLoader[T_co]):
     def __init_subclass__(cls, **options: object) -> None:
         """Name our arguments in the signature of an `__init__` that takes `**kwargs`."""
         super().__init_subclass__(**options)
-        name_keywords(cls, DataLoader)
+        _name_keywords(cls)
 
     def __setattr__(self, name: str, value: object) -> None:
         """Set an attribute; ConfigError for an argument that is read once.
 
         A subclass may have something else of the name of one of ours.
         """
-        if type(self) is DataLoader and name in vars(self) and name in added_arguments(DataLoader):
+        if type(self) is DataLoader and name in vars(self) and name in added_arguments():
             raise ConfigError(
                 f"{name} attribute should not be set after DataLoader is initialized: give "
                 f"{name}={value!r} to a new one"
@@ -416,3 +436,57 @@ def _pin_for() -> torch.device | None:
         stacklevel=users_level(),
     )
     return None
+
+
+# For classes that derive from the loader, as they derive from torch's.
+
+
+class _NamedOnceBound(inspect.Signature):
+    """The signature of an `__init__(..., **kwargs)` that names more once `self` is given.
+
+    Lightning asks a loader's `__init__` what it may be given; and the function itself, before
+    `self` is given, what its arguments and their defaults are called in the record of a call.
+    """
+
+    __slots__ = ("bound",)
+    bound: inspect.Signature  # still with `self`
+
+    def replace(self, **changes: Any) -> inspect.Signature:  # type: ignore[override]  # noqa: ANN401
+        """Return another signature: `inspect.signature` takes `self` away by this."""
+        own = list(self.parameters.values())
+        if list(changes.get("parameters", ())) == own[1:]:
+            return self.bound.replace(parameters=list(self.bound.parameters.values())[1:])
+        return inspect.Signature(own, return_annotation=self.return_annotation).replace(**changes)
+
+
+@functools.cache  # asked for at every assignment
+def added_arguments() -> dict[str, inspect.Parameter]:
+    """Return the loader's arguments, by name, that torch's loader does not have."""
+    parameters = inspect.signature(DataLoader).parameters
+    return {name: parameters[name] for name in parameters if name not in _TORCHS}
+
+
+def _name_keywords(subclass: type) -> None:
+    """Let the signature of a subclass's `__init__(..., **kwargs)` name what it passes on.
+
+    Lightning makes a loader anew with those of its attributes that are arguments of its `__init__`.
+    For `**kwargs` it takes the names of torch's own arguments, so ours would be left out in
+    silence. A class between the two that takes no `**kwargs` passes on only what it names.
+    """
+    init = vars(subclass).get("__init__")
+    if not isinstance(init, FunctionType):
+        return
+    added = added_arguments()
+    mro = subclass.__mro__
+    for cls in mro[: mro.index(DataLoader)]:
+        if isinstance(between := vars(cls).get("__init__"), FunctionType):
+            found = inspect.signature(between).parameters
+            if not any(p.kind is p.VAR_KEYWORD for p in found.values()):
+                added = {name: p for name, p in added.items() if name in found}
+    signature = inspect.signature(init)
+    *parameters, last = signature.parameters.values()
+    if last.kind is last.VAR_KEYWORD:
+        more = [p for name, p in added.items() if name not in signature.parameters]
+        named = _NamedOnceBound([*parameters, last], return_annotation=signature.return_annotation)
+        named.bound = signature.replace(parameters=[*parameters, *more, last])
+        init.__signature__ = named  # type: ignore[attr-defined]  # which inspect looks for

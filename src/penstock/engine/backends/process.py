@@ -45,10 +45,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock.engine.backends import LONGEST_WAIT_S, close_at_exit
 from penstock.engine.backends.process_worker import run_worker
-from penstock.engine.pickling import share_spec, unpicklable_error
 from penstock.engine.recover import NO_BATCH
 from penstock.engine.status_page import Phase, StatusPage
-from penstock.engine.task import Kind, decode_result, encode_message
+from penstock.engine.task import Kind, decode_result, encode_message, share_spec, unpicklable_error
 from penstock.engine.worker_table import KnownWorker, WorkerProgress, WorkerTable
 from penstock.errors import ConfigError
 from penstock.fork_hazards import opencv_at_rest, warn_of_fork

@@ -44,10 +44,9 @@ from typing import TYPE_CHECKING, Final, NoReturn, TypeAlias
 from penstock.data.dataset import announce_epoch
 from penstock.engine.assembly import PlainOutput
 from penstock.engine.backends import LONGEST_WAIT_S, close_at_exit
-from penstock.engine.pickling import own_copy
 from penstock.engine.scheduler import WorkerLost
 from penstock.engine.status_page import Phase, StatusWriter
-from penstock.engine.task import Kind, Task, TaskResult, WorkerIdentity
+from penstock.engine.task import Kind, Task, TaskResult, WorkerIdentity, own_copy
 from penstock.engine.task_runner import TaskRunner
 from penstock.engine.worker_table import KnownWorker, WorkerProgress, WorkerTable
 from penstock.errors import WorkerDied

@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock.insight.report.markup import element
 from penstock.insight.segments import columns_of, stages_of
-from penstock.insight.units import amount, duration, percent
+from penstock.lines import amount, duration, percent
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from penstock.insight.recording import Recording
     from penstock.insight.report.markup import Element
     from penstock.insight.segments import Columns
-
-__all__ = ["WORKER_BANDS", "Series", "legend", "over_time", "series_of", "spread"]
 
 _LABELS: Final = {
     "read": "reading",

@@ -7,8 +7,6 @@ import unicodedata
 from typing import Final
 from xml.etree import ElementTree
 
-__all__ = ["Element", "element", "to_html"]
-
 Element = ElementTree.Element
 
 _HIDDEN: Final = ("Cc", "Cf", "Cs")

@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.insight.report.charts import WORKER_BANDS, legend, over_time
 from penstock.insight.report.markup import element, to_html
-from penstock.insight.units import amount, duration, percent
-from penstock.lines import format_bytes
-from penstock.plural import counted
+from penstock.lines import amount, counted, duration, format_bytes, percent
 from penstock.whole_file import write_whole
 
 if TYPE_CHECKING:
@@ -27,8 +25,6 @@ if TYPE_CHECKING:
     from penstock.insight.recording import Recording
     from penstock.insight.report.markup import Element
     from penstock.insight.stats import Stats
-
-__all__ = ["page", "write_report"]
 
 _POLICY: Final = (
     "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"

@@ -24,6 +24,7 @@ import torch
 from torch.utils.data import _utils as torch_data
 
 from penstock.collate import mapping_like, sequence_like
+from penstock.engine.stream import DeliveryHook
 from penstock.faults import annotate
 
 if TYPE_CHECKING:
@@ -64,8 +65,8 @@ def map_leaves(tree: Any, fn: Callable[[Any], Any]) -> Any:  # noqa: ANN401
     return tree
 
 
-class DeviceCopier:
-    """Copies batches to a device; a `penstock.engine.stream.DeliveryHook`.
+class DeviceCopier(DeliveryHook):
+    """Copies batches to a device.
 
     Tensors in main memory are copied in a queue of their own, from `begin` on. What is no plain
     tensor but has a method `to` (a `PackedSequence`, a graph, a sparse tensor) is moved by that
@@ -93,13 +94,9 @@ class DeviceCopier:
         self._held: collections.deque[_Held] = collections.deque()  # the oldest first
         self._steps: collections.deque[Any] = collections.deque()  # marks of the consumer's queue
         self._queues: Any = accelerator if accelerator.has_queues else None
+        self.begins_ahead = accelerator.has_queues
         self._device = accelerator.device
         self._transform = transform
-
-    @property
-    def begins_ahead(self) -> bool:
-        """Whether copies go on beside the calling thread."""
-        return self._queues is not None
 
     def without_autograd(self) -> contextlib.AbstractContextManager[object]:
         """Return a context without inference mode: its tensors could not be trained with."""
@@ -211,18 +208,12 @@ class DeviceCopier:
             self.close()
 
 
-class Pinning:
-    """Delivery in page-locked memory, by torch's own function; a `DeliveryHook`."""
-
-    begins_ahead = False
+class Pinning(DeliveryHook):
+    """Delivery in page-locked memory, by torch's own function."""
 
     def __init__(self, device_type: str) -> None:
         """Take the type of device that memory is page-locked for, as "cuda"."""
         self._device_type = device_type
-
-    def without_autograd(self) -> contextlib.AbstractContextManager[object]:
-        """Return a context that changes nothing: nothing is begun ahead."""
-        return contextlib.nullcontext()
 
     def begin(self, batch: Any, where: Callable[[], str]) -> Any:  # noqa: ANN401 - any batch tree
         """Return the batch in page-locked memory; here, as it is here that it has a name."""
@@ -231,13 +222,6 @@ class Pinning:
         except Exception as error:
             annotate(error, f"{where()}, while page-locking the batch (pin_memory=True)")
             raise
-
-    def finish(self, begun: Any) -> Any:  # noqa: ANN401
-        """Return what `begin` did."""
-        return begun
-
-    def close(self) -> None:
-        """Do nothing: nothing is under way."""
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.errors import ConfigError, StoreError
-from penstock.plural import counted
+from penstock.lines import counted
 from penstock.stores.folder.annotated_folder import YAML_SUFFIXES, annotated_folder
 from penstock.vision.annotations.imglab import read_imglab
 from penstock.vision.annotations.lists import (

@@ -41,12 +41,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from penstock.engine.backends import LONGEST_WAIT_S
 from penstock.engine.backends.ray.cluster import connect, what_is_free
 from penstock.engine.backends.ray.worker import Answer, RayWorker, serialize_tree, versions_here
-from penstock.engine.pickling import unpicklable_error
 from penstock.engine.plan import dataset_keys
 from penstock.engine.recover import NO_BATCH
 from penstock.engine.scheduler import WorkerReady
 from penstock.engine.status_page import Phase, StatusSnapshot
-from penstock.engine.task import BeginEpoch, Kind, decode_result, encode_message
+from penstock.engine.task import BeginEpoch, Kind, decode_result, encode_message, unpicklable_error
 from penstock.engine.timing import replaced, row_of_worker
 from penstock.engine.worker_table import KnownWorker, WorkerProgress, WorkerTable
 from penstock.errors import ConfigError, WorkerDied

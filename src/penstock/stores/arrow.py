@@ -483,10 +483,7 @@ class ArrowStore(OpenedStore[Lease[Tables]]):
                 try:
                     sample = self._sample(table, int(rows[place]), label, copy=copy)
                 except (ValueError, OverflowError, pa.ArrowException) as error:
-                    raise StoreError(
-                        f"cannot read record {position} ({index.keys[position]!r}) of "
-                        f"{self.address}: {error}."
-                    ) from error
+                    raise StoreError(f"cannot read {self._name(position)}: {error}.") from error
                 records[place] = Record(index.keys[position], label, sample)
         yield records  # what they show of the files is theirs, and stays when these are closed
 

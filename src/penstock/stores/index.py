@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import os
 import struct
 import zlib
@@ -338,12 +337,7 @@ def column_of(index: Index, name: str) -> NDArray[np.int64] | RaggedArray:
             f"get_label=...) reads every sample."
         )
     else:
-        try:
-            values = unpacked_numbers(packed[name], len(labels.values))
-        except ValueError as error:
-            raise StoreError(
-                f"the column {name!r} in the metadata of the store is damaged: {error}."
-            ) from error
+        values = unpacked_numbers(packed[name], len(labels.values), name)
     is_one_each = len(values) == len(labels) and bool((np.diff(labels.offsets) == 1).all())
     return values if is_one_each else RaggedArray(values, labels.offsets)
 
@@ -362,13 +356,13 @@ def packed_numbers(numbers: NDArray[np.int64]) -> str:
     return base64.b64encode(data).decode()
 
 
-def unpacked_numbers(text: str, count: int) -> NDArray[np.int64]:
-    """Return the numbers, in new memory."""
+def unpacked_numbers(text: Any, count: int, name: str) -> NDArray[np.int64]:  # noqa: ANN401
+    """Return the numbers that the metadata of a store have by a name, in new memory."""
     try:
         data = base64.b64decode(text, validate=True)
         raw = zlib.decompressobj().decompress(data, 4 * count + 1)
-    except (TypeError, binascii.Error, zlib.error) as error:
-        raise ValueError(str(error)) from error
-    if len(raw) != 4 * count:
-        raise ValueError(f"they are not of {count} numbers")
+        if len(raw) != 4 * count:
+            raise ValueError(f"they are not of {count} numbers")
+    except (TypeError, ValueError, zlib.error) as error:
+        raise StoreError(f"the metadata {name!r} of the store are damaged: {error}.") from error
     return np.frombuffer(raw, "<u4").astype(np.int64)

@@ -277,11 +277,8 @@ def images_in(sample: Any) -> Iterator[EncodedImage]:  # noqa: ANN401
 
 
 def _is_image(value: object) -> bool:
-    return isinstance(value, EncodedImage) or _is_pillow(value)
-
-
-def _is_pillow(value: object) -> bool:
-    return type(value).__module__.partition(".")[0] == "PIL"
+    is_pillow = type(value).__module__.partition(".")[0] == "PIL"
+    return isinstance(value, EncodedImage) or is_pillow
 
 
 def _is_class(label: Any) -> bool:  # noqa: ANN401

@@ -25,8 +25,7 @@ POINTS = ("left eye", "nose", "mouth")
 
 def table_of(*images, attributes=(), **how):
     builder = TableBuilder(attributes)
-    for image in images:
-        builder.add(image)
+    builder.add(images)
     return builder.table(**how)
 
 
@@ -104,8 +103,8 @@ def test_a_million_boxes_take_some_tens_of_megabytes():
     num_images = 20_000
     some = tuple(thing((1.5, 2.5, 30.5, 40.5), f"class {n % 7}") for n in range(5))
     builder = TableBuilder()
-    for number in range(num_images):
-        builder.add(one_image(f"images/{number:08}.jpg", *some, key=f"{number:08}"))
+    names = (f"{number:08}" for number in range(num_images))
+    builder.add(one_image(f"images/{name}.jpg", *some, key=name) for name in names)
     table = builder.table()
     table = replace(table, boxes=table.boxes.astype(np.float32))
     num_bytes = len(pickle.dumps(table))

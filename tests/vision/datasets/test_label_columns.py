@@ -201,7 +201,7 @@ def test_datasets_whose_columns_are_numbered_differently_are_not_joined(tmp_path
 def test_a_damaged_column_is_an_error_that_names_it(tmp_path):
     store = faces_of_voc(tmp_path).store
     store.index.metadata[COLUMNS]["zlib_base64_u32"]["pose"] = "AAAA"
-    with pytest.raises(StoreError, match="column 'pose' in the metadata of the store is damaged"):
+    with pytest.raises(StoreError, match="metadata 'pose' of the store are damaged"):
         store.column("pose")
 
 

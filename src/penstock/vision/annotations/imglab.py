@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from xml.etree.ElementTree import Element
 
-from penstock.errors import StoreError
 from penstock.opening import MAX_TREE_BYTES, read_annotation
 from penstock.vision.annotations.model import AnnotatedImage, AnnotatedObject
 from penstock.vision.annotations.reading import (
@@ -28,6 +27,7 @@ from penstock.vision.annotations.reading import (
     length_px,
     listed_path,
     parse_xml,
+    reading,
     xml_bytes,
 )
 
@@ -41,7 +41,7 @@ _BOX_ATTRIBUTES: Final = {"left", "top", "width", "height", *_FLAGS}
 def read_imglab(path: str | Path) -> list[AnnotatedImage]:
     """Return the images of an imglab file, in its order."""
     path = Path(path)
-    try:
+    with reading(path):
         root = parse_xml(read_annotation(path, MAX_TREE_BYTES), "dataset")
         names = sorted({_part_name(part) for part in root.iterfind("images/image/box/part")})
         if len(names) > MAX_LANDMARK_NAMES:
@@ -49,8 +49,6 @@ def read_imglab(path: str | Path) -> list[AnnotatedImage]:
             raise ValueError(f"its parts have {len(names):,} names; {most}")
         images = enumerate(root.iterfind("images/image"))
         return [_image(item, number, names, path) for number, item in images]
-    except ValueError as error:
-        raise StoreError(f"cannot read {path}: {error}.") from error
 
 
 def _part_name(part: Element) -> str:

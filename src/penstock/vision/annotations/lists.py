@@ -28,6 +28,7 @@ from penstock.vision.annotations.reading import (
     key_of,
     listed_path,
     numbered_lines,
+    reading,
     whole_value,
 )
 from penstock.vision.arguments import checked_choice, checked_optional
@@ -124,12 +125,11 @@ def landmark_lines(
     folder = path.parent if root is None else Path(root)
     number = 0
     for number, line in numbered_lines(path):
-        try:
+        source = f"{path}, line {number}"
+        with reading(source):
             if form.num_landmarks is None:
                 form = _with_number(form, line)
-            found = _image(line, form, folder, f"{path}, line {number}")
-        except ValueError as error:
-            raise StoreError(f"cannot read {path}, line {number}: {error}.") from error
+            found = _image(line, form, folder, source)
         yield found
     if not number:
         raise StoreError(f"{path} has no lines: it is no list of images.")

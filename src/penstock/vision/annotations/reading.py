@@ -142,6 +142,15 @@ def first_repeated(names: Iterable[str]) -> str | None:
     return next((name for name, count in counts.items() if count > 1), None)
 
 
+@contextlib.contextmanager
+def reading(place: str | Path) -> Iterator[None]:
+    """Make a ValueError in the block the StoreError that says what cannot be read."""
+    try:
+        yield
+    except ValueError as error:
+        raise StoreError(f"cannot read {place}: {error}.") from error
+
+
 def read_text(path: Path, max_bytes: int = MAX_ANNOTATION_BYTES) -> str:
     """Return a file in UTF-8, without its byte order mark."""
     data = read_annotation(path, max_bytes)

@@ -23,7 +23,7 @@ from penstock.stores.folder.listing import IMAGE_SUFFIXES, VOC, Listing
 from penstock.stores.folder.store import FolderStore
 from penstock.stores.index import labels_from
 from penstock.stores.records import EncodedImage, Record
-from penstock.vision.annotations.reading import files_below, read_text, xml_text
+from penstock.vision.annotations.reading import files_below, read_text, reading, xml_text
 from penstock.vision.annotations.voc import voc_image, voc_root
 from penstock.warn import users_level
 
@@ -60,12 +60,10 @@ def read_voc_folder(
     found = {}
     for key in dict.fromkeys(keys):
         file = annotations / files[key]
-        try:
+        with reading(file):
             element = voc_root(read_annotation(file, MAX_TREE_BYTES))
             path = images / _picture(element, key, pictures)
             found[key] = voc_image(element, path, key, origin, str(file))
-        except ValueError as error:
-            raise StoreError(f"cannot read {file}: {error}.") from error
     return [found[key] for key in keys]
 
 
@@ -202,10 +200,8 @@ class VOCFolderStore(FolderStore):
         if not path.exists():
             image = self.file_of(position)
             raise self._missing(os.fspath(path), f" It is the annotation of {image}.")
-        try:
+        with reading(path):
             xml = xml_text(read_annotation(path, MAX_TREE_BYTES))
-        except ValueError as error:
-            raise StoreError(f"cannot read {path}: {error}.") from error
         return Record(self.keys[position], self.index.label_of(position), (EncodedImage(data), xml))
 
     def _partner_of(self, position: int) -> str:
@@ -218,11 +214,9 @@ def _annotation_path(image_path: str) -> str:
 
 
 def _classes_of(file: Path) -> list[str]:
-    try:
+    with reading(file):
         objects = voc_root(read_annotation(file, MAX_TREE_BYTES)).findall("object")
         names = [(item.findtext("name") or "").strip() for item in objects]
         if "" in names:
             raise ValueError(f"object {names.index('')} has no name")
-    except ValueError as error:
-        raise StoreError(f"cannot read {file}: {error}.") from error
     return names

@@ -38,6 +38,7 @@ from penstock.vision.annotations.reading import (
     listed_path,
     numbered_lines,
     read_text,
+    reading,
     upright_size,
     whole_number,
     whole_value,
@@ -281,7 +282,7 @@ def _from_yaml(path: Path) -> YoloData:
         said = yaml.load(text, Loader=yaml.BaseLoader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise StoreError(f"cannot read {path}: it is no YAML: {error}.") from error
-    try:
+    with reading(path):
         if not isinstance(said, dict) or not all(isinstance(key, str) for key in said):
             raise ValueError("it is no mapping of names to values")
         names = _names(said.get("names") or [], said.get("nc"))
@@ -296,8 +297,6 @@ def _from_yaml(path: Path) -> YoloData:
         # From the YAML file's folder, or from the current one.
         roots = [listed_path(str(said.get("path", "")), f) for f in (path.parent, Path())]
         root = next(filter(os.path.isdir, roots), roots[0])
-    except ValueError as error:
-        raise StoreError(f"cannot read {path}: {error}.") from error
     return YoloData(path, root, splits, labels)
 
 
@@ -360,13 +359,11 @@ def files_of_split(data: YoloData, split: str) -> list[tuple[Path, str]]:
 
 def _in_list(file: Path, root: Path) -> Iterator[tuple[Path, str]]:
     for number, line in numbered_lines(file):
-        try:
+        with reading(f"{file}, line {number}"):
             places = [listed_path(line, folder) for folder in (file.parent, root)]
             path = next(filter(os.path.exists, places), places[0])
             if not path.name:
                 raise ValueError(f"{line[:80]!r} names no file")
-        except (OSError, ValueError) as error:
-            raise StoreError(f"cannot read {file}, line {number}: {error}.") from error
         key = os.path.splitext(key_of(line))[0]
         yield path, key.removeprefix("images/")
 
@@ -395,10 +392,8 @@ def _image(
         return AnnotatedImage(path, key, None, None, (), str(file))
     objects = []
     for number, line in lines:
-        try:
+        with reading(f"{file}, line {number}"):
             objects.append(read_label_line(line, labels, width_px, height_px))
-        except ValueError as error:
-            raise StoreError(f"cannot read {file}, line {number}: {error}.") from error
     return AnnotatedImage(path, key, width_px, height_px, tuple(objects), str(file))
 
 

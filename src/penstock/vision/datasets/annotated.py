@@ -85,8 +85,6 @@ class AnnotationStore(Store):
         self._orientation = orientation
         self._name = name
         self._root = root
-        if self.index.first_repeated() is None:
-            return
         first: dict[str, int] = {}
         for position, key in enumerate(table.keys):
             other = first.setdefault(key, position)
@@ -239,8 +237,7 @@ class AnnotatedImages(StoreDataset):
             StoreError: an annotation is wrong, or bad under these rules.
         """
         builder = TableBuilder(attributes)
-        for image in images:
-            builder.add(image)
+        builder.add(images)
         self._take(builder.table(class_names), name, given_classes=class_names, **options)
 
     def _take(
@@ -377,13 +374,8 @@ class PackedAnnotations(StoreDataset):
         packed = self.store.metadata.get(SIZES)
         if not isinstance(packed, dict) or packed.get("num_images") != len(self):
             return np.zeros((len(self), 2), np.int64)
-        try:
-            numbers = unpacked_numbers(packed["zlib_base64_u32"], 2 * len(self))
-        except (KeyError, ValueError) as error:
-            raise StoreError(
-                f"the metadata {SIZES!r} of the store are damaged: {error}."
-            ) from error
-        return numbers.reshape(len(self), 2)
+        text = packed.get("zlib_base64_u32")
+        return unpacked_numbers(text, 2 * len(self), SIZES).reshape(len(self), 2)
 
     def _size_of(self, record: Record) -> tuple[int, ...]:
         image = record.sample.get("image") if isinstance(record.sample, dict) else None

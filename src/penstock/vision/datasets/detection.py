@@ -116,8 +116,7 @@ class VOCDetection(AnnotatedImages):
                 by_key = {image.key: image for image in read}
                 images = [by_key[key] for key in keys_of_split(Path(root), split, by_key)]
         builder = TableBuilder(attributes)
-        for image in images:
-            builder.add(image)
+        builder.add(images)
         if read is not images:
             builder.add_texts(read)
         self._take(
@@ -180,8 +179,7 @@ class YOLODetection(AnnotatedImages):
         unreadable: dict[str, int] = {}
         images, names = read_yolo(yaml_or_folder, split, polygons=polygons, unreadable=unreadable)
         builder = TableBuilder()
-        for image in _with_different_keys(images):
-            builder.add(image)
+        builder.add(_with_different_keys(images))
         table = builder.table(names)
         if class_names is not None and names == tuple(map(str, range(len(names)))):
             if len(class_names) < len(names):
@@ -267,8 +265,7 @@ class LandmarkList(AnnotatedImages):
         images = read_landmark_list(path, root=root, **asdict(columns))
         others = [name for name in columns.classes if name != CLASS_COLUMN]
         builder = TableBuilder({**dict.fromkeys(others, ()), **(attributes or {})})
-        for image in samples_of_lines(images):
-            builder.add(_with_classes(image, columns.classes))
+        builder.add(_with_classes(image, columns.classes) for image in samples_of_lines(images))
         table = builder.table(class_names, has_numbers=True)
         self._take(
             replace(table, is_bare=None),  # a line without box and landmarks is of the whole image
@@ -336,8 +333,10 @@ class ImglabDetection(AnnotatedImages):
                 image.
         """
         builder = TableBuilder(attributes)
-        for image in read_imglab(path):
-            builder.add(replace(image, objects=tuple(map(_with_ignored, image.objects))))
+        builder.add(
+            replace(image, objects=tuple(map(_with_ignored, image.objects)))
+            for image in read_imglab(path)
+        )
         self._take(
             builder.table(class_names, landmark_names=landmark_names),
             f"imglab {path}",

@@ -178,7 +178,7 @@ class AnnotationTable:
 
 
 class TableBuilder:
-    """Collects images, one at a time, and makes their table."""
+    """Collects images and makes their table."""
 
     def __init__(self, attributes: Sequence[str] | Mapping[str, Sequence[str]] | None = ()) -> None:
         """Begin with no image."""
@@ -198,16 +198,17 @@ class TableBuilder:
         for name in self._attributes:
             _check_name(name)
 
-    def add(self, image: AnnotatedImage) -> None:
-        """Add an image."""
-        path = os.fspath(image.path)
-        for number, item in enumerate(image.objects):
-            self._add(item, f"object {number} ({item.class_name}) of {image.source or path}")
-        self._paths.append(path)
-        self._keys.append(image.key)
-        self._sources.append(image.source)
-        self._sizes.extend((image.height_px or 0, image.width_px or 0))
-        self._counts.append(len(image.objects))
+    def add(self, images: Iterable[AnnotatedImage]) -> None:
+        """Add images."""
+        for image in images:
+            path = os.fspath(image.path)
+            for number, item in enumerate(image.objects):
+                self._add(item, f"object {number} ({item.class_name}) of {image.source or path}")
+            self._paths.append(path)
+            self._keys.append(image.key)
+            self._sources.append(image.source)
+            self._sizes.extend((image.height_px or 0, image.width_px or 0))
+            self._counts.append(len(image.objects))
 
     def _add(self, item: AnnotatedObject, where: str) -> None:
         box = item.box_xyxy_px

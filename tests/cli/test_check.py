@@ -516,7 +516,7 @@ def test_a_store_whose_index_kills_the_process_that_reads_it_ends_the_check(
     send_to_page(path, b"penstock.index", last_page)  # there, and too short for all of it
     assert run(capsys, path)[2].startswith("penstock: ")  # the page has another checksum
     # A disk that fails after the pages were compared.
-    monkeypatch.setattr("penstock.stores.lmdb.store.check_pages", lambda file: None)
+    monkeypatch.setattr("penstock.stores.lmdb.environments.check_pages", lambda file: None)
     code, lines, err = run(capsys, path)
     assert (code, lines) == (1, [])
     assert re.search(r"its index was killed by SIG(BUS|SEGV)\.", err)

@@ -15,8 +15,8 @@ from typing import Final
 
 ROOT: Final = Path(__file__).parents[2]
 CEILINGS: Final = {
-    "src/penstock": {"code": 35_000, "docstrings": 10_600},
-    "tests": {"code": 51_800},
+    "src/penstock": {"code": 33_000, "docstrings": 10_000},
+    "tests": {"code": 51_500},
 }
 _WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 

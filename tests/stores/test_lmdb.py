@@ -20,6 +20,7 @@ import pytest
 from penstock.errors import StoreError
 from penstock.stores import LMDBDataset, open_store, pack
 from penstock.stores.index import Index
+from penstock.stores.lmdb import environments
 from penstock.stores.lmdb.store import LMDBStore, shard_name
 from penstock.stores.lmdb.writer import LMDBWriter
 from penstock.stores.records import EncodedImage, decode_record, encode_record
@@ -291,7 +292,7 @@ def test_a_file_replaced_between_its_verification_and_its_opening_is_refused(fil
         monkeypatch.undo()
         write(file, records_of(10, 500))
 
-    monkeypatch.setattr("penstock.stores.lmdb.store.check_pages", replace)
+    monkeypatch.setattr(environments, "check_pages", replace)
     with pytest.raises(StoreError, match="was replaced while it was opened"):
         len(LMDBStore(file))
 
@@ -476,19 +477,6 @@ def test_what_an_error_leaves_behind_can_be_looked_at_when_the_file_is_closed(fi
                 if isinstance(value, (list, tuple)):
                     assert not any(isinstance(getattr(v, "data", None), memoryview) for v in value)
             traceback = traceback.tb_next
-
-
-@pytest.mark.parametrize("sample", [{"x": bytes(500)}, (EncodedImage(b"no" * 99), 4)])
-def test_a_record_that_is_no_image_of_its_own_is_never_taken_for_one(file, sample):
-    with opened(file, write=True) as txn:
-        txn.put((3).to_bytes(8, "big"), encode_record("000003", sample, 4).data)
-    with LMDBStore(file) as store:
-        assert store.index.are_pairs
-        with (
-            pytest.raises(StoreError, match=r"'000003'.* it is not an image with the label"),
-            store.borrow_images(np.array([2, 3])),
-        ):
-            pass
 
 
 SUMMARIES = [

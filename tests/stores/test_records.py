@@ -111,7 +111,7 @@ def test_blobs_lie_at_multiples_of_sixteen_bytes():
     assert first.tolist() == [0, 0, 0]
 
 
-def test_the_image_of_a_pair_lies_behind_the_head_of_its_record():
+def test_the_image_of_a_pair_is_found_without_decoding():
     record = encode_record("some/key.jpg", (EncodedImage(b"jpeg" * 50), 4), 4)
     (head_bytes,) = struct.unpack_from("<I", record.data, 8)
     assert record.is_pair

@@ -174,7 +174,7 @@ class _Terminal:
         self.is_mid_line = False
         self._stream = sys.stderr
         self._pid = os.getpid()
-        self.write = sys.stderr.write
+        self.write = self._stream.write
         while isinstance(self.write, functools.partial):  # of the bars that are there already
             self.write = self.write.args[-1]
         self._streams: list[Any] = []

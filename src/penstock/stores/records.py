@@ -248,6 +248,18 @@ def _plain_array(value: Any, blobs: _Blobs, path: str) -> Any:  # noqa: ANN401
     return msgspec.msgpack.Ext(_ARRAY, span + form)
 
 
+def check_record(data: Any, name: str) -> int:  # noqa: ANN401
+    """Check a record as a whole: magic, version, sizes and checksum."""
+    head_bytes, checksum = header_of(data, name)
+    found = xxhash.xxh3_64_intdigest(memoryview(data)[HEADER_BYTES:])
+    if found != checksum:
+        raise StoreError(
+            f"{name} is damaged: its checksum is {checksum:016x}, that of its bytes {found:016x}. "
+            "Restore it from a copy, or pack it anew; `penstock check` lists all such records."
+        )
+    return head_bytes
+
+
 def header_of(data: Any, name: str) -> tuple[int, int]:  # noqa: ANN401
     """Return the size of a record's head and the checksum that its header states."""
     size = len(data)
@@ -286,14 +298,8 @@ def decode_record(
     copy: bool = True,
 ) -> Record:
     """Return the record that `data` holds. Nothing in it is run."""
-    head_bytes, checksum = header_of(data, name)
+    head_bytes = check_record(data, name) if verify else header_of(data, name)[0]
     view = memoryview(data)
-    found = xxhash.xxh3_64_intdigest(view[HEADER_BYTES:]) if verify else checksum
-    if found != checksum:
-        raise StoreError(
-            f"{name} is damaged: its checksum is {checksum:016x}, that of its bytes {found:016x}. "
-            "Restore it from a copy, or pack it anew; `penstock check` lists all such records."
-        )
     try:
         head = _here.decode(
             view[HEADER_BYTES : HEADER_BYTES + head_bytes],

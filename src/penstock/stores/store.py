@@ -24,7 +24,6 @@ import numpy as np
 
 from penstock.errors import StoreError
 from penstock.stores.index import column_of
-from penstock.stores.records import is_pair
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -233,28 +232,6 @@ class OpenedStore(Store, Generic[OpenT]):
     def __getstate__(self) -> dict[str, Any]:
         """Leave it behind. An index that was read goes along: workers share its arrays."""
         return {**self.__dict__, "_open": None}
-
-    @contextlib.contextmanager
-    def borrow_images(self, positions: NDArray[np.int64]) -> Iterator[list[Any]]:
-        """As in `Store`.
-
-        Raises:
-            StoreError: a record is missing, damaged, or not the pair that the index promises.
-        """
-        labels = [self.index.label_of(position) for position in positions.tolist()]
-        with self._read(positions, copy=False) as records:
-            are_pairs = [is_pair(r.sample, label) for r, label in zip(records, labels, strict=True)]
-            if not all(are_pairs):
-                raise StoreError(
-                    f"{self._name(int(positions[are_pairs.index(False)]))} is damaged: it is not "
-                    "an image with the label that the index has. Restore the store from a copy, or "
-                    "pack it anew."
-                )
-            images = [record.sample[0].data for record in records]
-            try:
-                yield images
-            finally:
-                images.clear()  # views of a file that is closed would end the process
 
     def _name(self, position: int) -> str:
         return f"record {position} ({self.keys[position]!r}) of {self.address}"

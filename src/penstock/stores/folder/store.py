@@ -203,6 +203,11 @@ class FolderStore(Store):
         pairs = zip(positions.tolist(), self._files(positions), strict=True)
         yield [self._record(position, data) for position, data in pairs]
 
+    @contextlib.contextmanager
+    def borrow_images(self, positions: NDArray[np.int64]) -> Iterator[list[bytes]]:
+        """As in `Store`."""
+        yield self._files(positions)
+
     def _files(self, positions: NDArray[np.int64]) -> list[bytes]:
         """Return the files of records; those that are not there are named together."""
         root, paths = os.fspath(self.path), self._listing.paths

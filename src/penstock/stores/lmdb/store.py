@@ -14,40 +14,41 @@ With shards the address is a folder of files `00000-of-00004.lmdb`, each a store
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import pickle
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
-import lmdb
 import numpy as np
 
 from penstock.data.packed_list import PackedList
 from penstock.errors import ConfigError, StoreError
 from penstock.stores.folder.listing import is_image
 from penstock.stores.index import Index, joined
-from penstock.stores.lmdb.pages import check_pages, check_size
-from penstock.stores.records import EncodedImage, Record, decode_record
-from penstock.stores.sharing import Pool
+from penstock.stores.lmdb.environments import Environment
+from penstock.stores.records import (
+    EncodedImage,
+    Record,
+    check_record,
+    decode_record,
+    header_of,
+    image_start,
+)
 from penstock.stores.store import OpenedStore, missing_records
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
+
+    from penstock.stores.lmdb.environments import FileVersion
 
 INDEX_KEY: Final = b"penstock.index"
 SUMMARY_KEY: Final = b"penstock.summary"
 PACK_KEY: Final = b"\0"  # sorts before all others
 _SHARD: Final = re.compile(r"(\d{5})-of-(\d{5})\.lmdb")
 _ESCAPED: Final = "surrogateescape"
-
-FileVersion = tuple[str, int, int, int, int]
-"""A file as it was at a moment: path, device, inode, bytes, time of the last change."""
-
-_environments: Pool[Any] = Pool(lambda env: env.close(), is_local=True)
 
 
 def open_lmdb(
@@ -192,30 +193,28 @@ class LMDBStore(OpenedStore["_OpenFiles"]):
             fingerprint,
             summary["what"],
             np.zeros(count, np.bool_),
+            np.zeros(count, np.uint32),
             opened.pop_all().close,
         )
 
     @contextlib.contextmanager
-    def _read(self, positions: NDArray[np.int64], *, copy: bool) -> Iterator[list[Record]]:
-        files = self._files()
-        values: list[Any] = [None] * len(positions)  # views, valid until the stack is closed
-        records: list[Record] = []
+    def _values(self, files: _OpenFiles, positions: NDArray[np.int64]) -> Iterator[list[Any]]:
+        """Return views of the records at `positions`, valid inside the block."""
+        values: list[Any] = [None] * len(positions)
+        stops = [part.stop for part in files.parts]
         # In the order of the file; `getmulti` passes over what is not there.
         order = np.argsort(positions, kind="stable")
-        cuts = np.searchsorted(positions[order], [part.stop for part in files.parts]).tolist()
+        cuts = np.searchsorted(positions[order], stops).tolist()
         with contextlib.ExitStack() as stack:
+            for part, start, stop in zip(files.parts, [0, *cuts], cuts, strict=False):
+                places = order[start:stop]
+                if not len(places):
+                    continue
+                transaction = stack.enter_context(part.environment.reading())
+                self._look_up(transaction, part, positions, places, values)
             try:
-                for part, start, stop in zip(files.parts, [0, *cuts], cuts, strict=False):
-                    if start < stop:
-                        transaction = stack.enter_context(part.environment.reading())
-                        self._look_up(transaction, part, positions, order[start:stop], values)
-                records += [
-                    self._decoded(files, position, value, copy=copy)
-                    for position, value in zip(positions.tolist(), values, strict=True)
-                ]
-                yield records
+                yield values
             finally:
-                records.clear()
                 values.clear()
 
     def _look_up(
@@ -237,6 +236,19 @@ class LMDBStore(OpenedStore["_OpenFiles"]):
         for place, pair in zip(places.tolist(), found, strict=True):
             values[place] = pair[1]
 
+    @contextlib.contextmanager
+    def _read(self, positions: NDArray[np.int64], *, copy: bool) -> Iterator[list[Record]]:
+        files = self._files()
+        with self._values(files, positions) as values:
+            records = [
+                self._decoded(files, position, value, copy=copy)
+                for position, value in zip(positions.tolist(), values, strict=True)
+            ]
+            try:
+                yield records
+            finally:
+                records.clear()
+
     def _decoded(
         self,
         files: _OpenFiles,
@@ -245,8 +257,7 @@ class LMDBStore(OpenedStore["_OpenFiles"]):
         *,
         copy: bool,
     ) -> Record:
-        is_first = not files.is_verified[position]
-        verify = self._verify == "always" or (self._verify == "once" and is_first)
+        verify = self._is_to_verify(files, position)
         name = self._name(position)
         try:
             record = decode_record(value, name, verify=verify, copy=copy)
@@ -259,6 +270,40 @@ class LMDBStore(OpenedStore["_OpenFiles"]):
             return record
         del value
         raise StoreError(message)
+
+    @contextlib.contextmanager
+    def borrow_images(self, positions: NDArray[np.int64]) -> Iterator[list[memoryview]]:
+        """As in `Store`; without decoding the records where all are pairs."""
+        if not self.index.are_pairs:
+            with super().borrow_images(positions) as images:
+                yield images
+            return
+        files = self._files()
+        with self._values(files, positions) as values:
+            starts = files.image_starts[positions]
+            if self._verify == "always" or not starts.all():
+                for position, value in zip(positions.tolist(), values, strict=True):
+                    self._find_image(files, position, value)
+                starts = files.image_starts[positions]
+            images = [value[start:] for value, start in zip(values, starts.tolist(), strict=True)]
+            try:
+                yield images
+            finally:
+                images.clear()
+
+    def _find_image(self, files: _OpenFiles, position: int, value: Any) -> None:  # noqa: ANN401
+        """Verify a record as is asked for, and note where its image begins."""
+        verify = self._is_to_verify(files, position)
+        if verify or not files.image_starts[position]:
+            name = self._name(position)
+            head_bytes = check_record(value, name) if verify else header_of(value, name)[0]
+            files.is_verified[position] |= verify
+            files.image_starts[position] = image_start(head_bytes)
+
+    def _is_to_verify(self, files: _OpenFiles, position: int) -> bool:
+        if self._verify == "once":
+            return not files.is_verified[position]
+        return self._verify == "always"
 
 
 class PickledLMDBStore(LMDBStore):
@@ -345,79 +390,6 @@ def _as_image(data: Any) -> Any:  # noqa: ANN401
     return EncodedImage(data) if isinstance(data, bytes) and is_image(data) else data
 
 
-class Environment:
-    """A file that is open for reading: once in a process, as lmdb.h demands.
-
-    Closing one of two environments of a file would drop the locks of both. A forked child closes
-    what it inherited: py-lmdb refuses to open a file that the process it was forked from had open.
-    One in which a thread was reading cannot be closed, as views of it may be in use: the child goes
-    on with it, which is safe without locks.
-
-    Files are opened `readonly, lock=False`: a store is written once and put in its place complete,
-    so readers need no lock file, may lie on a read-only disk, and may be any number.
-    """
-
-    def __init__(
-        self,
-        path: Path,
-        *,
-        readahead: bool = False,
-        verify_tree: bool = True,
-        verified: Collection[FileVersion] = (),
-    ) -> None:
-        """Open a file; of one that is open in this process already, the first decides how."""
-        self.path = path
-        file = path / "data.mdb" if path.is_dir() else path
-        try:
-            self.version = _version_of(os.path.realpath(file))
-            is_due = verify_tree and self.version not in verified
-            (check_pages if is_due else check_size)(file)
-        except OSError as error:
-            raise StoreError(
-                f"cannot open {path}: {error.strerror}. `penstock pack SRC lmdb:{path}` makes it."
-            ) from error
-        self._lease = _environments.acquire(
-            self.version[:3], functools.partial(_open_environment, path, readahead, self.version)
-        )
-        self.close = self._lease.close
-
-    @contextlib.contextmanager
-    def reading(self) -> Iterator[Any]:
-        """Return a read transaction whose values are views, valid inside the block."""
-        with self._lease.using() as env:
-            try:
-                with env.begin(buffers=True) as transaction:
-                    yield transaction
-            except lmdb.Error as error:
-                raise StoreError(f"cannot read {self.path}: {error}") from error
-
-
-def _open_environment(path: Path, readahead: bool, version: FileVersion) -> Any:  # noqa: ANN401
-    try:
-        env = lmdb.open(
-            os.fspath(path),
-            subdir=path.is_dir(),
-            readonly=True,
-            lock=False,
-            readahead=readahead,
-            create=False,
-        )
-    except lmdb.Error as error:
-        raise StoreError(
-            f"cannot open {path} as an LMDB file: {error}. A file that other code has open, in "
-            "this process or before its fork, has to be closed there first."
-        ) from error
-    if _version_of(version[0]) != version:
-        env.close()
-        raise StoreError(f"{path} was replaced while it was opened. Open it again.")
-    return env
-
-
-def _version_of(file: str) -> FileVersion:
-    status = os.stat(file)
-    return file, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
-
-
 class _Part(NamedTuple):
     """One of the files, and the positions of the whole that are in it."""
 
@@ -434,6 +406,7 @@ class _OpenFiles(NamedTuple):
     fingerprint: str
     what: str
     is_verified: NDArray[np.bool_]
+    image_starts: NDArray[np.uint32]
     close: Callable[[], None]
 
 

@@ -27,7 +27,7 @@ from penstock.stores.mongo.collection import (
     read_files,
 )
 from penstock.stores.mongo.connection import MongoAddress, MongoConnection
-from penstock.stores.records import EncodedImage, Record, decode_record
+from penstock.stores.records import EncodedImage, Record, decode_record, is_pair
 from penstock.stores.store import OpenedStore, missing_records
 
 if TYPE_CHECKING:
@@ -357,3 +357,24 @@ class MongoStore(OpenedStore[MongoConnection]):
                 "collection from a copy, or pack it anew."
             )
         return record
+
+    @contextlib.contextmanager
+    def borrow_images(self, positions: NDArray[np.int64]) -> Iterator[list[Any]]:
+        """As in `Store`.
+
+        Raises:
+            StoreError: a record is missing, damaged, or not the pair that the index promises.
+        """
+        with self._read(positions, copy=False) as records:
+            pairs = zip(positions.tolist(), records, strict=True)
+            yield [self._image(position, record) for position, record in pairs]
+
+    def _image(self, position: int, record: Record) -> Any:  # noqa: ANN401
+        # To decode a record takes 3 us, as against 70 for reading it: no shortcut to its image,
+        # which would take whatever lies there for one.
+        if not is_pair(record.sample, self.index.label_of(position)):
+            raise StoreError(
+                f"{self._name(position)} is damaged: it is not an image with the label that the "
+                "index has. Restore the collection from a copy, or pack it anew."
+            )
+        return record.sample[0].data

@@ -218,6 +218,7 @@ def _with_size(image: AnnotatedImage, form: str) -> AnnotatedImage:
     is_enough = form == "image-list" or (None not in said and form in ("voc", "imglab"))
     if is_enough or not os.path.isfile(image.path):
         return image
+    _check_first_bytes(image)
     try:
         seen = upright_size(image.path)[::-1]
     except (OSError, ValueError) as error:
@@ -415,13 +416,17 @@ def _put_image(image: AnnotatedImage, how: Images, place: Path) -> None:
     if how == "link":
         place.symlink_to(source)
         return
-    with open_file(source) as file:
+    _check_first_bytes(image)
+    shutil.copyfile(source, place)
+
+
+def _check_first_bytes(image: AnnotatedImage) -> None:
+    """Refuse what is no image without a word of its content: a link may lead anywhere."""
+    with open_file(image.path) as file:
         if not is_image(file.read(_MAGIC_BYTES)):
             raise StoreError(
-                f"{image.source or image.key}: {image.path} is not an image by its first bytes, "
-                "and is not copied."
+                f"{image.source or image.key}: {image.path} is not an image by its first bytes."
             )
-    shutil.copyfile(source, place)
 
 
 def _files_of(images: Sequence[AnnotatedImage]) -> dict[str, str]:

@@ -70,6 +70,7 @@ def test_single_samples_and_drop_last_contradict_each_other():
 def test_limits_stay_with_a_number_that_is_handed_on():
     loader = DataLoader(DATA, num_workers=Auto(cpu=1.5))
     assert (loader.num_workers, repr(loader.num_workers)) == ("auto", "Auto(cpu=1.5, memory=None)")
+    assert str(Loader(range(4), 2, num_workers="auto").num_workers) == "auto"
     assert "num_workers=Auto(cpu=1.5, memory=None)" in repr(loader)
     assert loader._settings()["num_workers"] == "Auto(cpu=1.5, memory=None)"  # of the report
     for number in (loader.num_workers, pickle.loads(pickle.dumps(loader.num_workers))):

@@ -67,5 +67,5 @@ default_hooks = dict(
     logger=dict(type="LoggerHook", interval=16),
     checkpoint=dict(type="CheckpointHook", by_epoch=False, interval=32, max_keep_ckpts=3),
 )
-custom_hooks = [dict(type="PenstockHook", interval=4)]
+custom_hooks = [dict(type="PenstockHook")]
 randomness = dict(seed=0)

@@ -132,7 +132,6 @@ def tune(
         arguments: dict[str, Any] = {"batch_size": batch_size}
         if not is_iterable(dataset):
             arguments["shuffle"] = True
-        arguments["drop_last"] = True  # all of one size
         if collate_fn is not None:
             arguments["collate_fn"] = collate_fn
         work = TrialWork(
@@ -263,7 +262,8 @@ class TrialWork:
         options, own, wait_s = self._options(setting), os.getpid(), 0.0
         if setting.loader == "penstock":
             options["on_error"] = self.on_error
-        loader = self.kinds[setting.loader](self.dataset, **options)
+        # Batches of one size alone, as their samples are counted so.
+        loader = self.kinds[setting.loader](self.dataset, drop_last=True, **options)
         try:
             with closing(endless(loader)) as batches:  # and with it the loader's workers go
                 for _ in range(_WARM_UP + setting.num_workers * _PREFETCHED):

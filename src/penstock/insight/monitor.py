@@ -71,6 +71,10 @@ class AutoWorkers(int):
         """Say what it means."""
         return "'auto'" if self.limits == Auto() else repr(self.limits)
 
+    def __str__(self) -> str:
+        """Say what was given, as a text."""
+        return repr(self).strip("'")
+
     def __eq__(self, other: object) -> bool:
         """Equal to "auto", and to the number."""
         return other == "auto" or int.__eq__(self, other) is True

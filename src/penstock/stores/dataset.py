@@ -87,7 +87,8 @@ class StoreDataset(Dataset[Any]):
         Raises:
             StoreError: the store cannot be opened.
             ConfigError: `decode` is none of these, a transform cannot be called, or an option does
-                not fit.
+                not fit the store.
+            TypeError: an argument that there is not.
         """
         for function in (transform, target_transform):
             if not (function is None or callable(function)):
@@ -97,7 +98,10 @@ class StoreDataset(Dataset[Any]):
                 )
         is_ours = isinstance(store, (str, Path))
         if options and not is_ours:
-            raise ConfigError(f"options are for an address, not for a store: {sorted(options)}.")
+            raise TypeError(
+                f"{type(self).__name__} has no argument {', '.join(sorted(options))}. Options of a "
+                "store are for an address, not for a store that is open."
+            )
         self.store = open_store(store, **options) if isinstance(store, (str, Path)) else store
         self.transform = transform
         self.target_transform = target_transform

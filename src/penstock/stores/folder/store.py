@@ -166,10 +166,12 @@ class FolderStore(Store):
         # for it for ever.
         if not self._listings:
             if not self.path.is_dir():
-                what = "is a file, not a folder" if self.path.exists() else "does not exist"
+                if not self.path.exists():
+                    raise StoreError(f"{self.path} does not exist (from {os.getcwd()}).")
                 raise StoreError(
-                    f"{self.path} {what}. Files are named with their kind: lmdb:PATH, tar:PATH, "
-                    "arrow:PATH; a compressed tar file has to be unpacked to a .tar file first."
+                    f"{self.path} is a file, not a folder. Files are named with their kind: "
+                    "lmdb:PATH, tar:PATH, arrow:PATH; a compressed tar file has to be unpacked to "
+                    "a .tar file first."
                 )
             listing = read_index(self.path) if self._layout == "auto" else None
             listing = listing or self._listed()

@@ -24,9 +24,11 @@ class Counting:
 
     def __init__(self, **figures):
         self.num_batches = 10
+        self.num_asked = 0
         self._figures = figures
 
     def stats(self):
+        self.num_asked += 1
         run = Span(batches=self.num_batches, read_s=2.5, idle_s=1.5)
         return Stats(Verdict("cpu", "Busy."), run=run, **self._figures)
 
@@ -87,6 +89,14 @@ def test_counters_only_grow_and_gauges_are_of_now(reader, meter):
     assert [key for key, is_it in bottlenecks.items() if is_it] == [
         (("penstock.bottleneck", "cpu"),)
     ]
+
+
+def test_a_collection_computes_the_stats_of_a_loader_once(reader, meter):
+    loader = Counting()
+    observe(loader, meter)
+    for num_collected in (1, 2, 3):
+        collect(reader)
+        assert loader.num_asked == num_collected
 
 
 def test_two_loaders_of_a_meter_are_told_apart_by_attributes(reader, meter, caplog):

@@ -25,10 +25,11 @@ if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, Meter
 
     from penstock.insight.monitor import Observed
+    from penstock.insight.stats import Stats
 
 __all__ = ["observe"]
 
-_loaders: Final[weakref.WeakKeyDictionary[Meter, WatchedLoaders]] = weakref.WeakKeyDictionary()
+_observers: Final[weakref.WeakKeyDictionary[Meter, _Observer]] = weakref.WeakKeyDictionary()
 
 
 def observe(
@@ -71,20 +72,20 @@ def observe(
     """
     if meter is None:
         meter = _default_meter()
-    loaders = _loaders.get(meter)
-    if loaders is None:
-        loaders = _loaders[meter] = WatchedLoaders()
+    observer = _observers.get(meter)
+    if observer is None:
+        observer = _observers[meter] = _Observer()
         # Each once for all loaders: of two with one name a meter drops the second's callback
         # without a word, and none can be taken away again.
         for measure in MEASURES:
             kind = "counter" if measure.is_counter else "gauge"
             getattr(meter, f"create_observable_{kind}")(
                 f"penstock.{measure.name}",
-                callbacks=[functools.partial(_observe, loaders, measure)],
+                callbacks=[functools.partial(observer.observe, measure)],
                 unit=measure.unit,
                 description=measure.text,
             )
-    loaders.add(loader, dict(attributes or {}))
+    observer.loaders.add(loader, dict(attributes or {}))
 
 
 @functools.cache
@@ -93,10 +94,20 @@ def _default_meter() -> Meter:
     return get_meter("penstock")
 
 
-def _observe(
-    loaders: WatchedLoaders, measure: Measure, _: CallbackOptions
-) -> Iterable[Observation]:
-    for labels, stats in loaders.stats():
-        for value, number in measure.values(stats).items():
-            own = {f"penstock.{measure.label}": value} if measure.label else {}
-            yield Observation(number, {**labels, **own})
+class _Observer:
+    """The loaders of a meter, whose stats are computed once for each collection."""
+
+    def __init__(self) -> None:
+        self.loaders = WatchedLoaders()
+        self._found: list[tuple[dict[str, str], Stats]] = []
+        self._served = {measure.name for measure in MEASURES}
+
+    def observe(self, measure: Measure, _: CallbackOptions) -> Iterable[Observation]:
+        # A collection asks for one instrument after the other, and begins with one asked before.
+        if measure.name in self._served:
+            self._found, self._served = self.loaders.stats(), set()
+        self._served.add(measure.name)
+        for labels, stats in self._found:
+            for value, number in measure.values(stats).items():
+                own = {f"penstock.{measure.label}": value} if measure.label else {}
+                yield Observation(number, {**labels, **own})

@@ -218,7 +218,7 @@ def _with_size(image: AnnotatedImage, form: str) -> AnnotatedImage:
     is_enough = form == "image-list" or (None not in said and form in ("voc", "imglab"))
     if is_enough or not os.path.isfile(image.path):
         return image
-    _check_first_bytes(image)
+    _check_first_bytes(image, image.path)
     try:
         seen = upright_size(image.path)[::-1]
     except (OSError, ValueError) as error:
@@ -416,13 +416,13 @@ def _put_image(image: AnnotatedImage, how: Images, place: Path) -> None:
     if how == "link":
         place.symlink_to(source)
         return
-    _check_first_bytes(image)
+    _check_first_bytes(image, source)
     shutil.copyfile(source, place)
 
 
-def _check_first_bytes(image: AnnotatedImage) -> None:
+def _check_first_bytes(image: AnnotatedImage, path: str | Path) -> None:
     """Refuse what is no image without a word of its content: a link may lead anywhere."""
-    with open_file(image.path) as file:
+    with open_file(path) as file:
         if not is_image(file.read(_MAGIC_BYTES)):
             raise StoreError(
                 f"{image.source or image.key}: {image.path} is not an image by its first bytes."

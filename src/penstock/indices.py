@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import itertools
 import warnings
 from collections.abc import Callable
@@ -265,7 +264,8 @@ def inner_of(sampler: Any) -> list[Any]:  # noqa: ANN401
     # Penstock's samplers are accepted: a mock has an attribute of any name.
     found = []
     for name in ("batch_sampler", "sampler"):
-        is_own = inspect.getattr_static(sampler, name, None) is not None
+        owners = (sampler, *type(sampler).__mro__)
+        is_own = any(name in getattr(owner, "__dict__", ()) for owner in owners)
         inner = getattr(sampler, name, None) if is_own or _is_iterable(sampler) else None
         is_sampler = any(base.__name__ == "Sampler" for base in type(inner).__mro__)
         if inner is not None and (is_own or is_sampler):

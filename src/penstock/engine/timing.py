@@ -16,6 +16,7 @@ batch that is not measured, it notes the fields of `LIGHT` alone: two readings o
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import struct
 import threading
@@ -199,6 +200,12 @@ class Observer(Protocol):
         """Take note that no more batches of `epoch` come: it is over, or was left."""
 
 
+_LINE_BYTES: Final = 64
+# `os.pread` would hand the GIL to another thread of the loader at each call.
+_pread = ctypes.PyDLL(None).pread
+_pread.argtypes = ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_long
+
+
 class RunQueue:
     """How long one thread has waited for a core, by the scheduler's count.
 
@@ -215,17 +222,16 @@ class RunQueue:
 
     def __init__(self) -> None:
         """Open the calling thread's statistics, if the system has any."""
+        self._line = ctypes.create_string_buffer(_LINE_BYTES + 1)
         with contextlib.suppress(OSError):  # another system, or a kernel built without
             self._fd = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
 
     def waited_ns(self) -> int | None:
         """Return the time since the thread was made; None where the system does not say."""
-        if self._fd < 0:
+        # None is read of a thread that has ended.
+        if self._fd < 0 or _pread(self._fd, self._line, _LINE_BYTES, 0) <= 0:
             return None
-        try:
-            return int(os.pread(self._fd, 64, 0).split(b" ", 2)[1])
-        except (OSError, IndexError, ValueError):  # the thread has ended
-            return None
+        return int(self._line.value.split(b" ", 2)[1])
 
     def close(self) -> None:
         """Give the descriptor back; a second call does nothing."""

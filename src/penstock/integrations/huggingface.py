@@ -265,7 +265,8 @@ class _Column:
     ) -> None:
         """Keep a column; with `decode`, of image files: structs of `bytes` and `path`."""
         self._decode = decode
-        self._chunks = column.chunks
+        self._chunks = [chunk for chunk in column.chunks if len(chunk)]
+        self._gathered = _Gathered.of(column.type, self._chunks)
         self._stops = np.cumsum([len(chunk) for chunk in self._chunks], dtype=np.int64)
         self._starts = np.concatenate(([np.int64(0)], self._stops[:-1]))
 
@@ -280,6 +281,8 @@ class _Column:
             CollateError: a row lacks a value that a batch needs, or shapes differ.
             TypeError: values that cannot be collated.
         """
+        if self._gathered is not None:
+            return self._gathered.take(*self._places(rows), alloc, dtype)
         array = self._taken(rows)
         if self._decode is None:
             return _batch(array, alloc, dtype)
@@ -298,9 +301,13 @@ class _Column:
         # all pieces first; a slice takes 1 us.
         if len(self._chunks) == 1:
             return self._chunks[0].take(pa.array(rows))
-        pieces = np.searchsorted(self._stops, rows, side="right")
-        places = zip(pieces.tolist(), (rows - self._starts[pieces]).tolist(), strict=True)
+        places = zip(*(part.tolist() for part in self._places(rows)), strict=True)
         return pa.concat_arrays([self._chunks[piece].slice(place, 1) for piece, place in places])
+
+    def _places(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return in which piece each row lies, and where in it."""
+        pieces = np.searchsorted(self._stops, rows, side="right")
+        return pieces, rows - self._starts[pieces]
 
     def _image(self, file: dict[str, Any]) -> NDArray[Any]:
         assert self._decode is not None
@@ -310,6 +317,92 @@ class _Column:
                 raise ValueError("an image has neither bytes nor a path in its column.")
             data = read_file(file["path"], remedy="embed it in the table")
         return self._decode(data)
+
+
+class _Memory:
+    """A buffer of each piece of a column, as one array from the lowest address to the highest."""
+
+    # What lies between two buffers may be anything, or no memory at all, and is never read.
+
+    def __init__(
+        self, buffers: Sequence[pa.Buffer], offsets: Sequence[int], dtype: DTypeLike
+    ) -> None:
+        size_of_one = np.dtype(dtype).itemsize
+        addresses = np.array([buffer.address for buffer in buffers])
+        low = addresses.min()
+        size = max(buffer.address + buffer.size for buffer in buffers) - low
+        memory = pa.foreign_buffer(low, size - size % size_of_one, buffers)
+        self.array: NDArray[Any] = np.frombuffer(memory, dtype)
+        self.is_aligned = not (addresses % size_of_one).any()  # else numpy would copy it all
+        self._starts = (addresses - low) // size_of_one + np.array(offsets)
+
+    def at(self, pieces: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return where in the array some places of some pieces are."""
+        return self._starts[pieces] + places  # type: ignore[no-any-return]
+
+
+class _Gathered:
+    """Numbers, lists of them, or text, none of them null: rows of all pieces are taken at once."""
+
+    def __init__(self, kind: pa.DataType, data: _Memory, offsets: _Memory | None) -> None:
+        self._is_bytes, self._is_str = _is_text(kind), kind in (pa.string(), pa.large_string())
+        self._data = data
+        self._offsets = offsets
+
+    @classmethod
+    def of(cls, kind: pa.DataType, chunks: Sequence[pa.Array]) -> _Gathered | None:
+        """Return a column, given its pieces that have rows; None if it is of another kind."""
+        is_list, is_text = isinstance(kind, pa.ListType | pa.LargeListType), _is_text(kind)
+        parts = [chunk.values for chunk in chunks] if is_list else chunks
+        of_part = pa.uint8() if is_text else kind.value_type if is_list else kind
+        buffers = [part.buffers()[-1] for part in parts] if _is_number(of_part) else []
+        if of_part == pa.bool_() or not all(buffers) or not buffers:
+            return None
+        if any(part.null_count for part in (*chunks, *parts)):
+            return None
+        offsets, starts = None, [0 if is_text else part.offset for part in parts]
+        data = _Memory(buffers, starts, of_part.to_pandas_dtype())
+        if is_list or is_text:
+            buffers, starts = [c.buffers()[1] for c in chunks], [c.offset for c in chunks]
+            is_large = pa.types.is_large_list(kind) or kind in (
+                pa.large_string(),
+                pa.large_binary(),
+            )
+            offsets = _Memory(buffers, starts, np.int64 if is_large else np.int32)
+        is_aligned = data.is_aligned and (offsets is None or offsets.is_aligned)
+        return cls(kind, data, offsets) if is_aligned else None
+
+    def take(
+        self,
+        pieces: NDArray[np.int64],
+        places: NDArray[np.int64],
+        alloc: Allocator,
+        dtype: DTypeLike | None,
+    ) -> Any:  # noqa: ANN401
+        """Return row `places[i]` of piece `pieces[i]` for each i, as a batch's column."""
+        array = self._data.array
+        if self._offsets is None:
+            values = array.take(self._data.at(pieces, places), mode="clip")
+        else:
+            at = self._offsets.at(pieces, places)
+            first = self._offsets.array.take(at, mode="clip").astype(np.int64)
+            sizes = self._offsets.array.take(at + 1, mode="clip") - first
+            starts, size = self._data.at(pieces, first), int(sizes[0])
+            if self._is_bytes:
+                data, ends = (
+                    array.data,
+                    zip(starts.tolist(), (starts + sizes).tolist(), strict=True),
+                )
+                if self._is_str:
+                    return [str(data[start:stop], "utf-8") for start, stop in ends]
+                return [bytes(data[start:stop]) for start, stop in ends]
+            if (sizes != size).any():
+                check_shapes([(size,) for size in sizes.tolist()])
+            values = np.lib.stride_tricks.sliding_window_view(array, size)[starts]
+        out = alloc(values.shape, array.dtype if dtype is None else dtype)
+        with np.errstate(over="ignore"):  # float64 beyond float32 is infinite, as elsewhere
+            out[...] = values
+        return out
 
 
 def _is_text(kind: pa.DataType) -> bool:

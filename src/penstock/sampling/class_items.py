@@ -56,9 +56,11 @@ class ClassItems:
         """Group samples by their labels, as `penstock.labels_of` has them."""
         values = labels.values if isinstance(labels, RaggedArray) else labels
         self.classes, codes = class_codes(values)
-        items = np.argsort(codes, kind="stable")
-        without = items[:0]
+        # 4 bytes each, where that is enough.
+        dtype = np.uint32 if len(labels) <= np.iinfo(np.uint32).max else np.uint64
+        without = np.empty(0, dtype)
         if isinstance(labels, RaggedArray):
+            items = grouped(codes, len(self.classes))
             num_labels = np.diff(labels.offsets)
             samples = np.repeat(np.arange(len(labels)), num_labels)[items]
             codes = codes[items]
@@ -69,14 +71,17 @@ class ClassItems:
             items, codes = samples[is_first], codes[is_first]
             without = np.flatnonzero(num_labels == 0)
         self.num_samples = len(labels)
-        self.counts: NDArray[np.int64] = np.bincount(codes, minlength=len(self.classes))
+        self.counts: NDArray[np.int64] = _counts(codes, len(self.classes))
         #: Samples of each class, and last of those without one.
         self.sizes: NDArray[np.int64] = np.append(self.counts, len(without))
         self._starts: NDArray[np.int64] = np.cumsum(self.sizes) - self.sizes
-        # Those of the first class first; 4 bytes each, where that is enough.
-        dtype = np.uint32 if len(labels) <= np.iinfo(np.uint32).max else np.uint64
-        self._items: NDArray[np.unsignedinteger[Any]]
-        self._items = np.concatenate((items, without)).astype(dtype)
+        # Those of the first class first.
+        self._items: NDArray[np.unsignedinteger[Any]] = np.empty(int(self.sizes.sum()), dtype)
+        if isinstance(labels, RaggedArray):
+            self._items[:] = np.concatenate((items, without))
+        else:
+            for start, order, places in _blocks(codes, self._starts):
+                self._items[places] = start + order
 
     def items_of(self, position: int) -> NDArray[np.unsignedinteger[Any]]:
         """Return the samples of one class, ascending: a view."""
@@ -116,17 +121,18 @@ class ClassItems:
         A class goes through all of its items, in random order, before one comes again, which it
         does in another order. The items of one entry differ, as long as the class has so many.
         """
-        entries = np.bincount(sequence, minlength=len(self.sizes))
+        entries = _counts(sequence, len(self.sizes))
         starts = np.cumsum(entries) - entries
         by_size = np.flatnonzero(entries)
         by_size = by_size[np.argsort(self.sizes[by_size], kind="stable")]
-        by_class = np.empty((len(sequence), together), np.int64)
+        by_class = np.empty((len(sequence), together), self._items.dtype)
         for alike in self._alike(by_size, entries * together):
             numbers = _drawn_by_turns(int(self.sizes[alike[0]]), entries[alike], together, rng)
             places = self._starts[np.repeat(alike, entries[alike])][:, None] + numbers
             by_class[_ranges(starts[alike], entries[alike])] = self._items[places]
-        drawn = np.empty_like(by_class)
-        drawn[np.argsort(sequence, kind="stable")] = by_class
+        drawn = np.empty(by_class.shape, np.int64)
+        for start, order, places in _blocks(sequence, starts):
+            drawn[start : start + _BLOCK][order] = by_class[places]
         return drawn
 
     def _alike(
@@ -140,6 +146,37 @@ class ClassItems:
         num_shuffled = np.cumsum(-(-wanted[by_size] // sizes) * sizes)
         is_cut = (np.diff(sizes) > 0) | (np.diff(num_shuffled // _BLOCK) > 0)
         return (part for part in np.split(by_size, np.flatnonzero(is_cut) + 1) if len(part))
+
+
+def _counts(codes: NDArray[np.integer[Any]], num_codes: int) -> NDArray[np.int64]:
+    """How often each code occurs; in blocks, as `np.bincount` takes a copy of 8 bytes each."""
+    counts = np.zeros(num_codes, np.int64)
+    for start in range(0, len(codes), _BLOCK):
+        counts += np.bincount(codes[start : start + _BLOCK], minlength=num_codes)
+    return counts
+
+
+def _blocks(
+    codes: NDArray[np.integer[Any]], starts: NDArray[np.int64]
+) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
+    """Group codes, some at a time: all of them would take 16 bytes each, and miss the cache.
+
+    Yields where a block begins, its indices from there, grouped by code, and the place of each,
+    where those of a code follow one another from `starts[code]` on.
+    """
+    following = starts.copy()
+    for start in range(0, len(codes), _BLOCK):
+        block = codes[start : start + _BLOCK]
+        here = np.bincount(block, minlength=len(starts))
+        yield start, grouped(block, len(starts)), _ranges(following, here)
+        following += here
+
+
+def grouped(codes: NDArray[np.integer[Any]], num_codes: int) -> NDArray[np.int64]:
+    """Return the indices that sort codes below `num_codes`, equal ones in the order they had."""
+    if num_codes <= 1 << 16:  # numpy sorts integers of 16 bits by counting them, in O(n)
+        return np.argsort(codes.astype(np.uint16, copy=False), kind="stable")
+    return np.argsort(codes, kind="stable")
 
 
 # Turn after turn of the same numbers, each in another random order: for draws without repeats.

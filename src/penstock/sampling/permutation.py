@@ -187,36 +187,80 @@ class Permutation:
         if self._table is not None:
             return self._table[positions]
         for first in range(0, len(positions), _PIECE):
-            piece = positions[first : first + _PIECE]
-            self._encipher(piece)
-            outside = np.flatnonzero(piece >= self.n)
-            while len(outside):
-                walkers = piece[outside]
-                self._encipher(walkers)
-                piece[outside] = walkers
-                outside = outside[walkers >= self.n]
+            _encipher(positions[first : first + _PIECE], self._a, self._b, self._keys)
+        _walk(positions, self.n, self._a, self._b, self._keys)
         return positions
 
-    def _encipher(self, values: NDArray[np.int64]) -> None:
-        """Replace numbers below a x b by others, once through all rounds."""
-        wide = values.view(np.uint64)
-        left = (wide // self._b).astype(np.uint32)
-        # The remainder is below 2^32, so 32 bits of the product and of the difference are enough.
-        right = wide.astype(np.uint32) - left * self._b.astype(np.uint32)
-        for number, (first, second) in enumerate(self._keys):
-            half, other, modulus = (
-                (left, right, self._a) if number % 2 == 0 else (right, left, self._b)
-            )
-            hashed = other ^ first
-            hashed ^= hashed >> _SHIFT_16
-            hashed *= _MULTIPLIER_1
-            hashed ^= second
-            hashed ^= hashed >> _SHIFT_15
-            hashed *= _MULTIPLIER_2
-            hashed ^= hashed >> _SHIFT_16
-            # Modulo `modulus`, which is at most 2^31: the sum is below 2^32, and what would be
-            # negative wraps round to more than it was, so that the remainder is the smaller one.
-            half += ((hashed * modulus) >> _SHIFT_32).astype(np.uint32)
-            np.minimum(half, half - modulus.astype(np.uint32), out=half)
-        np.multiply(left, self._b, out=wide)
-        wide += right
+
+def replace_in_turn(
+    orders: Sequence[Permutation], counts: NDArray[np.int64], positions: NDArray[np.int64]
+) -> None:
+    """Replace positions by the values at them: `counts[0]` of the first order, and so on."""
+    is_computed = np.array([order._table is None for order in orders])
+    starts = np.cumsum(counts) - counts
+    for number in np.flatnonzero(~is_computed & (counts > 0)).tolist():
+        part = positions[starts[number] : starts[number] + counts[number]]
+        part[:] = orders[number]._table[part]  # type: ignore[index]
+    computed = [order for order in orders if order._table is None]
+    if computed:  # all at once: a call of numpy costs as much as a thousand numbers
+        is_theirs = slice(None) if is_computed.all() else np.repeat(is_computed, counts)
+        each = counts[is_computed]
+        values = positions[is_theirs]
+        n, a, b = (
+            np.repeat([getattr(order, name) for order in computed], each)
+            for name in ("n", "_a", "_b")
+        )
+        keys = np.concatenate(
+            [
+                np.broadcast_to(order._keys[..., None], (_ROUNDS, 2, count))
+                for order, count in zip(computed, each.tolist(), strict=True)
+            ],
+            axis=-1,
+        )
+        _encipher(values, a, b, keys)
+        _walk(values, n, a, b, keys)
+        positions[is_theirs] = values
+
+
+# n, a, b and keys are those of one order, or of each of the values.
+
+
+def _walk(values: NDArray[np.int64], n: Any, a: Any, b: Any, keys: Any) -> None:  # noqa: ANN401
+    """Replace what is not below n, until all is; at most one in 64 is not."""
+    outside = np.flatnonzero(values >= n)
+    if len(outside):
+        walkers = values[outside]
+        if keys.ndim == 3:
+            n, a, b, keys = n[outside], a[outside], b[outside], keys[..., outside]
+        _encipher(walkers, a, b, keys)
+        _walk(walkers, n, a, b, keys)
+        values[outside] = walkers
+
+
+def _encipher(values: NDArray[np.int64], a: Any, b: Any, keys: Any) -> None:  # noqa: ANN401
+    """Replace numbers below a x b by others, once through all rounds."""
+    wide = values.view(np.uint64)
+    moduli = [(a, a.astype(np.uint32)), (b, b.astype(np.uint32))]
+    left = (wide // b).astype(np.uint32)
+    # The remainder is below 2^32, so 32 bits of the product and of the difference are enough.
+    right = wide.astype(np.uint32)
+    right -= left * moduli[1][1]
+    half, other, hashed, shifted = left, right, np.empty_like(left), np.empty_like(left)
+    for number, (first, second) in enumerate(keys):
+        modulus, modulus_32 = moduli[number % 2]
+        np.bitwise_xor(other, first, out=hashed)
+        hashed ^= np.right_shift(hashed, _SHIFT_16, out=shifted)
+        hashed *= _MULTIPLIER_1
+        hashed ^= second
+        hashed ^= np.right_shift(hashed, _SHIFT_15, out=shifted)
+        hashed *= _MULTIPLIER_2
+        hashed ^= np.right_shift(hashed, _SHIFT_16, out=shifted)
+        # Modulo `modulus`, which is at most 2^31: the sum is below 2^32, and what would be
+        # negative wraps round to more than it was, so that the remainder is the smaller one.
+        np.multiply(hashed, modulus, out=wide)
+        np.right_shift(wide, _SHIFT_32, out=wide)
+        half += wide.astype(np.uint32)
+        np.minimum(half, np.subtract(half, modulus_32, out=shifted), out=half)
+        half, other = other, half
+    np.multiply(left, b, out=wide)
+    wide += right

@@ -570,12 +570,17 @@ class WeightedRandomSampler(CountedSampler):
         sums = np.cumsum(self.weights)
         # Running sums of exponential gaps are what sorting uniform numbers would give (Bentley,
         # Saxe: Generating sorted lists of random numbers, 1980).
-        points = np.cumsum(rng.standard_exponential(self.num_samples + 1))
-        drawn = np.searchsorted(sums, points[:-1] / points[-1] * sums[-1], side="right")
+        points = rng.standard_exponential(self.num_samples + 1)
+        np.cumsum(points, out=points)
+        points /= points[-1]
+        drawn = points[:-1].view(np.int64)
+        for start in range(0, len(drawn), _BLOCK):  # in place, and what is worked on in the cache
+            block = points[start : start + _BLOCK][: len(drawn) - start] * sums[-1]
+            drawn[start : start + _BLOCK] = np.searchsorted(sums, block, side="right")
         # Rounding may put a point on the very end: that is the last index with a weight.
         np.minimum(drawn, np.searchsorted(sums, sums[-1]), out=drawn)
         rng.shuffle(drawn)
-        return drawn.astype(np.int64, copy=False)  # type: ignore[no-any-return]
+        return drawn
 
     def _without_replacement(self) -> NDArray[np.int64]:
         # The first arrivals of independent exponential clocks, one clock per index, at the rate of

@@ -348,8 +348,12 @@ def lengths_in(source: Any, who: str, what: str) -> dict[Any, int]:  # noqa: ANN
             f"{who} takes a list or dict of {what}s, or of their lengths, or a ConcatDataset of "
             f"them; got {type(source).__name__}."
         )
-    pairs = parts.items() if isinstance(parts, Mapping) else enumerate(parts)
-    lengths = {name: _length_in(f"{what} {name!r}", part) for name, part in pairs}
+    if isinstance(parts, np.ndarray):
+        parts = parts.tolist()
+    lengths = {
+        name: part if type(part) is int and part >= 0 else _length_in(f"{what} {name!r}", part)
+        for name, part in (parts.items() if isinstance(parts, Mapping) else enumerate(parts))
+    }
     if not 0 < sum(lengths.values()) <= LARGEST:
         raise ConfigError(
             f"{len(lengths)} {what}s have {sum(lengths.values())} samples in all: there should be "

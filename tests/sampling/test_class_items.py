@@ -133,6 +133,23 @@ def test_parts_of_the_classes_of_one_size_are_drawn_as_all_of_them_are(monkeypat
             )
 
 
+def test_few_of_a_large_class_differ():
+    items = ClassItems(np.zeros(50, np.int64))
+    drawn = [items.cycled(np.zeros(20, np.int64), np.random.default_rng(s)) for s in range(5)]
+    assert all(len(np.unique(one)) == 20 for one in drawn)
+
+
+def test_blocks_group_as_all_codes_at_once_do(monkeypatch):
+    monkeypatch.setattr(class_items, "_BLOCK", 64)
+    labels = np.random.default_rng(0).integers(9, size=1000)
+    items = ClassItems(labels)
+    assert (
+        np.concatenate(list(map(items.items_of, range(9)))).tolist()
+        == np.argsort(labels, kind="stable").tolist()
+    )
+    assert items.counts.tolist() == np.bincount(labels).tolist()
+
+
 def test_independent_draws_keep_to_their_class():
     labels = np.arange(1000) % 7
     items = ClassItems(labels)

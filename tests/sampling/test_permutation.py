@@ -19,7 +19,7 @@ from scipy import stats
 
 from penstock.errors import ConfigError
 from penstock.sampling import permutation
-from penstock.sampling.permutation import LARGEST, TABLE_LIMIT, Permutation
+from penstock.sampling.permutation import LARGEST, TABLE_LIMIT, Permutation, replace_in_turn
 
 HUGE = 10**10
 # Where the two ways of making an order meet, and where the halves of a position change their sizes.
@@ -320,3 +320,16 @@ def test_a_position_outside_the_order_is_named(n):
             order[positions]
     with pytest.raises(TypeError):
         order["1"]
+
+
+@pytest.mark.parametrize("lengths", [(10, 5000, 7, 70_000), (5000, 10**10, 9_999)])
+def test_several_orders_at_once_are_each_its_own(lengths):
+    orders = [Permutation(n, (3, number)) for number, n in enumerate(lengths)]
+    rng = np.random.default_rng(0)
+    asked = [
+        rng.integers(n, size=size) for n, size in zip(lengths, (300, 0, 41, 2000), strict=False)
+    ]
+    values = np.concatenate(asked)
+    replace_in_turn(orders, np.array(list(map(len, asked))), values)
+    expected = [order[positions] for order, positions in zip(orders, asked, strict=True)]
+    assert values.tolist() == np.concatenate(expected).tolist()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import os
 import pickle
@@ -19,6 +20,7 @@ import numpy as np
 import pytest
 import torch
 from tests.clients.torchvision_operators import declare_missing
+from tests.examples.programs import imported
 from tests.support.processes import completed
 
 declare_missing()
@@ -43,6 +45,12 @@ def plugin():
         return {name: importlib.import_module(f"plugin.{name}") for name in MODULES}
     finally:
         sys.path.remove(str(FOLDER))
+
+
+@pytest.fixture(scope="module")
+def programs():
+    with imported(FOLDER, ("train",)) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
@@ -243,6 +251,48 @@ def test_workers_change_nothing_and_epochs_differ(config):
     assert not any(torch.equal(a, b) for a in alone[0] for b in alone[1])
 
 
+KEPT = {
+    "work_dir": "elsewhere",
+    "load_from": "weights.pth",
+    "resume": False,
+    "launcher": "slurm",
+    "randomness": {"seed": 7, "diff_rank_seed": True, "deterministic": False},
+    "optim_wrapper": {"accumulative_counts": 4},
+    "default_scope": "mmengine",
+}
+MIXED = {**KEPT["optim_wrapper"], "type": "AmpOptimWrapper", "loss_scale": "dynamic"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "changed"),
+    [
+        ([], {}),
+        (["--resume"], {}),  # the work dir has no checkpoint yet
+        (["--resume", "a.pth"], {"resume": True, "load_from": "a.pth"}),
+        (["--work-dir", "w"], {"work_dir": "w"}),
+        (["--launcher", "none"], {"launcher": "none"}),
+        (["--local-rank", "1"], {}),
+        (["--local_rank=1"], {}),
+        (["--seed", "3"], {"randomness": {**KEPT["randomness"], "seed": 3}}),
+        (["--deterministic"], {"randomness": {**KEPT["randomness"], "deterministic": True}}),
+        (["--cfg-options", "resume=True", "model.kept=1"], {"resume": True, "model": {"kept": 1}}),
+        (["--amp"], {"optim_wrapper": MIXED}),
+    ],
+)
+def test_every_key_of_a_config_survives(programs, tmp_path, monkeypatch, arguments, changed):
+    keys = [key for key in inspect.signature(PenstockRunner).parameters if key != "cfg"]
+    assert set(KEPT) < set(keys)
+    kept = {key: KEPT.get(key, {"kept": key}) for key in [*keys, "model_wrapper_cfg", "my_own"]}
+    path = tmp_path / "all_keys.py"
+    path.write_text("".join(f"{key} = {value!r}\n" for key, value in kept.items()))
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.delenv("LOCAL_RANK")
+    monkeypatch.setattr(sys, "argv", ["train.py", str(path), *arguments])
+    train = programs["train"]
+    assert train.configured(train.arguments()).to_dict() == {**kept, **changed}
+    assert os.environ["LOCAL_RANK"] == ("1" if "rank" in str(arguments) else "0")
+
+
 OPTIONS = [
     "train_dataloader.dataset.repeat=8",
     "train_dataloader.dataset.pipeline.1.scale=0.06",
@@ -254,10 +304,10 @@ OPTIONS = [
 ]
 
 
-def command(work_dir, *arguments, max_epochs=3):
+def command(work_dir, *arguments, config=CONFIG, max_epochs=3):
     options = ["--cfg-options", *OPTIONS, f"train_cfg.max_epochs={max_epochs}"]
     options += [f"train_cfg.val_interval={max_epochs}"]
-    program = [RUN, FOLDER / "train.py", CONFIG, "--work-dir", work_dir]
+    program = [RUN, FOLDER / "train.py", config, "--work-dir", work_dir]
     return [str(part) for part in (sys.executable, *program, *arguments, *options)]
 
 
@@ -305,6 +355,21 @@ def test_a_training_that_is_killed_goes_on_with_the_very_same_batches(environmen
     said = run(environment, killed, "--resume")
     assert re.search(r"Load checkpoint from \S*iter_(6|9)\.pth", said)
     assert losses(killed) == whole
+
+
+def test_weights_that_a_config_names_are_loaded(environment, plugin, tmp_path):
+    torch.manual_seed(1)
+    weights = plugin["model"].TinyDETR3D().state_dict()
+    torch.save({"state_dict": weights}, tmp_path / "pretrained.pth")
+    config = tmp_path / "config.py"
+    config.write_text(
+        f"_base_ = {str(CONFIG)!r}\nload_from = {str(tmp_path / 'pretrained.pth')!r}\n"
+        "optim_wrapper = dict(optimizer=dict(lr=0.0))\n"  # they stay as they were loaded
+    )
+    # A job that may be started again gives --resume each time.
+    run(environment, tmp_path / "run", "--resume", config=config, max_epochs=1)
+    trained = torch.load(tmp_path / "run" / "iter_3.pth", weights_only=False)["state_dict"]
+    assert all(torch.equal(trained[name], given) for name, given in weights.items())
 
 
 def test_the_example_names_the_version_of_mmengine_that_it_was_made_with():

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import os
 import pickle
@@ -19,6 +20,7 @@ import numpy as np
 import pytest
 import torch
 from tests.clients.torchvision_operators import declare_missing
+from tests.examples.programs import imported
 from tests.support.processes import completed
 
 declare_missing()
@@ -26,6 +28,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # parts of torch that are deprecated by now
     from mmengine.config import Config
 
+    from penstock.images import decode_image
     from penstock.integrations.mmengine import PenstockRunner
 
 FOLDER = Path(__file__).parents[2] / "examples" / "multiview3d"
@@ -43,6 +46,12 @@ def plugin():
         return {name: importlib.import_module(f"plugin.{name}") for name in MODULES}
     finally:
         sys.path.remove(str(FOLDER))
+
+
+@pytest.fixture(scope="module")
+def programs():
+    with imported(FOLDER, ("draw_scene", "train")) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +118,66 @@ def test_after_resizing_a_point_is_projected_onto_what_it_was_projected_onto(plu
     shown = np.interp(after[0, :, 0], np.arange(len(row)), row)
     np.testing.assert_allclose(shown, before[0, :, 0], atol=1e-3)  # by the matrix alone: 0.5, 1.5
     assert made["views"][0].shape == (120 * scale, 240 * scale, 3)
+
+
+def test_a_box_is_projected_onto_where_rays_meet_it(plugin, programs):
+    geometry, drawn = plugin["geometry"], programs["draw_scene"]
+    box = np.array([[2.0, 14.0, -0.9, 4.6, 2.0, 1.7, 0.7]])
+    intrinsics, lidar2cam = drawn.camera(-10, 1260)
+    image = drawn.cast(intrinsics, lidar2cam, box, np.array([[255, 0, 0]], np.float32))
+    met = np.argwhere(image[..., 0] > image[..., 1] + 50)[:, ::-1]
+    matrix = geometry.lidar2img(intrinsics, lidar2cam)[None]
+    (pixels,), _ = geometry.project(geometry.box_corners(box)[0], matrix)
+    for side in (np.min, np.max):
+        np.testing.assert_allclose(side(met, axis=0), side(pixels, axis=0), atol=1.0)
+
+
+def before_1_1(info, *, before_1_0):
+    """Return an info file as MMDetection3D wrote it before 1.1, or before 1.0."""
+    names = {-1: "animal", **{label: n for n, label in info["metainfo"]["categories"].items()}}
+    frames = []
+    for frame in info["data_list"]:
+        boxes = np.array([i["bbox_3d"] for i in frame["instances"]])
+        if before_1_0:
+            boxes = boxes[:, [0, 1, 2, 4, 3, 5, 6]]
+            boxes[:, 6] = -boxes[:, 6] - np.pi / 2
+        cameras = {}
+        for name, camera in frame["images"].items():
+            pose = np.linalg.inv(camera["lidar2cam"])
+            cameras[name] = {
+                "data_path": f"./data/nuscenes/samples/{name}/{camera['img_path']}",
+                "cam_intrinsic": np.array(camera["cam2img"]),
+                "sensor2lidar_rotation": pose[:3, :3],
+                "sensor2lidar_translation": pose[:3, 3],
+            }
+        of_test_set = {"token": frame["token"], "cams": cameras}
+        frames += [
+            {
+                **of_test_set,
+                "gt_boxes": boxes,
+                "gt_names": np.array([names[i["bbox_label_3d"]] for i in frame["instances"]]),
+                "valid_flag": np.array([i["bbox_3d_isvalid"] for i in frame["instances"]]),
+            },
+            of_test_set,
+        ]
+    return {"infos": frames, "metadata": {"version": "v1.0-mini"}}
+
+
+@pytest.mark.parametrize("before_1_0", [False, True])
+def test_old_info_files_give_the_same_samples(config, plugin, data_dir, tmp_path, before_1_0):
+    settings = config.val_dataloader.dataset
+    settings.update(pipeline=[], data_prefix={"CAM_BACK": "samples/CAM_BACK"})
+    new = PenstockRunner.build_dataloader(config.val_dataloader, seed=0).dataset
+    info = plugin["info"].load_info(data_dir / "nuscenes" / INFOS)
+    settings.ann_file = str(tmp_path / "old.pkl")
+    Path(settings.ann_file).write_bytes(pickle.dumps(before_1_1(info, before_1_0=before_1_0), 2))
+    old = PenstockRunner.build_dataloader(config.val_dataloader, seed=0).dataset
+    assert [len(sample["boxes"]) for sample in old] == [50, 0]
+    assert Path(old[0]["img_paths"][3]).parent == data_dir / "nuscenes" / "samples" / "CAM_BACK"
+    before, after = dict(old[0]), dict(new[0])
+    for name in ("boxes", "extrinsics"):  # computed; the rest is equal to the last bit
+        np.testing.assert_allclose(before.pop(name), after.pop(name), rtol=0, atol=1e-6)
+    np.testing.assert_equal(before, after)
 
 
 class _Runs:
@@ -243,10 +312,95 @@ def test_workers_change_nothing_and_epochs_differ(config):
     assert not any(torch.equal(a, b) for a in alone[0] for b in alone[1])
 
 
+def test_colours_are_distorted_as_in_detr3d(plugin, monkeypatch):
+    transforms = plugin["transforms"]
+
+    def distorted(view, seed, **options):
+        monkeypatch.setattr(transforms, "sample_rng", lambda: np.random.default_rng(seed))
+        distort = transforms.PhotoMetricDistortionMultiViewImage(**options)
+        return distort({"views": [view.copy()] * 2})["views"]
+
+    grey, colour = np.full((1, 1, 3), 200, np.uint8), np.uint8([[[200, 120, 60]]])
+    greys = np.array([distorted(grey, seed)[0][0, 0] for seed in range(400)])
+    assert np.ptp(greys, axis=1).max() < 1e-3  # neither hue nor saturation nor order is there
+    assert 75 < np.isclose(greys[:, 0], 200).sum() < 125  # neither brightness nor contrast: 1/4
+    assert 84 <= greys.min() < 110 < 320 < greys.max() <= 348  # 168 / 2, 232 * 1.5
+    still = {"brightness_delta": 0, "contrast_range": (1, 1)}
+    colours = np.array([distorted(colour, seed, **still)[0][0, 0] for seed in range(400)])
+    np.testing.assert_allclose(colours.max(axis=1), 200, rtol=1e-4)  # hue and saturation keep it
+    least = colours.min(axis=1)  # 200 less 140, which saturation makes 210 to 70
+    assert -10.1 < least.min() < -8 < 128 < least.max() < 130.1
+    assert len(np.unique(colours.argsort(axis=1), axis=0)) == 6
+    is_same = np.isclose(colours, [200, 120, 60], rtol=1e-4).all(axis=1)
+    assert 40 < is_same.sum() < 78  # neither hue nor saturation: 1/4; the order: 1/2 + 1/2 / 6
+    assert not np.array_equal(*distorted(colour, 1))
+    np.testing.assert_array_equal(*distorted(colour, 1, per_camera=False))
+
+
+def test_each_decoder_layer_learns_from_its_own_losses_in_mixed_precision_too(plugin, config):
+    batch = next(iter(PenstockRunner.build_dataloader(config.val_dataloader, seed=0)))
+    model = plugin["model"].TinyDETR3D(num_layers=3)
+    sizes = torch.tensor(batch["metas"][0]["img_shapes"])[None]
+    seen = torch.rand(1, 6, 8, 12, 20), torch.rand(1, 50, 3) * 40 - 20, batch["lidar2img"], sizes, 8
+    wanted = plugin["model"].sample_views(*seen)
+    with torch.autocast("cpu", torch.bfloat16):
+        losses = model(**batch, mode="loss")
+        found = plugin["model"].sample_views(*seen)
+    assert wanted[1].any()
+    assert all(map(torch.equal, found, wanted))  # pixels are as precise as without
+    kinds = ("loss_cls", "loss_bbox")
+    assert [*losses] == [*kinds, *(f"d{layer}.{kind}" for layer in (0, 1) for kind in kinds)]
+    (losses["d1.loss_cls"] + losses["d1.loss_bbox"]).backward()
+    assert model.boxes[0].weight.grad is None  # the point that a layer begins at is given
+
+
+KEPT = {
+    "work_dir": "elsewhere",
+    "load_from": "weights.pth",
+    "resume": False,
+    "launcher": "slurm",
+    "randomness": {"seed": 7, "diff_rank_seed": True, "deterministic": False},
+    "optim_wrapper": {"accumulative_counts": 4},
+    "default_scope": "mmengine",
+}
+MIXED = {**KEPT["optim_wrapper"], "type": "AmpOptimWrapper", "loss_scale": "dynamic"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "changed"),
+    [
+        ([], {}),
+        (["--resume"], {}),  # the work dir has no checkpoint yet
+        (["--resume", "a.pth"], {"resume": True, "load_from": "a.pth"}),
+        (["--work-dir", "w"], {"work_dir": "w"}),
+        (["--launcher", "none"], {"launcher": "none"}),
+        (["--local-rank", "1"], {}),
+        (["--local_rank=1"], {}),
+        (["--seed", "3"], {"randomness": {**KEPT["randomness"], "seed": 3}}),
+        (["--deterministic"], {"randomness": {**KEPT["randomness"], "deterministic": True}}),
+        (["--cfg-options", "resume=True", "model.kept=1"], {"resume": True, "model": {"kept": 1}}),
+        (["--amp"], {"optim_wrapper": MIXED}),
+    ],
+)
+def test_every_key_of_a_config_survives(programs, tmp_path, monkeypatch, arguments, changed):
+    keys = [key for key in inspect.signature(PenstockRunner).parameters if key != "cfg"]
+    assert set(KEPT) < set(keys)
+    kept = {key: KEPT.get(key, {"kept": key}) for key in [*keys, "model_wrapper_cfg", "my_own"]}
+    path = tmp_path / "all_keys.py"
+    path.write_text("".join(f"{key} = {value!r}\n" for key, value in kept.items()))
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.delenv("LOCAL_RANK")
+    monkeypatch.setattr(sys, "argv", ["train.py", str(path), *arguments])
+    train = programs["train"]
+    assert train.configured(train.arguments()).to_dict() == {**kept, **changed}
+    assert os.environ["LOCAL_RANK"] == ("1" if "rank" in str(arguments) else "0")
+
+
 OPTIONS = [
     "train_dataloader.dataset.repeat=8",
     "train_dataloader.dataset.pipeline.1.scale=0.06",
     "val_dataloader.dataset.pipeline.1.scale=0.06",
+    "param_scheduler.0.end=2",  # of the learning rate's rise
     "default_hooks.logger.interval=1",
     "default_hooks.checkpoint.interval=3",
     "default_hooks.checkpoint.max_keep_ckpts=-1",
@@ -254,10 +408,10 @@ OPTIONS = [
 ]
 
 
-def command(work_dir, *arguments, max_epochs=3):
+def command(work_dir, *arguments, config=CONFIG, max_epochs=3):
     options = ["--cfg-options", *OPTIONS, f"train_cfg.max_epochs={max_epochs}"]
     options += [f"train_cfg.val_interval={max_epochs}"]
-    program = [RUN, FOLDER / "train.py", CONFIG, "--work-dir", work_dir]
+    program = [RUN, FOLDER / "train.py", config, "--work-dir", work_dir]
     return [str(part) for part in (sys.executable, *program, *arguments, *options)]
 
 
@@ -290,6 +444,9 @@ def test_a_training_that_is_killed_goes_on_with_the_very_same_batches(environmen
     assert whole[12][0] < 0.8 * whole[1][0]
     assert re.search(r"Epoch\(val\) \[3\]\[1/1\] +recall/within_2m: [01]\.\d+", said)
     assert said.count("Train loader: ") == 3
+    assert re.search(r" loss_cls: .* d0\.loss_cls: .* d0\.loss_bbox: ", said)
+    picture = tmp_path / "whole" / "views" / "iter_12.jpg"
+    assert decode_image(picture.read_bytes()).shape == (540, 1440, 3)
 
     killed = tmp_path / "killed"
     with subprocess.Popen(
@@ -305,6 +462,21 @@ def test_a_training_that_is_killed_goes_on_with_the_very_same_batches(environmen
     said = run(environment, killed, "--resume")
     assert re.search(r"Load checkpoint from \S*iter_(6|9)\.pth", said)
     assert losses(killed) == whole
+
+
+def test_weights_that_a_config_names_are_loaded(environment, plugin, tmp_path):
+    torch.manual_seed(1)
+    weights = plugin["model"].TinyDETR3D().state_dict()
+    torch.save({"state_dict": weights}, tmp_path / "pretrained.pth")
+    config = tmp_path / "config.py"
+    config.write_text(
+        f"_base_ = {str(CONFIG)!r}\nload_from = {str(tmp_path / 'pretrained.pth')!r}\n"
+        "optim_wrapper = dict(optimizer=dict(lr=0.0))\n"  # they stay as they were loaded
+    )
+    # A job that may be started again gives --resume each time.
+    run(environment, tmp_path / "run", "--resume", config=config, max_epochs=1)
+    trained = torch.load(tmp_path / "run" / "iter_3.pth", weights_only=False)["state_dict"]
+    assert all(torch.equal(trained[name], given) for name, given in weights.items())
 
 
 def test_the_example_names_the_version_of_mmengine_that_it_was_made_with():

@@ -34,7 +34,7 @@ train_dataloader = dict(
         pipeline=[
             dict(type="LoadViews"),
             dict(type="ResizeViews", scale=scale),
-            dict(type="JitterViews", per_camera=True),
+            dict(type="PhotoMetricDistortionMultiViewImage"),
         ],
     ),
     # What Penstock knows besides.
@@ -56,16 +56,20 @@ val_evaluator = dict(type="CentreRecall", within_m=2.0)
 
 model = dict(type="TinyDETR3D", num_classes=10, num_queries=100, range_m=range_m)
 optim_wrapper = dict(
-    optimizer=dict(type="AdamW", lr=2e-3, weight_decay=0.01), clip_grad=dict(max_norm=10.0)
+    optimizer=dict(type="AdamW", lr=5e-3, weight_decay=0.01), clip_grad=dict(max_norm=10.0)
 )
-param_scheduler = [dict(type="LinearLR", start_factor=0.1, by_epoch=False, end=10)]
+max_epochs = 20
+param_scheduler = [
+    dict(type="LinearLR", start_factor=0.1, by_epoch=False, end=10),
+    dict(type="CosineAnnealingLR", T_max=max_epochs, convert_to_iter_based=True),
+]
 
-train_cfg = dict(by_epoch=True, max_epochs=20, val_interval=4)
+train_cfg = dict(by_epoch=True, max_epochs=max_epochs, val_interval=4)
 val_cfg = dict()
 
 default_hooks = dict(
     logger=dict(type="LoggerHook", interval=16),
     checkpoint=dict(type="CheckpointHook", by_epoch=False, interval=32, max_keep_ckpts=3),
 )
-custom_hooks = [dict(type="PenstockHook")]
+custom_hooks = [dict(type="PenstockHook"), dict(type="DrawViews")]
 randomness = dict(seed=0)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the config names: importing this registers it (`custom_imports` in the config does)."""
 
-from plugin import collate, dataset, metric, model, transforms
+from plugin import collate, dataset, metric, model, picture, transforms
 
-__all__ = ["collate", "dataset", "metric", "model", "transforms"]
+__all__ = ["collate", "dataset", "metric", "model", "picture", "transforms"]

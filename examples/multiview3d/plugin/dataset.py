@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Key frames of six cameras, from an info file as MMDetection3D writes it for nuScenes."""
+"""Key frames of six cameras, from an info file as MMDetection3D writes it for nuScenes.
+
+It writes a dict with `data_list` from 1.1 on. Before, it wrote one with `infos`: so are the files
+that DETR3D, BEVFormer and PETR were published with.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from mmengine.dataset import BaseDataset
 from mmengine.registry import DATASETS
 
 from plugin.info import load_info
+from plugin.old_info import as_data_list
 
 __all__ = ["NuScenesFrames"]
 
@@ -32,6 +37,9 @@ class NuScenesFrames(BaseDataset):
     lidar to camera at the moment of its photo, float64; `boxes` float32 (objects, 7): centre x, y,
     z, length, width, height in metres, yaw, in the lidar's frame; `labels` int64 (objects,).
 
+    Images lie in the folder of their camera in `data_prefix`, `dict(CAM_FRONT="samples/CAM_FRONT")`
+    and so on as in MMDetection3D's configs; in `data_root` without.
+
     Args:
         repeat: How often each frame comes in an epoch, each time with numbers of its own for its
             augmentation. nuScenes' own training set needs none; one frame makes an epoch by it.
@@ -45,6 +53,8 @@ class NuScenesFrames(BaseDataset):
 
     def load_data_list(self) -> list[dict[str, Any]]:
         info = load_info(self.ann_file)
+        if "infos" in info:
+            info = as_data_list(info["infos"])
         names = sorted(info["metainfo"]["categories"].items(), key=lambda pair: pair[1])
         self._metainfo["classes"] = [name for name, _ in names]
         frames = [self.parse_data_info(frame) for frame in info["data_list"]]
@@ -55,7 +65,10 @@ class NuScenesFrames(BaseDataset):
         boxes, labels = self._boxes_of(frame["instances"])
         return {
             "token": frame["token"],
-            "img_paths": [str(Path(self.data_root, camera["img_path"])) for camera in cameras],
+            "img_paths": [
+                str(Path(self.data_prefix.get(name, self.data_root), camera["img_path"]))
+                for name, camera in zip(CAMERAS, cameras, strict=True)
+            ],
             "intrinsics": np.array([camera["cam2img"] for camera in cameras]),
             "extrinsics": np.array([camera["lidar2cam"] for camera in cameras]),
             "boxes": boxes,

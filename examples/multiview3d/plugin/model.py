@@ -45,7 +45,8 @@ def sample_views(
     """
     batch, cameras, channels, height, width = features.shape
     homogeneous = F.pad(points, (0, 1), value=1.0)
-    seen = torch.einsum("bnij,bqj->bnqi", lidar2img, homogeneous)
+    # Not einsum: autocast does it in float16, to which a column times its depth is infinite.
+    seen = (lidar2img.unsqueeze(2) * homogeneous[:, None, :, None]).sum(dim=-1)
     depth = seen[..., 2:3]
     pixels = seen[..., :2] / depth.clamp(min=MIN_DEPTH_M)
     # Whole numbers are centres of pixels, so an image begins half a pixel before the first.
@@ -135,9 +136,10 @@ class TinyDETR3D(BaseModel):
         self.queries = nn.Embedding(num_queries, channels)
         self.points = nn.Linear(channels, 3)
         self.layers = nn.ModuleList(DecoderLayer(channels) for _ in range(num_layers))
-        self.classes = nn.Linear(channels, num_classes)
-        self.boxes = nn.Linear(channels, 8)
-        nn.init.constant_(self.classes.bias, -4.0)  # most queries are nothing
+        self.classes = nn.ModuleList(nn.Linear(channels, num_classes) for _ in range(num_layers))
+        self.boxes = nn.ModuleList(nn.Linear(channels, 8) for _ in range(num_layers))
+        for classes in self.classes:
+            nn.init.constant_(classes.bias, -4.0)  # most queries are nothing
         nn.init.uniform_(self.points.weight, -0.5, 0.5)  # so that the points lie all over the range
         low, high = heights_m
         self.register_buffer("lowest", torch.tensor([-range_m, -range_m, low]))
@@ -155,10 +157,16 @@ class TinyDETR3D(BaseModel):
         **_: Tensor,
     ) -> Any:  # noqa: ANN401 - by mode, as mmengine has it
         sizes = images.new_tensor([meta["img_shapes"] for meta in metas])
-        logits, codes = self.predict(images, lidar2img, sizes)
+        *others, last = self.predict(images, lidar2img, sizes)
         if mode == "loss":
             counts = num_boxes.tolist()
-            return self.loss(logits, codes, boxes.split(counts), labels.split(counts))
+            truth = boxes.split(counts), labels.split(counts)
+            losses = self.loss(*last, *truth)
+            for number, of_layer in enumerate(others):
+                for name, value in self.loss(*of_layer, *truth).items():
+                    losses[f"d{number}.{name}"] = value
+            return losses
+        logits, codes = last
         if mode == "predict":
             scores, classes = logits.sigmoid().max(dim=-1)
             found = zip(decode_boxes(codes), scores, classes, metas, strict=True)
@@ -168,8 +176,10 @@ class TinyDETR3D(BaseModel):
             ]
         return logits, codes
 
-    def predict(self, images: Tensor, lidar2img: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
-        """Return class logits (B, Q, classes) and box codes (B, Q, 8).
+    def predict(
+        self, images: Tensor, lidar2img: Tensor, sizes: Tensor
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Return class logits (B, Q, classes) and box codes (B, Q, 8) of each decoder layer.
 
         Args:
             images: (B, N, 3, H, W), padded.
@@ -180,15 +190,19 @@ class TinyDETR3D(BaseModel):
         features = self.backbone(images.flatten(0, 1)).unflatten(0, (batch, cameras))
         queries = self.queries.weight.expand(batch, -1, -1)
         # Between 0 and 1, as inverse sigmoids, so that layers can move them by adding.
-        places = self.points(queries)
-        for layer in self.layers:
+        # In float32 under autocast, too: float16 has steps of 5 cm here.
+        places = self.points(queries).float()
+        found = []
+        for layer, to_classes, to_boxes in zip(self.layers, self.classes, self.boxes, strict=True):
             points = self.lowest + self.extent * places.sigmoid()
             sampled, is_seen = sample_views(features, points, lidar2img, sizes, STRIDE)
             queries = layer(queries, sampled, is_seen)
-            codes = self.boxes(queries)
+            codes = to_boxes(queries).float()
             places = places + codes[..., :3]
-        centres = self.lowest + self.extent * places.sigmoid()
-        return self.classes(queries), torch.cat([centres, codes[..., 3:]], dim=-1)
+            centres = self.lowest + self.extent * places.sigmoid()
+            found.append((to_classes(queries), torch.cat([centres, codes[..., 3:]], dim=-1)))
+            places = places.detach()  # each layer learns its own step, by its own loss
+        return found
 
     def loss(
         self,
@@ -197,7 +211,7 @@ class TinyDETR3D(BaseModel):
         boxes: tuple[Tensor, ...],
         labels: tuple[Tensor, ...],
     ) -> dict[str, Tensor]:
-        """Return the focal loss of the classes and the L1 loss of matched boxes."""
+        """Return the focal loss of the classes and the L1 loss of matched boxes, of one layer."""
         wanted = torch.zeros_like(logits)
         scale = torch.cat([self.extent, self.extent.new_ones(5)])  # metres to parts of the range
         box_losses = []
@@ -210,7 +224,7 @@ class TinyDETR3D(BaseModel):
             box_losses.append(((codes[sample, rows] - truth[columns]) / scale).abs().sum())
         total = max(1, sum(map(len, boxes)))
         focal = focal_loss(logits, wanted).sum() / total
-        return {"loss_class": 2 * focal, "loss_box": 5 * torch.stack(box_losses).sum() / total}
+        return {"loss_cls": 2 * focal, "loss_bbox": 5 * torch.stack(box_losses).sum() / total}
 
 
 def focal_loss(logits: Tensor, wanted: Tensor, alpha: float = 0.25, gamma: float = 2.0) -> Tensor:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import albumentations as A
 from targets import YOLOCollate
 
+import penstock
 from penstock.sampling import BucketBatchSampler
-from penstock.torch import DataLoader
 from penstock.vision import (
     Albumentations,
     Compose,
@@ -26,6 +26,8 @@ from penstock.vision import (
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from penstock.torch import DataLoader
 
 STRIDE_PX = 16  # of the network's coarsest level: a batch's height and width are multiples of it
 
@@ -88,7 +90,7 @@ def training_loader(
     dataset: MixUp, batch_size: int, num_workers: int, seed: int
 ) -> DataLoader[Any]:
     """Return batches of square images, in random order."""
-    return DataLoader(
+    return penstock.torch.DataLoader(  # not imported above: MindSpore's program needs no torch
         dataset,
         batch_size=batch_size,
         shuffle=True,
@@ -108,7 +110,7 @@ def validation_loader(
     which knows the batch: to the next multiple of the stride, instead of to a square.
     """
     photos = YOLODetection(folder, "val", transform=Letterbox(size_px, stride=1))
-    return DataLoader(
+    return penstock.torch.DataLoader(
         photos,
         batch_sampler=BucketBatchSampler(photos, batch_size, key="aspect_ratio", shuffle=False),
         num_workers=num_workers,

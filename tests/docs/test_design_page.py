@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The drawing of one batch's way on the design page names functions that are there."""
+"""Where pages say which function makes a step, that function is there: Penstock's and torch's."""
 
 from __future__ import annotations
 
 import ast
 import re
+from pathlib import Path
 
+import torch.utils.data
 from tests.docs.pages import ROOT
+
+PACKAGE = ROOT / "src/penstock"
 
 
 def names_in(path):
@@ -19,11 +23,25 @@ def names_in(path):
     return names
 
 
+def missing_of(text, package):
+    """Return the pairs `file:function` of a text that the package lacks, and how many it names."""
+    named = re.findall(r"([\w/]+\.py):([\w.]+)", text)
+    return [pair for pair in named if pair[1] not in names_in(package / pair[0])], len(named)
+
+
 def test_the_way_of_one_batch_is_along_functions_that_are_there():
     page = (ROOT / "docs/design/index.md").read_text("utf-8")
     drawing = page.split("## One batch, from end to end")[1].split("```")[1]
-    named = re.findall(r"([\w/]+\.py):([\w.]+)", drawing)
-    assert len(named) > 20
-    package = ROOT / "src/penstock"
-    missing = [(file, name) for file, name in named if name not in names_in(package / file)]
+    missing, count = missing_of(drawing, PACKAGE)
     assert not missing
+    assert count > 20
+
+
+def test_the_call_flow_names_functions_of_torch_and_of_penstock():
+    page = (ROOT / "docs/guide/call-flow.md").read_text("utf-8")
+    rows = [line.split("|") for line in page.split("## Where each step is")[1].splitlines()]
+    rows = [row for row in rows if len(row) == 6][2:]
+    for column, package in ((3, Path(torch.utils.data.__file__).parent), (4, PACKAGE)):
+        missing, count = missing_of("\n".join(row[column] for row in rows), package)
+        assert not missing
+        assert count >= len(rows) > 15

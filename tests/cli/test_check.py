@@ -601,6 +601,19 @@ def test_annotations_of_any_names_are_compared_with_their_images(tmp_path, capsy
         assert err.startswith("3 files and 4 annotations, 2 broken, ")
 
 
+def test_a_folder_of_which_no_image_is_clearly_meant_is_broken(tmp_path, capsys):
+    root = voc_folder(tmp_path, "ab")
+    write_image(root / "JPEGImages" / "a.jpg")
+    code, lines, _ = run(capsys, root, *ONE_WORKER)
+    reason = "has 'a.jpg' and 'a.png': which of them is meant by 'a'? Move one away."
+    assert (code, lines) == (1, [(str(root / "JPEGImages"), reason)])
+    (root / "JPEGImages").rename(root / "photos")
+    shutil.copytree(root / "photos", root / "thumbs")  # which of the two is meant?
+    code, ((path, reason),), _ = run(capsys, root, *ONE_WORKER)
+    assert (code, path) == (1, str(root / "JPEGImages"))
+    assert reason.startswith("none of 2 annotated images is there: ")
+
+
 def test_a_split_that_names_what_has_no_annotation_is_broken(tmp_path, capsys):
     root = voc_folder(tmp_path, "ab")
     (root / "ImageSets" / "Main").mkdir(parents=True)

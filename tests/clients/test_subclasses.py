@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import itertools
 import pickle
+import re
 
 import numpy as np
 import pytest
@@ -322,6 +323,37 @@ def test_the_iterator_is_not_of_torchs_private_classes():
         assert type(batches) is _LoaderIterator
         assert not isinstance(batches, torchs._BaseDataLoaderIter)
         assert len(list(batches)) == 4
+
+
+@pytest.mark.parametrize("base", BASES, ids=["torch", "penstock"])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_private_names_of_the_iterator_that_have_a_counterpart(base, num_workers):
+    loader = base(range(8), batch_size=2, num_workers=num_workers)
+    batches = iter(loader)
+    assert batches._index_sampler is loader.batch_sampler
+    assert batches._collate_fn is loader.collate_fn
+    assert batches._dataset is loader.dataset
+    assert [batches._next_data().tolist(), next(batches).tolist()] == [[0, 1], [2, 3]]
+    assert [batch.tolist() for batch in batches] == [[4, 5], [6, 7]]
+    with pytest.raises(StopIteration):
+        batches._next_data()
+
+
+@pytest.mark.parametrize("options", [{}, {"seed": 3, "persistent_workers": True, "num_workers": 1}])
+def test_private_names_without_a_counterpart_say_what_to_use(options):
+    batches = iter(penstock.torch.DataLoader(range(8), **options))
+    assert (batches._num_yielded, len(batches._workers)) == (0, options.get("num_workers", 0))
+    for name, instead in {
+        "_next_index": "loader.batch_sampler",
+        "_sampler_iter": "loader.batch_sampler",
+        "_dataset_fetcher": "loader.dataset",
+        "_data_queue": "loader.stats()",
+        "_worker_result_queue": "loader.stats()",
+    }.items():
+        with pytest.raises(AttributeError, match=rf"no {name}: .*{re.escape(instead)}"):
+            getattr(batches, name)
+        assert not hasattr(batches, name)
+    batches._shutdown_workers()
 
 
 def test_attributes_of_a_subclass_stay_its_own_and_change_nothing():

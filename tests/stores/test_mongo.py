@@ -26,7 +26,7 @@ if os.environ.get("PENSTOCK_REQUIRE_MONGO") != "1":
 import gridfs
 import pymongo
 import pymongo.errors
-from bson import ObjectId
+from bson import Int64, ObjectId
 from tests.stores.mongod import (  # noqa: F401 - the fixtures are found by their names
     PASSWORD,
     USER,
@@ -63,6 +63,12 @@ SECRETS = (PASSWORD, "p%40ss", "50%25", USER + ":", f"'{USER}'")
 
 def image(number, size=2000):
     return b"\xff\xd8\xff\xe0" + np.random.default_rng(number).bytes(size)
+
+
+def encoded(pixels):
+    import cv2
+
+    return cv2.imencode(".jpg", pixels)[1].tobytes()
 
 
 def pairs(count):
@@ -923,6 +929,14 @@ def test_a_manifest_decides_on_order_and_labels(foreign, uri, tmp_path):
         assert [r.sample for r in store.scan()] == [one, two, one, one]
         pack(store, f"lmdb:{tmp_path}/packed.lmdb", num_workers=0)
     assert open_store(tmp_path / "packed.lmdb").labels.tolist() == [1, 0, 1, 1]
+    foreign.insert_many(
+        [{"_id": "train", "path_list": paths, "label_list": [4.0, Int64(7), 1]}, {}]
+    )
+    with MongoStore(uri, **{**fields, "manifest": foreign.find_one({"_id": "train"})}) as store:
+        assert list(store.keys) == paths  # and documents without a path do not matter
+        assert store.labels.tolist() == [4, 7, 1]
+    with pytest.raises(StoreError, match=r"manifest given of .*missing required field .label_l"):
+        len(MongoStore(uri, **{**fields, "manifest": {"path_list": paths}}))
     manifest.unlink()
     with pytest.raises(StoreError, match=rf"cannot read {manifest}: No such file"):
         len(MongoStore(uri, **fields))
@@ -992,21 +1006,34 @@ def test_the_python_of_the_page_runs(foreign, uri, mongod, tmp_path, monkeypatch
     text = page.read_text()
     (manifest,) = re.findall(r"```json\n(.*?)```", text, re.DOTALL)
     (tmp_path / "train.json").write_text(manifest)
-    whole = {"path": "cats/2.jpg", "meta": {"class": "cat", "split": "train"}, "data": image(2)}
-    other = {"path": "dogs/1.jpg", "meta": {"class": "dog", "split": "train"}, "data": image(1)}
+    photo = encoded(np.random.default_rng(0).integers(0, 256, (64, 80, 3), np.uint8))
+    whole = {"path": "cats/2.jpg", "meta": {"class": "cat", "split": "train"}, "data": photo}
+    other = {"path": "dogs/1.jpg", "meta": {"class": "dog", "split": "train"}, "data": photo}
+    cut = {"path": "cats/cut.jpg", "data": photo[: len(photo) // 2]}
     with mongod.client() as client:
-        client.lab.raw.insert_many([whole, other])
+        client.lab.raw.insert_many([whole, other, cut, {"_id": "train", **json.loads(manifest)}])
     written(mongod.uri("lab.photos"), [encode_record("a", (1.5, 0), 0)])
     text = text.replace("mongodb://ada:s3cret@db.lan", mongod.uri().split("/?")[0])
     text = text.replace("db.lan", mongod.host).replace('"s3cret"', repr(PASSWORD))
+    # As in `Mongod.client`: the page's own client.
+    text = text.replace("/?authSource=admin", "/?authSource=admin&serverMonitoringMode=poll")
     names = {}
     for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
         exec(compile(block, str(page), "exec"), names)
         if "dataset" in names:
             names["dataset"].close()
-    assert capsys.readouterr().out == f"<MongoStore mongodb://{mongod.host}/lab.photos>\n"
+    assert capsys.readouterr().out.splitlines() == [
+        f"<MongoStore mongodb://{mongod.host}/lab.photos>",
+        "2 ('cat', 'dog')",
+        "(2, 64, 80, 3) [0, 1]",
+        "(64, 80, 3) [128 128 128]",
+    ]
     assert list(names["dataset"].store.keys) == ["cats/2.jpg", "dogs/1.jpg"]
     assert names["dataset"].class_names == ("cat", "dog")
+    names["repaired"]._repair = False
+    with pytest.raises(ValueError, match="Premature end of JPEG file"):
+        names["repaired"][0]
+    names["repaired"].close()
 
 
 def test_a_later_layout_is_refused(uri, collection):

@@ -45,9 +45,9 @@ def voc_object(name="cat", box=(1, 1, 40, 30), extra=""):
     return f"<object><name>{name}</name>{extra}{bndbox}</object>"
 
 
-def voc_xml(*objects, size=(HEIGHT, WIDTH)):
+def voc_xml(*objects, size=(HEIGHT, WIDTH), before=""):
     said = f"<size><width>{size[1]}</width><height>{size[0]}</height></size>" if size else ""
-    return f"<annotation>{said}{''.join(objects)}</annotation>"
+    return f"<annotation>{before}{said}{''.join(objects)}</annotation>"
 
 
 def write_voc_image(root, key, *objects, size=(HEIGHT, WIDTH), pixels=None, orientation=None):

@@ -12,6 +12,7 @@ import torch
 from tests.vision.annotation_files import (
     painted,
     voc_object,
+    voc_xml,
     write_photo,
     write_split,
     write_voc_image,
@@ -48,6 +49,10 @@ def test_the_page_of_detection(capsys):
     write_voc_image("VOC2012", "1", *objects, size=SIZE, pixels=painted(*SIZE))
     write_voc_image("VOC2012", "2", voc_object("dog"), size=SIZE, pixels=painted(*SIZE))
     write_split("VOC2012", "train", "1")
+    write_photo("masks/images/IMG_1.jpg")
+    Path("masks/annotations").mkdir()
+    xml = voc_xml(voc_object(), before="<filename>IMG_1.jpg</filename>")
+    Path("masks/annotations/1.xml").write_text(xml)
     write_photo("cells/images/1.jpg")
     Path("cells/labels").mkdir()
     Path("cells/labels/1.txt").write_text("0 0.5 0.5 1 1\n")
@@ -63,6 +68,7 @@ def test_the_page_of_detection(capsys):
     Path("clothes/train.txt").write_text("1.jpg hat\n")
     names = run("detection.md")
     assert capsys.readouterr().out.splitlines() == [
+        "1 masks/images/IMG_1.jpg True",
         "('neutral', 'smiling')",
         "5 2 objects, 2 kept",
         "['boxes', 'difficult', 'image', 'image_id', 'labels', 'truncated']",

@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
+from xml.etree.ElementTree import Element
 
 from penstock.cli.check import Broken
 from penstock.cli.reasons import reason_of
@@ -106,8 +107,7 @@ class Annotations:
     num_files: int = 0  # that were read
     broken: list[Broken] = field(default_factory=list)  # and images that are not there
     images: set[str] = field(default_factory=set)  # that are named and there
-    # Of each folder of VOC's, its images by their paths without suffix.
-    by_stem: dict[Path, dict[str, str]] = field(default_factory=dict)
+    pictures: dict[Path, dict[str, str]] = field(default_factory=dict)  # of folders of VOC's
 
     def add(self, path: Path, error: Exception | str) -> None:
         """Add a file that is broken."""
@@ -132,13 +132,11 @@ def check_annotations(folder: Path, images: Sequence[str], xml: Iterable[str]) -
     roots: list[Path] = []
     for place in sorted({folder, *(place for place in above if folder in place.parents)}):
         found = None if any(root in place.parents for root in roots) else annotated_folder(place)
-        if found is None or not found.is_read_as_folder:
+        if found is None or not (found.is_read_as_folder or found.form == "voc"):
             continue
         roots.append(place)
-        if found.form == "yolo":
-            _check_yolo(found.root, findings)
-        elif found.images is not None:
-            _check_voc(found.root, found.annotations, found.images, findings)
+        check_folder = _check_yolo if found.form == "yolo" else _check_voc
+        check_folder(found.root, findings)
     for file in map(Path, sorted(xml)):
         if any(root in file.parents for root in roots):
             continue
@@ -146,7 +144,7 @@ def check_annotations(folder: Path, images: Sequence[str], xml: Iterable[str]) -
         if root == "dataset":
             _check_listed(file, {}, findings)
         elif root == "annotation" and str(file.parent) in with_images:  # NAME.xml beside NAME.jpg
-            _check_xml(file, file.stem, file.parent, findings)
+            findings.add_images([_check_xml(file, file.stem, file.parent, findings)], file)
     return findings
 
 
@@ -158,7 +156,7 @@ def check_annotated_file(path: Path, columns: Mapping[str, Any]) -> Annotations:
     elif path.suffix.lower() == ".xml" and xml_root(path) != "dataset":
         found = annotated_folder(path.parent.parent)
         images = path.parent if found is None or found.images is None else found.images
-        _check_xml(path, path.stem, images, findings)
+        findings.add_images([_check_xml(path, path.stem, images, findings)], path)
     else:
         _check_listed(path, columns, findings)
     return findings
@@ -178,14 +176,19 @@ def _check_listed(path: Path, columns: Mapping[str, Any], findings: Annotations)
     findings.add_images(map(dataset.describe, range(len(dataset))), path)
 
 
-def _check_voc(root: Path, annotations: Path, images: Path, findings: Annotations) -> None:
-    from penstock.vision.annotations.voc_folder import stems_of_split
+def _check_voc(root: Path, findings: Annotations) -> None:
+    from penstock.vision.annotations.voc_folder import absent_images, stems_of_split, voc_places
 
+    annotations, images = voc_places(root)
     files = [Path(file) for file in iter_files(annotations) if file.lower().endswith(".xml")]
     files = sorted(file for file in files if not file.name.startswith("."))
     known = {file.relative_to(annotations).with_suffix("").as_posix(): file for file in files}
-    for stem, file in known.items():
-        _check_xml(file, stem, images, findings)
+    found = {file: _check_xml(file, stem, images, findings) for stem, file in known.items()}
+    if (error := absent_images({str(f): Path(image) for f, image in found.items()})) is not None:
+        findings.add(images, error)
+        found.clear()
+    for file, image in found.items():
+        findings.add_images([image], file)
     for file in sorted((root / "ImageSets" / "Main").glob("*.txt")):
         try:
             absent = [s for s in stems_of_split(root, file.stem, set(known)) if s not in known]
@@ -196,24 +199,27 @@ def _check_voc(root: Path, annotations: Path, images: Path, findings: Annotation
             findings.add(file, f"{len(absent):,} of its images have no annotation: {absent[0]!r}")
 
 
-def _check_xml(file: Path, stem: str, images: Path, findings: Annotations) -> None:
-    """Check a file of VOC's, and that its image is there: by its own name, or by <filename>."""
-    from penstock.vision.annotations.voc import read_voc, voc_root
+def _check_xml(file: Path, stem: str, images: Path, findings: Annotations) -> str:
+    """Check a file of VOC's; return the path of its image, which need not be there."""
+    from penstock.vision.annotations.reading import files_below
+    from penstock.vision.annotations.voc import voc_image, voc_root
+    from penstock.vision.annotations.voc_folder import picture_of, pictures_below
 
+    if images not in findings.pictures:
+        try:
+            findings.pictures[images] = pictures_below(images)
+        except StoreError as error:  # of two images of one name: any of them will do here
+            findings.add(images, error)
+            below = files_below(images, IMAGE_SUFFIXES)
+            findings.pictures[images] = {os.path.splitext(path)[0]: path for path in below}
     findings.num_files += 1
-    named = ""
+    element = Element("annotation")
     try:
-        data = read_file(file, MAX_TREE_BYTES, remedy="split it")
-        read_voc(data, path=images / stem, key=stem)
-        named = (voc_root(data).findtext("filename") or "").strip().replace("\\", "/")
+        element = voc_root(read_file(file, MAX_TREE_BYTES, remedy="split it"))
+        voc_image(element, images, stem, 1, "")
     except (OSError, ValueError) as error:
         findings.add(file, error)
-    if images not in findings.by_stem:
-        below = (file for file in iter_files(images) if file.lower().endswith(IMAGE_SUFFIXES))
-        findings.by_stem[images] = {os.path.splitext(file)[0]: file for file in below}
-    by_name = images / os.path.dirname(stem) / (os.path.basename(named) or f"{file.stem}.jpg")
-    image = findings.by_stem[images].get(os.path.join(images, stem), str(by_name))
-    findings.add_images([image], file)
+    return str(images / picture_of(element, stem, findings.pictures[images]))
 
 
 def _check_yolo(place: Path, findings: Annotations) -> None:

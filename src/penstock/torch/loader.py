@@ -8,7 +8,7 @@ import inspect
 import sys
 import warnings
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import torch
 import torch.utils.data
@@ -54,6 +54,12 @@ DATAPIPES: Final = (torch.utils.data.IterDataPipe, torch.utils.data.MapDataPipe)
 # The arguments of torch's loader.
 _TORCHS: Final = frozenset(inspect.signature(torch.utils.data.DataLoader).parameters)
 _TORCH: Final = Framework(root="torch", adapter="penstock.torch.worker")
+_NO_INDICES: Final = (
+    "indices are drawn ahead of the loop. Iterate over loader.batch_sampler, or let the dataset "
+    "return its index with each sample"
+)
+_NO_FETCHER: Final = "loader.dataset is read, and loader.state_dict() has the place in a stream"
+_NO_QUEUE: Final = "batches wait in shared memory, and loader.stats().num_ready is how many"
 
 
 class Readable:
@@ -282,7 +288,7 @@ class DataLoader(EpochLoader, torch.utils.data.DataLoader[T_co]):
             return iterator
         # Persistent workers' iterator lives on. The user gets one that ends with the epoch, so that
         # it shows whether a loop is iterating.
-        iterator = _SizedIterator(iterator._stream, iterator._sampler)
+        iterator = _TorchIterator(iterator._stream, self)
         self._schedule.begin(iterator.epoch, iterator)
         return iterator
 
@@ -337,18 +343,50 @@ class DataLoader(EpochLoader, torch.utils.data.DataLoader[T_co]):
         return _LoaderIterator(self)
 
 
-class _SizedIterator(EpochIterator):
-    """An epoch's iterator that has the length of a whole one, as torch's has."""
+def _absent(name: str, instead: str) -> property:
+    """Return a property for a private name of torch's iterators that has no counterpart here."""
 
-    def __init__(self, stream: BatchStream, sampler: Any) -> None:  # noqa: ANN401 - of torch's loader
+    def refuse(iterator: object) -> NoReturn:
+        raise AttributeError(
+            f"an iterator of penstock.torch.DataLoader has no {name}: {instead}. "
+            "docs/differences-from-torch.md lists torch's private names"
+        )
+
+    return property(refuse)
+
+
+class _TorchIterator(EpochIterator):
+    """An epoch's iterator by the names that other libraries know of torch's, as far as they fit."""
+
+    def __init__(self, stream: BatchStream, loader: DataLoader[Any]) -> None:
         super().__init__(stream)
-        self._sampler = sampler
+        self._index_sampler = loader._index_sampler
+        self._collate_fn = loader.collate_fn
+        self._dataset = loader.dataset
 
     def __len__(self) -> int:
-        return len(self._sampler)
+        return len(self._index_sampler)
+
+    @property
+    def _num_yielded(self) -> int:
+        """Batches of this epoch."""
+        return self._stream.num_yielded
+
+    @property
+    def _workers(self) -> list[Any]:
+        return getattr(self._stream.backend, "processes", [])
+
+    _next_data = EpochIterator.__next__
+    _shutdown_workers = EpochIterator.close
+
+    _next_index = _absent("_next_index", _NO_INDICES)
+    _sampler_iter = _absent("_sampler_iter", _NO_INDICES)
+    _dataset_fetcher = _absent("_dataset_fetcher", _NO_FETCHER)
+    _data_queue = _absent("_data_queue", _NO_QUEUE)
+    _worker_result_queue = _absent("_worker_result_queue", _NO_QUEUE)
 
 
-class _LoaderIterator(_SizedIterator):
+class _LoaderIterator(_TorchIterator):
     """The epochs of a loader; without `seed=` it draws just when torch's own iterator does."""
 
     _stream: AsTorch
@@ -376,7 +414,7 @@ class _LoaderIterator(_SizedIterator):
             from penstock.torch.streams import TorchSerialStream as kind
         stream = kind(plan, epoch, loader._faults, loader._monitor, hook)
         stream.len_called = loader._IterableDataset_len_called
-        super().__init__(stream, loader._index_sampler)
+        super().__init__(stream, loader)
         loader._schedule.begin(epoch, self, source)
 
     def _reset(self, loader: DataLoader[Any]) -> None:
@@ -393,18 +431,6 @@ class _LoaderIterator(_SizedIterator):
         self._stream.begin_epoch(epoch)
         self.epoch, self._batches = epoch, None
         loader._schedule.begin(epoch, self, source)
-
-    @property
-    def _num_yielded(self) -> int:
-        """Batches of this epoch, by the name that other libraries know."""
-        return self._stream.num_yielded
-
-    @property
-    def _workers(self) -> list[Any]:
-        """The worker processes, by the name that other libraries know."""
-        return getattr(self._stream.backend, "processes", [])
-
-    _shutdown_workers = EpochIterator.close  # the name that Lightning and others know
 
 
 def _delivery_of(loader: DataLoader[Any]) -> tuple[DeliveryHook | None, PageLock | None]:

@@ -3,17 +3,25 @@
 
 from __future__ import annotations
 
+import os
+import re
+import warnings
+
 import numpy as np
 import pytest
 from tests.vision.annotation_files import (
     is_red,
     painted,
     voc_object,
+    voc_xml,
+    write_photo,
     write_split,
     write_voc_image,
 )
 
 from penstock import Loader
+from penstock.cli import main
+from penstock.cli.files import check_annotations
 from penstock.errors import ConfigError, StoreError
 from penstock.stores import open_store, pack
 from penstock.vision import AnnotationRules
@@ -103,6 +111,93 @@ def test_an_image_that_a_split_names_again_is_another_sample(root, class_names):
     with open_store(root / "packed.lmdb") as packed:
         assert list(packed.keys) == ["b", "a", "b (2)", "b (3)"]
         assert [r.sample for r in packed.scan()] == [r.sample for r in store.scan()]
+
+
+@pytest.mark.parametrize(
+    ("annotations", "images", "given"),
+    [
+        ("annotations", "images", {}),
+        ("Annotations", "images", {}),
+        ("annots", "photos", {}),
+        ("annots", "photos", {"images": "photos"}),  # with `thumbs`, it could be either
+        ("old/annots", "photos", {"annotations": "old/annots"}),
+        ("annots", "new/photos", {"annotations": "annots", "images": "new/photos"}),
+    ],
+)
+def test_folders_of_other_names_are_found_or_given(root, annotations, images, given):
+    for name, new in (("Annotations", annotations), ("JPEGImages", images)):
+        (root / new).parent.mkdir(exist_ok=True)
+        (root / name).rename(root / new)
+    if "images" in given:
+        write_photo(root / "thumbs/a.jpg")
+    datasets = [VOCDetection(root, "train", **given)]
+    if given:
+        absolute = {name: root / folder for name, folder in given.items()}
+        datasets.append(VOCDetection(root, "train", **absolute))
+    for dataset in datasets:
+        assert [sample["image_id"] for sample in dataset] == ["b", "c"]
+        assert dataset.describe(0) == str(root / images / "b.jpg")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "photo7.jpg", "photo7", " photo7.png ", "photo7.JPG", "images/photo7.jpg",
+        "C:\\Users\\ada\\photo7.jpg", "../../photo7.jpg", "/home/ada/photo7.jpg",
+    ],
+)  # fmt: skip
+def test_filename_counts_where_no_image_is_called_as_the_annotation(tmp_path, said):
+    """For the data set, the store and `penstock check` alike."""
+    write_photo(tmp_path / "JPEGImages/photo7.jpg")
+    write_photo(tmp_path / "JPEGImages/10.jpg")
+    for number, name in (("IMG_1", said), ("10", "photo7.jpg")):
+        file = tmp_path / f"Annotations/{number}.xml"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(voc_xml(voc_object(), before=f"<filename>{name}</filename>"))
+    with warnings.catch_warnings(action="error"):  # of an image without annotation
+        dataset, store = VOCDetection(tmp_path), open_store(tmp_path)
+        keys = list(store.keys)
+    assert keys == [dataset[i]["image_id"] for i in range(2)] == ["10", "IMG_1"]
+    assert [os.path.basename(dataset.describe(i)) for i in range(2)] == ["10.jpg", "photo7.jpg"]
+    images = [tmp_path / "JPEGImages" / name for name in ("10.jpg", "photo7.jpg")]
+    assert [r.sample[0].data for r in store.scan()] == [path.read_bytes() for path in images]
+    assert check_annotations(tmp_path, [*map(str, images)], []).broken == []
+
+
+@pytest.mark.parametrize("said", ["../own/1.jpg", "{root}/own/1.jpg", "..\\own\\1.jpg", "..", "/"])
+def test_filename_leads_to_no_file_outside_of_the_images(tmp_path, said):
+    write_photo(tmp_path / "own/1.jpg")
+    root = tmp_path / "set"
+    write_voc_image(root, "a", voc_object())
+    said = f"<filename>{said.format(root=tmp_path)}</filename>"
+    (root / "Annotations/b.xml").write_text(voc_xml(voc_object(), before=said))
+    dataset = VOCDetection(root)
+    assert dataset.describe(1) == str(root / "JPEGImages/b.jpg")
+    with pytest.raises(StoreError, match=r"cannot read .*b\.jpg.*annotated in .*b\.xml"):
+        dataset[1]
+
+
+@pytest.mark.parametrize("class_names", [None, ["cat", "dog"]])
+def test_a_set_of_which_no_image_is_there_is_one_error(root, class_names, capsys):
+    (root / "JPEGImages").rename(root / "photos")
+    (root / "JPEGImages").mkdir()
+    for name in "abc":
+        (root / f"photos/{name}.jpg").rename(root / f"photos/{name}7.jpg")
+    given = {"class_names": class_names}
+    message = r"none of 3 annotated images is there: .*/a\.xml, for one, .* 'a', .* in {}, {}"
+    for images, has in (
+        ("JPEGImages", "which has 0 images"),
+        ("photos", r"which has 3 images, 'a7\.jpg' for one"),
+        ("gone", "which is not there"),
+    ):
+        text = message.format(root / images, has)
+        with pytest.raises(StoreError, match=text + r".* annotations=\.\.\., images=\.\.\."):
+            VOCDetection(root, images=images, **given)
+    with pytest.raises(StoreError, match="none of 2 annotated images"):
+        VOCDetection(root, "train", **given)
+    assert main(["check", str(root)]) == 1
+    (line,) = capsys.readouterr().out.splitlines()
+    assert re.match(f"{root}/JPEGImages\t" + message.format(root / "JPEGImages", ""), line)
 
 
 def test_what_is_not_there_is_said_when_the_dataset_is_made(root, tmp_path):

@@ -39,7 +39,7 @@ _READERS: Final = {
     "If the other subfolders are classes, move this one away",
 }
 _ONCE: Final = {
-    "voc": ", once these are in one subfolder",
+    "voc": ", given the folder of these as images=",
     "yolo": ", once they are called labels and images",
 }
 _FEWEST_NUMBERS: Final = 2  # of a line with landmarks; one with fewer is `path label`

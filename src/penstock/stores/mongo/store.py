@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import bson
@@ -31,7 +32,7 @@ from penstock.stores.records import EncodedImage, Record, decode_record, is_pair
 from penstock.stores.store import OpenedStore, missing_records
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -51,12 +52,12 @@ class MongoFields(NamedTuple):
     label: str | None = None
     key: str = "_id"
     query: Mapping[str, Any] | None = None
-    manifest: str | Path | None = None
+    manifest: str | Path | Mapping[str, Any] | None = None
 
 
 class _Manifest(msgspec.Struct):
-    path_list: list[str | int]
-    label_list: list[str | int]
+    path_list: list[Any]
+    label_list: list[Any]
 
 
 class ForeignCollection:
@@ -107,6 +108,8 @@ class ForeignCollection:
         ids, keys, labels = [], [], []
         for document in collection.find(fields.query or {}, projection, sort=[("_id", 1)]):
             key = _at(document, fields.key)
+            if key is None and fields.manifest is not None:
+                continue  # what the manifest does not list may be anything
             if key is None:
                 raise StoreError(
                     f"the document {document['_id']!r} of {self._address} has no field "
@@ -136,18 +139,21 @@ class ForeignCollection:
         )
 
     def _listed(
-        self, manifest: str | Path, keys: list[str]
+        self, manifest: str | Path | Mapping[str, Any], keys: list[str]
     ) -> tuple[list[int], list[str], list[Any]]:
         """Return the places of what a manifest lists, its keys and its labels."""
+        given, name = manifest, "given" if isinstance(manifest, Mapping) else manifest
         try:
-            listed = msgspec.json.decode(read_annotation(manifest), type=_Manifest)
+            if not isinstance(given, Mapping):
+                given = msgspec.json.decode(read_annotation(given))
+            listed = msgspec.convert(given, _Manifest)
             paths, labels = list(map(str, listed.path_list)), listed.label_list
             if len(paths) != len(labels):
                 raise StoreError(f"there are {len(paths):,} paths and {len(labels):,} labels.")
             return Index(keys).positions_of(paths).tolist(), paths, labels
         except (msgspec.DecodeError, StoreError) as error:
             raise StoreError(
-                f"the manifest {manifest} of {self._address} should be JSON, "
+                f"the manifest {name} of {self._address} should be JSON, "
                 f'{{"path_list": [keys], "label_list": [integers or names]}}: {error}'
             ) from error
 
@@ -245,7 +251,7 @@ class MongoStore(OpenedStore[MongoConnection]):
         label_field: str | None = None,
         key_field: str = "_id",
         query: Mapping[str, Any] | None = None,
-        manifest: str | Path | None = None,
+        manifest: str | Path | Mapping[str, Any] | None = None,
         verify: bool = True,
     ) -> None:
         """Name the collection; it is opened at first use.
@@ -261,8 +267,9 @@ class MongoStore(OpenedStore[MongoConnection]):
                 order.
             key_field: The field that names a record, different in each.
             query: Which documents belong to it, as `find` takes it.
-            manifest: A JSON file {"path_list": [...], "label_list": [...]}: order and labels are
-                those of the file, and documents are found by `key_field`.
+            manifest: A JSON file {"path_list": [...], "label_list": [...]}, or the dict or the
+                document itself: order and labels are those that it lists, and documents are found
+                by `key_field`. Documents without that field may be anything.
             verify: Whether the checksum of each packed record is compared.
 
         Raises:

@@ -17,61 +17,84 @@ import numpy as np
 
 from penstock.data.packed_list import PackedList
 from penstock.errors import StoreError
+from penstock.lines import counted
 from penstock.opening import MAX_FILE_BYTES, MAX_TREE_BYTES, read_annotation
 from penstock.stores.folder.annotated_folder import annotated_folder
-from penstock.stores.folder.listing import IMAGE_SUFFIXES, VOC, Listing
+from penstock.stores.folder.listing import IMAGE_SUFFIXES, VOC, Listing, scan
 from penstock.stores.folder.store import FolderStore
 from penstock.stores.index import labels_from
 from penstock.stores.records import EncodedImage, Record
-from penstock.vision.annotations.reading import files_below, read_text, reading, xml_text
+from penstock.vision.annotations.reading import files_below, key_of, read_text, reading, xml_text
 from penstock.vision.annotations.voc import voc_image, voc_root
 from penstock.warn import users_level
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable
+    from collections.abc import Container, Iterable, Mapping
     from xml.etree.ElementTree import Element
 
     from penstock.vision.annotations.model import AnnotatedImage
 
 _FOLDERS_SHOWN: Final = 5  # in an error
+_USUAL: Final = (("Annotations", "JPEGImages"), ("annotations", "images"))
 
 
 def read_voc_folder(
-    root: str | Path, split: str | None = None, *, origin: int = 1
+    root: str | Path,
+    split: str | None = None,
+    *,
+    origin: int = 1,
+    annotations: str | Path | None = None,
+    images: str | Path | None = None,
 ) -> list[AnnotatedImage]:
     """Return the images of a folder that have an annotation.
 
     The folder holds `Annotations/NAME.xml` and `JPEGImages/NAME.*`, or `annotations/` and
-    `images/`, or two subfolders of other names, or NAME.xml beside NAME.jpg. An image goes with the
-    annotation of its name, whatever `<filename>` says; that counts where no image has the name.
-    Images without an annotation are left out, with a warning.
+    `images/`, or two subfolders of other names, or NAME.xml beside NAME.jpg; or the two that are
+    given. See `picture_of` on which image goes with an annotation. Images without an annotation
+    are left out, with a warning.
 
     Raises:
         StoreError: there are no annotations, or no such split; one is missing or damaged; two
             images have one name. The message names the file and the object.
     """
     root = Path(root)
-    annotations, images = voc_places(root)
+    annotations, images = voc_places(root, annotations, images)
     files = _by_stem(annotations, (".xml",))
     if not files:
         raise StoreError(f"{annotations} has no XML files: it is no folder of VOC annotations.")
-    pictures = _by_stem(images, IMAGE_SUFFIXES) if images.is_dir() else {}
-    keys = _keys(root, split, images, files, pictures)
-    found = {}
+    pictures = pictures_below(images)
+    keys = sorted(files) if split is None else keys_of_split(root, split, files)
+    found, used = {}, set()
     for key in dict.fromkeys(keys):
         file = annotations / files[key]
         with reading(file):
             element = voc_root(read_annotation(file, MAX_TREE_BYTES))
-            path = images / _picture(element, key, pictures)
-            found[key] = voc_image(element, path, key, origin, str(file))
+            picture = picture_of(element, key, pictures)
+            used.add(picture)
+            found[key] = voc_image(element, images / picture, key, origin, str(file))
+    if split is None and not used.isdisjoint(pictures.values()):  # else no name fits at all
+        _warn_of_others(images, pictures, used)
     return [found[key] for key in keys]
 
 
-def voc_places(root: Path) -> tuple[Path, Path]:
-    """Return the folders of annotations and of images."""
-    for of_xml, of_images in (("Annotations", "JPEGImages"), ("annotations", "images")):
-        if (root / of_xml).is_dir():
-            return root / of_xml, root / of_images
+def voc_places(
+    root: Path, annotations: str | Path | None = None, images: str | Path | None = None
+) -> tuple[Path, Path]:
+    """Return the folders of annotations and of images; those given start from `root`."""
+    if annotations is not None and images is not None:
+        return root / annotations, root / images
+    of_xml, of_images = _usual_places(root, images)
+    if images is not None:
+        return of_xml, root / images
+    return of_xml if annotations is None else root / annotations, of_images
+
+
+def _usual_places(root: Path, given_images: str | Path | None) -> tuple[Path, Path]:
+    """Return the folders that are there: by their usual names, else by what is in them."""
+    usual = [(root / xml, root / images) for xml, images in _USUAL if (root / xml).is_dir()]
+    for places in usual:
+        if places[1].is_dir():
+            return places
     if not root.is_dir():
         what = "a file, not a folder" if root.exists() else "not there"
         raise StoreError(f"{root} is {what}: looked for {os.path.abspath(root)}.")
@@ -80,9 +103,51 @@ def voc_places(root: Path) -> tuple[Path, Path]:
         names = ", ".join(str(folder.parent) for folder in below[:_FOLDERS_SHOWN])
         raise StoreError(f"{root} has no Annotations of its own. Name one of these: {names}.")
     found = annotated_folder(root)
-    if found is not None and found.form == "voc" and found.images is not None:
-        return found.annotations, found.images
-    return root, root
+    if found is not None and found.form == "voc" and (found.images or given_images):
+        return found.annotations, found.images or root
+    return usual[0] if usual else (root, root)
+
+
+def pictures_below(folder: Path) -> dict[str, str]:
+    """Return the paths of images below a folder by what they are called without their suffix."""
+    return _by_stem(folder, IMAGE_SUFFIXES) if folder.is_dir() else {}
+
+
+def picture_of(root: Element, key: str, pictures: Mapping[str, str]) -> str:
+    """Return the path of an annotation's image, from the folder of images.
+
+    It is the image that is called as the annotation. Without one `<filename>` counts: as a path
+    from the folder of images, else its last name, whatever suffix the image has. It is looked up
+    among the images, so that it leads to no other file. If none is there, the path is that of the
+    missing one.
+    """
+    said = key_of((root.findtext("filename") or "").strip())
+    stem, suffix = os.path.splitext(said)
+    if suffix.lower() not in IMAGE_SUFFIXES:
+        stem, suffix = said, ".jpg"
+    name = stem.rpartition("/")[2]
+    for place in (key, stem, f"{key.rpartition('/')[0]}/{name}", name):
+        if place in pictures:
+            return pictures[place]
+    return key + suffix
+
+
+def absent_images(images: Mapping[str, Path]) -> StoreError | None:
+    """Return one error if no image of a data set is there, given by their annotations' files."""
+    if not images or any(map(os.path.lexists, images.values())):
+        return None
+    source, path = next(iter(images.items()))
+    folder, has = path.parent, "is not there"
+    if folder.is_dir():
+        _, names = scan(os.fspath(folder))
+        has = f"has {counted(len(names), 'image')}"
+        has += f", {names[0]!r} for one" if names else ""
+    return StoreError(
+        f"none of {counted(len(images), 'annotated image')} is there: {source}, for one, "
+        f"needs an image called {path.stem!r}, or as its <filename> says, in {folder}, which "
+        f"{has}. Give the folders, from the root or absolute: VOCDetection(root, annotations=..., "
+        "images=...)."
+    )
 
 
 def _by_stem(folder: Path, suffixes: tuple[str, ...]) -> dict[str, str]:
@@ -99,22 +164,13 @@ def _by_stem(folder: Path, suffixes: tuple[str, ...]) -> dict[str, str]:
     return found
 
 
-def _keys(
-    root: Path,
-    split: str | None,
-    images: Path,
-    files: dict[str, str],
-    pictures: dict[str, str],
-) -> list[str]:
-    """Return the names of the images of a split, or all; warn of images without an annotation."""
-    if split is None:
-        alone = pictures.keys() - files.keys()
-        if alone:
-            message = f"{len(alone)} image(s) in {images} have no file in Annotations and are left "
-            message += f"out: {min(alone)!r} is one."
-            warnings.warn(message, UserWarning, stacklevel=users_level())
-        return sorted(files)
-    return keys_of_split(root, split, files)
+def _warn_of_others(images: Path, pictures: Mapping[str, str], used: Container[str]) -> None:
+    """Warn of images without an annotation."""
+    alone = [stem for stem, path in pictures.items() if path not in used]
+    if alone:
+        message = f"{len(alone)} image(s) in {images} have no file in Annotations and are left "
+        message += f"out: {min(alone)!r} is one."
+        warnings.warn(message, UserWarning, stacklevel=users_level())
 
 
 def keys_of_split(root: Path, split: str, names: Container[str]) -> list[str]:
@@ -138,15 +194,6 @@ def stems_of_split(root: Path, split: str, names: Container[str] = ()) -> list[s
         raise StoreError(f"{root} has no split {split!r} in ImageSets/Main; it has {has}.")
     lines = [line.strip() for line in read_text(folder / f"{split}.txt").splitlines()]
     return [line if line in names else line.split()[0] for line in lines if line]
-
-
-def _picture(root: Element, key: str, pictures: dict[str, str]) -> str:
-    """Return the image's path; where there is none, one that says which is missing."""
-    if key in pictures:
-        return pictures[key]
-    said = (root.findtext("filename") or "").strip().replace("\\", "/").rpartition("/")[2]
-    by_name = f"{key.rpartition('/')[0]}/{said}".lstrip("/")
-    return by_name if pictures.get(os.path.splitext(by_name)[0]) == by_name else f"{key}.jpg"
 
 
 class VOCFolderStore(FolderStore):
@@ -174,14 +221,21 @@ class VOCFolderStore(FolderStore):
     def _listed(self) -> Listing:
         images, annotations = self.path / "JPEGImages", self.path / "Annotations"
         files, pictures = _by_stem(annotations, (".xml",)), _by_stem(images, IMAGE_SUFFIXES)
-        keys = _keys(self.path, self._split, images, files, pictures)
-        classes_of = {key: _classes_of(annotations / file) for key, file in files.items()}
+        split = self._split
+        keys = sorted(files) if split is None else keys_of_split(self.path, split, files)
+        classes_of, path_of = {}, {}
+        for key, file in files.items():
+            with reading(annotations / file):
+                element = voc_root(read_annotation(annotations / file, MAX_TREE_BYTES))
+                classes_of[key] = _classes_of(element)
+                path_of[key] = picture_of(element, key, pictures)
+        if split is None:
+            _warn_of_others(images, pictures, set(path_of.values()))
         class_names = sorted({name for names in classes_of.values() for name in names})
         number_of = {name: number for number, name in enumerate(class_names)}
         return Listing(
             PackedList(keys),
-            # What has no image is called .jpg: reading it says which file is missing.
-            PackedList(f"JPEGImages/{pictures.get(key, key + '.jpg')}" for key in keys),
+            PackedList(f"JPEGImages/{path_of[key]}" for key in keys),
             np.full(len(keys), VOC, np.uint8),
             labels_from([tuple(number_of[name] for name in classes_of[key]) for key in keys]),
             tuple(class_names),
@@ -189,14 +243,14 @@ class VOCFolderStore(FolderStore):
 
     def own_files(self) -> tuple[str, Iterable[str]]:
         """As in `Store`; annotations are among them."""
-        listed = zip(self._listing.paths, self._listing.kinds.tolist(), strict=True)
-        annotations = (_annotation_path(path) for path, kind in listed if kind == VOC)
+        listed = zip(self._listing.keys, self._listing.kinds.tolist(), strict=True)
+        annotations = (f"Annotations/{key}.xml" for key, kind in listed if kind == VOC)
         return os.fspath(self.path), itertools.chain(self._listing.paths, annotations)
 
     def _record(self, position: int, data: bytes) -> Record:
         if self._listing.kinds[position] != VOC:  # of a folder that was packed with an index
             return super()._record(position, data)
-        path = self.path / _annotation_path(self._listing.paths[position])
+        path = self.path / f"Annotations/{self.keys[position]}.xml"
         if not path.exists():
             image = self.file_of(position)
             raise self._missing(os.fspath(path), f" It is the annotation of {image}.")
@@ -205,18 +259,11 @@ class VOCFolderStore(FolderStore):
         return Record(self.keys[position], self.index.label_of(position), (EncodedImage(data), xml))
 
     def _partner_of(self, position: int) -> str:
-        annotation = self.path / _annotation_path(self._listing.paths[position])
-        return f" Its annotation is {annotation}."
+        return f" Its annotation is {self.path}/Annotations/{self.keys[position]}.xml."
 
 
-def _annotation_path(image_path: str) -> str:
-    return f"Annotations/{os.path.splitext(image_path)[0].removeprefix('JPEGImages/')}.xml"
-
-
-def _classes_of(file: Path) -> list[str]:
-    with reading(file):
-        objects = voc_root(read_annotation(file, MAX_TREE_BYTES)).findall("object")
-        names = [(item.findtext("name") or "").strip() for item in objects]
-        if "" in names:
-            raise ValueError(f"object {names.index('')} has no name")
+def _classes_of(root: Element) -> list[str]:
+    names = [(item.findtext("name") or "").strip() for item in root.findall("object")]
+    if "" in names:
+        raise ValueError(f"object {names.index('')} has no name")
     return names

@@ -18,7 +18,7 @@ from penstock.vision.annotations.lists import (
     samples_of_lines,
 )
 from penstock.vision.annotations.reading import folder_of
-from penstock.vision.annotations.voc_folder import keys_of_split, read_voc_folder
+from penstock.vision.annotations.voc_folder import absent_images, keys_of_split, read_voc_folder
 from penstock.vision.annotations.yolo import read_yolo
 from penstock.vision.datasets.annotated import AnnotatedImages, DatasetOptions
 from penstock.vision.datasets.table import TableBuilder
@@ -83,13 +83,16 @@ class VOCDetection(AnnotatedImages):
         attributes: Attributes = (),
         landmark_names: Sequence[str] | None = None,
         origin: Literal[0, 1] = 1,
+        annotations: str | Path | None = None,
+        images: str | Path | None = None,
         **options: Unpack[DatasetOptions],
     ) -> None:
         """Read the annotations.
 
         Args:
-            root: The folder of `Annotations` and `JPEGImages`; or of two subfolders of other names,
-                one with the XML files alone, the other with the images.
+            root: The folder of `Annotations` and `JPEGImages`, or `annotations` and `images`; or of
+                two subfolders of other names, one with the XML files alone, the other with the
+                images; or of XML files beside their images.
             split: `ImageSets/Main/SPLIT.txt` names the images and their order; a repeated name
                 repeats the sample. None takes all, sorted.
             class_names: The classes in their order. Then only the split's files are read, and the
@@ -100,24 +103,30 @@ class VOCDetection(AnnotatedImages):
             landmark_names: Which landmarks, and in which order; those found if not given.
             origin: 1 where coordinates count from 1 and include both ends, as VOC's do; 0 for tools
                 that write a box's edges, counted from 0.
+            annotations: The folder of XML files, from `root` or absolute, where it is not found.
+            images: The folder of images, likewise. An image goes with the annotation that is called
+                like it; where there is none, with the one whose `<filename>` names it.
             **options: Those of `AnnotatedImages`: `transform`, `rules`, `decode`, `repair`.
 
         Raises:
             StoreError: no such folder or split; an annotation is missing or damaged, or bad under
-                these rules. The message names the file.
+                these rules; none of the images is there. The message names the file.
         """
-        read = images = read_voc_folder(
-            root, split if class_names is not None else None, origin=origin
+        part = split if class_names is not None else None
+        read = found = read_voc_folder(
+            root, part, origin=origin, annotations=annotations, images=images
         )
         names = class_names
         if names is None:
-            names = sorted({found.class_name for one in read for found in one.objects})
+            names = sorted({item.class_name for image in read for item in image.objects})
             if split is not None:
                 by_key = {image.key: image for image in read}
-                images = [by_key[key] for key in keys_of_split(Path(root), split, by_key)]
+                found = [by_key[key] for key in keys_of_split(Path(root), split, by_key)]
+        if (error := absent_images({image.source: image.path for image in found})) is not None:
+            raise error
         builder = TableBuilder(attributes)
-        builder.add(images)
-        if read is not images:
+        builder.add(found)
+        if read is not found:
             builder.add_texts(read)
         self._take(
             builder.table(names, landmark_names=landmark_names),
@@ -125,7 +134,7 @@ class VOCDetection(AnnotatedImages):
             added_px=origin,
             **options,
             given_classes=class_names,
-            root=root,
+            root=root if images is None else Path(root, images),
         )
 
 

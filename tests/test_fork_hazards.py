@@ -108,28 +108,6 @@ def test_threads_of_numpy_and_torch_are_no_hazard():
     assert counted == ["[]", "0"]
 
 
-def test_an_event_loop_in_another_thread_is_one():
-    counted = run("""
-        import asyncio, threading
-        def begin(name):
-            loop, begun = asyncio.new_event_loop(), threading.Event()
-            loop.call_soon(begun.set)
-            threading.Thread(target=loop.run_forever, name=name, daemon=True).start()
-            begun.wait()
-        for name in ("IOPub", "wandb-AsyncioManager-main", "fsspecIO"):
-            begin(name)
-        report()
-        begin("downloads")
-        report()
-
-        async def main():  # the thread that forks is in the child as well
-            report()
-        asyncio.run(main())
-    """)
-    loop = "[\"the thread 'downloads' runs an event loop\"]"
-    assert counted == ["[]", loop, loop]
-
-
 def test_threads_of_grpc_are_counted_unless_they_may_be_rays():
     pytest.importorskip("grpc")
     counted = run("""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hazards of a fork in this process: threads of libraries, event loops, and a device in use.
+"""Hazards of a fork in this process: threads of libraries, and a device in use.
 
 A forked worker is a copy of the main process with one thread: code that relies on another thread
 waits there for ever. Most libraries name their threads. Those of GNU OpenMP have no names, and are
@@ -21,8 +21,6 @@ import threading
 import warnings
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.user_code import frames_of_other_threads
-
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -33,8 +31,6 @@ _THREAD_NAMES: Final = {
     "Polars (Rust)": re.compile(r"polars-\d"),  # its import starts "polars-ooc-clea"
     "rayon (Rust)": re.compile(r"rayon"),
 }
-# Of notebooks, Ray and wandb, which datasets do not use; fsspec and zarr renew theirs in a child.
-_HARMLESS_LOOPS: Final = re.compile(r"IOPub|Control|(Sub)?[Ss]hell|AsyncIO|wandb|fsspec|zarr")
 _IS_OPENMP: Final = re.compile(r" r-xp .*/lib(gomp|i?omp5?)\b[^/]*\.so[^/]*$")
 _IN_TORCH: Final = re.compile(r"/torch(/lib|\.libs)/")
 
@@ -106,8 +102,7 @@ def running_hazards() -> list[str]:
                 unnamed.append(tid)
     if unnamed and _wait_in_openmp(unnamed, _read("/proc/self/maps")):
         found.add("GNU OpenMP")
-    loops = (f"the thread {name!r} runs an event loop" for name in sorted(_threads_with_a_loop()))
-    return [*(f"threads of {title} run" for title in sorted(found)), *loops]
+    return [f"threads of {title} run" for title in sorted(found)]
 
 
 def library_of(thread_name: str) -> str | None:
@@ -137,12 +132,3 @@ def _wait_in_openmp(tids: list[int], maps: str) -> bool:
         if any(int(start, 16) <= at < int(stop, 16) for start, stop in spans):
             return True
     return False
-
-
-def _threads_with_a_loop() -> Iterator[str]:
-    stacks = frames_of_other_threads() if "asyncio" in sys.modules else {}
-    for thread in {*threading.enumerate()} - {threading.main_thread(), threading.current_thread()}:
-        codes = [frame.f_code for frame in stacks.get(thread.ident or 0, [])]
-        runs = any(c.co_name == "run_forever" and "asyncio" in c.co_filename for c in codes)
-        if runs and not _HARMLESS_LOOPS.match(thread.name):
-            yield thread.name

@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import itertools
 import os
 import sys
-import threading
 import traceback
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Iterable, Iterator
     from types import FrameType
 
@@ -22,46 +21,26 @@ _ENGINE: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "engin
 
 def frames_of_user(frame: FrameType | None) -> list[FrameType]:
     """Return `frame` and those that called it, up to the engine; the innermost first."""
-    return _up_to_engine(_with_callers(frame))
-
-
-def frames_of_other_threads() -> dict[int, list[FrameType]]:
-    """Return the frames of each other thread by its ident, the innermost first.
-
-    Not of our own: one of them would keep the answer, and so itself and all its variables.
-
-    Their objects are made here. A collection meanwhile could run a finalizer that lets another
-    thread go on: CPython 3.11 then reads a frame that is gone, and crashes.
-    """
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        ours = threading.get_ident()
-        return {
-            ident: list(_with_callers(frame))
-            for ident, frame in sys._current_frames().items()
-            if ident != ours
-        }
-    finally:
-        if collects:
-            gc.enable()
+    frames = []
+    while frame is not None and not frame.f_code.co_filename.startswith(_ENGINE):
+        frames.append(frame)
+        frame = frame.f_back
+    return frames
 
 
 def stack_of_thread(thread: threading.Thread) -> str:
-    """Return where a thread is in the user's code; empty if it is in the engine."""
-    frames = _up_to_engine(frames_of_other_threads().get(thread.ident or 0, []))
+    """Return where another thread is in the user's code; empty if it is in the engine."""
+    # The objects of its frames are made here. A collection meanwhile could run a finalizer that
+    # lets the thread go on: CPython 3.11 then reads a frame that is gone, and crashes.
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        frames = frames_of_user(sys._current_frames().get(thread.ident or 0))
+    finally:
+        if collects:
+            gc.enable()
     lines = [(frame, frame.f_lineno) for frame in reversed(frames)]
     return "".join(traceback.StackSummary.extract(iter(lines)).format()).rstrip()
-
-
-def _with_callers(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
-
-
-def _up_to_engine(frames: Iterable[FrameType]) -> list[FrameType]:
-    return list(itertools.takewhile(lambda f: not f.f_code.co_filename.startswith(_ENGINE), frames))
 
 
 def stack_of_error(error: BaseException) -> str:

@@ -14,7 +14,6 @@ import os
 import time
 import warnings
 from dataclasses import dataclass, field
-from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
@@ -24,12 +23,11 @@ from penstock.cli import options
 from penstock.cli.reasons import reason_of
 from penstock.cli.terminal import Bar, silence_libraries
 from penstock.data import PackedList
-from penstock.errors import ConfigError, StoreError, StoreUnreachable
+from penstock.errors import ConfigError, StoreUnreachable
 from penstock.faults import FaultPolicy
 from penstock.lines import counted, say, say_json
 from penstock.loader import Loader
 from penstock.redact import without_password
-from penstock.system_limits import signal_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,7 +35,6 @@ if TYPE_CHECKING:
     from penstock.stores.records import Record
     from penstock.stores.store import Store
 
-_MAPPED: Final = ("lmdb", "arrow")  # kinds of stores whose files are mapped into memory
 _ANNOTATIONS: Final = (".txt", ".xml", ".yaml", ".yml")
 # Files in a task: it costs the loader some 0.1 ms, decoding a photo some 5 ms.
 _MAX_TASK_FILES: Final = 16
@@ -54,15 +51,13 @@ def check(
         typer.Argument(
             metavar="WHAT",
             help="A folder, searched for images and annotations, subfolders included; an image, "
-            "imglab's or VOC's XML, YOLO's yaml file, a list; or a store's address.",
+            "imglab's XML, YOLO's yaml file, a list; or a store's address.",
         ),
     ],
     workers: Annotated[
         int | None, typer.Option(min=1, help="Worker processes.", show_default="usable cores")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Give one JSON object instead of lines.")
-    ] = False,
+    as_json: options.AsJson = False,
     *,
     list_columns: dict[str, Any],
     fields: dict[str, str],
@@ -78,16 +73,13 @@ def check(
     if list_columns and not what.lower().endswith(".txt"):
         raise ConfigError(f"{options.option_of(next(iter(list_columns)))} is for text lists.")
     import penstock.images.decode  # noqa: F401 - where Pillow is missing, this says it once
-    from penstock.cli.sources import is_store, open_named, parse
+    from penstock.cli.sources import is_store, open_named
 
     start_s = time.monotonic()
     with contextlib.ExitStack() as stack:
         items: Files | Records
         if fields or is_store(what):
-            store = stack.enter_context(open_named(what, fields=fields))
-            if parse(what).kind in _MAPPED:
-                _check_opening(store)
-            items = Records(store)
+            items = Records(stack.enter_context(open_named(what, fields=fields)))
         else:
             items = _files_in(Path(what), list_columns)
         findings = Findings(len(items), broken=[*items.broken])
@@ -282,24 +274,6 @@ def _files_in(place: Path, columns: dict[str, Any]) -> Files:
             f"no image in {place} or below it. Looked for files ending in {suffixes}. {text}"
         )
     return Files(packed, found.num_files, found.broken, passed_over, text)
-
-
-def _check_opening(store: Store) -> None:
-    """Raise StoreError if reading a store's index kills a process, as SIGBUS of a bad disk does."""
-    process = get_context("fork").Process(target=_read_index, args=(store,), daemon=True)
-    process.start()
-    process.join()
-    if (code := process.exitcode or 0) < 0:
-        raise StoreError(
-            f"{store.address} cannot be opened: the process that read its index was killed by "
-            f"{signal_name(-code)}. Is its disk failing, or was the file written to meanwhile? "
-            "Restore it from a copy, or pack it anew."
-        )
-
-
-def _read_index(store: Store) -> None:
-    silence_libraries()  # an error is raised again by the process that opens it next
-    len(store)
 
 
 class Records:

@@ -225,12 +225,3 @@ class Stats(Summarized):
         yield "backend", self.backend
         yield "epoch", self.epoch_number
         yield "verdict", str(self.verdict)
-
-    def __str__(self) -> str:
-        """Return the verdict, and below it what it is judged by."""
-        span = self.window
-        return (
-            f"{self.verdict}\n"
-            f"Last {span.batches} batches: {span.wait_s:.3g} s of {span.seconds:.3g} s waited for; "
-            f"backend {self.backend!r}, {self.num_workers} workers"
-        )

@@ -33,6 +33,10 @@ _SKIPPED_AT_A_TIME: Final = 1024
 _MOST_PARTS: Final = 16  # of one sampler: those that people write have 2 to 4
 _COVERING: Final = ("SequentialSampler", "RandomSampler", "DistributedSampler")
 _KNOWN_PACKAGES: Final = ("penstock.", "torch.utils.data")
+# Those of torch and Penstock, of mmengine, and of Accelerate.
+_NAMES_OF_RANKS: Final = (
+    ("rank", "num_replicas"), ("rank", "world_size"), ("process_index", "num_processes"),
+)  # fmt: skip
 
 
 Description: TypeAlias = tuple[dict[str, Any], Callable[[int | None, int], int | None]]
@@ -175,11 +179,10 @@ class SeededIndices(IndexSource):
         for part in with_inner(self._outer):  # and not the sampler that a batch sampler displaces
             if isinstance(part, IndexSampler) and not _is_share(part):
                 continue
-            rank, world_size = getattr(part, "rank", None), getattr(part, "num_replicas", None)
-            if world_size is None:
-                world_size = getattr(part, "world_size", None)  # the name in mmengine's samplers
-            if isinstance(rank, int) and isinstance(world_size, int):
-                return rank, world_size
+            for names in _NAMES_OF_RANKS:
+                rank, world_size = (getattr(part, name, None) for name in names)
+                if isinstance(rank, int) and isinstance(world_size, int):
+                    return rank, world_size
         if current_rank().world_size > 1:
             warnings.warn(
                 f"{type(self._outer).__name__} does not say which rank's share it yields, so all "

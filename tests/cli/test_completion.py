@@ -45,8 +45,6 @@ def shell_or_skip(name):
         ("penstock doctor --j", {"--json"}),
         ("penstock check --im", {"--image-field", "--image-column"}),
         ("penstock no-such", set()),
-        ("penstock explain Worker", {"WorkerDied", "WorkerTimeout", "WorkerError"}),
-        ("penstock explain it-h", {"it-hangs"}),
     ],
 )
 def test_bash_completes_commands_and_options(tmp_path, line, completed):

@@ -98,13 +98,13 @@ def test_a_trace_and_a_saved_run_are_not_put_side_by_side(report, capsys):
 @pytest.mark.parametrize("other", ["gone.json", "photos", "mongodb://me:secret@host/db"])
 def test_several_are_files_that_exist(report, other):
     said = report(STOCK, options=[other], status=1)
-    assert f"{other.replace('secret', '***')} is no file. `penstock report` takes a trace" in said
+    assert f"cannot read {other.replace('secret', '***').replace('//', '/')}: " in said
 
 
 def test_a_damaged_one_of_several_is_named(report, tmp_path):
     write_run(replace(STOCK, wall_s=None), "bad.json")
     said = report(STOCK, options=["bad.json"], status=1)
-    assert "The saved run bad.json is damaged: saved run bad.json.wall_s is to be a number" in said
+    assert "The saved run bad.json is damaged: None stands where" in said
     (tmp_path / "bad.json").write_text('{"format": "penstock run",')
     assert "bad.json is not JSON (Expecting" in report(STOCK, options=["bad.json"], status=1)
 

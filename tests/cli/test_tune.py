@@ -35,13 +35,6 @@ class Ragged(Numbers):
 def pad(samples):
     return np.stack([np.resize(sample, 4) for sample in samples])
 
-def loader():
-    from penstock import Loader
-
-    return Loader(Numbers(), 4)
-
-made = loader()
-
 def pairs(samples):
     return np.stack([array for array, _ in samples])
 """
@@ -113,12 +106,6 @@ def test_the_best_has_the_fewest_workers_within_3_percent():
 
     assert best_of(results((100, 1), (195, 2), (200, 4))) == Setting(2)
     assert best_of(results((190, 2), (200, 4))) == Setting(4)
-
-
-@pytest.mark.parametrize("name", ["loader", "made"])
-def test_a_loader_is_refused(name, capsys):
-    assert main(["tune", f"numbers_to_tune:{name}"]) == 1
-    assert f"numbers_to_tune:{name} is a loader: name its dataset." in capsys.readouterr().err
 
 
 def test_ctrl_c_shows_what_is_known(monkeypatch, capsys):

@@ -6,9 +6,10 @@ from __future__ import annotations
 import dataclasses
 import multiprocessing
 
+from tests.contract.backends import BackendContract
+
 from penstock.engine.backends.process import ProcessBackend
 from penstock.engine.backends.thread import ThreadBackend
-from penstock.testing import BackendContract
 
 
 class TestThread(BackendContract):

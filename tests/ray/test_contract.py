@@ -6,10 +6,10 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from tests.contract.backends import BackendContract
 
 from penstock.engine.backends.ray.backend import RayBackend
 from penstock.options import Ray
-from penstock.testing import BackendContract
 
 
 class OnNode(BackendContract):

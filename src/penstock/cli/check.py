@@ -54,15 +54,13 @@ def check(
         typer.Argument(
             metavar="WHAT",
             help="A folder, searched for images and annotations, subfolders included; an image, "
-            "imglab's or VOC's XML, YOLO's yaml file, a list; or a store's address.",
+            "imglab's XML, YOLO's yaml file, a list; or a store's address.",
         ),
     ],
     workers: Annotated[
         int | None, typer.Option(min=1, help="Worker processes.", show_default="usable cores")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Give one JSON object instead of lines.")
-    ] = False,
+    as_json: options.AsJson = False,
     *,
     list_columns: dict[str, Any],
     fields: dict[str, str],

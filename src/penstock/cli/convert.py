@@ -93,21 +93,17 @@ def convert(
     ]
     placing: Any = images and images.value
     policy: Any = (bad_boxes or options.BadBoxes.keep).value
-    try:
-        report = convert_to(
-            sources,
-            dst,
-            target_format=to.value,
-            images=placing,
-            strict=strict,
-            columns=columns,
-            default_class=default_class,
-            bad_boxes=policy,
-            follow_links=follow_links,
-        )
-    except KeyboardInterrupt:
-        say("penstock: stopped; what was half written has been removed.", err=True)
-        raise
+    report = convert_to(
+        sources,
+        dst,
+        target_format=to.value,
+        images=placing,
+        strict=strict,
+        columns=columns,
+        default_class=default_class,
+        bad_boxes=policy,
+        follow_links=follow_links,
+    )
     if boxes := options.bad_boxes_text(report.box_counts):
         say(boxes)
     for what, count in report.losses.items():

@@ -16,11 +16,12 @@ import tempfile
 from importlib import metadata
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import typer
 
 import penstock
+from penstock.cli import options  # noqa: TC001 - typer reads the annotations at run time
 from penstock.insight.budgets import cores_allowed, cores_by_affinity
 from penstock.lines import counted, format_bytes, say, say_json
 from penstock.optional import install_command
@@ -40,7 +41,6 @@ _COLUMNS: Final = (9, 15)  # of the mark, of the name
 # A process that has imported torch's CPU build has 220 MB resident: this leaves a main process,
 # some workers, and their batches.
 _COMFORTABLE_BYTES: Final = 2_000_000_000
-_SHM_BYTES: Final = 1_000_000_000  # docker gives /dev/shm 64 MB, a machine half of its memory
 _IMPORT_LIMIT_S: Final = 120.0  # a network folder may take a minute to give torch's files
 _DELIVERY_LIMIT_S: Final = 60.0  # it takes below a second, ten times as long under heavy load
 # Where a module is not called like its distribution.
@@ -120,16 +120,14 @@ class Finding(NamedTuple):
 
 
 def doctor(
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Give one JSON object instead of lines.")
-    ] = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Look at this machine and this environment as a loader meets them.
 
-    Versions, cores, memory, shared memory, open files, the libraries of each extra, the device, and
-    whether two workers deliver batches. What is not fine is marked ADVICE or PROBLEM, and below it
-    stands what to do. Libraries are imported in processes of their own: one that is broken is
-    reported. The exit status is 1 if there is a problem, otherwise 0.
+    Versions, cores, memory, open files, the libraries of each extra, the device, and whether two
+    workers deliver batches. What is not fine is marked ADVICE or PROBLEM, and below it stands what
+    to do. Libraries are imported in processes of their own: one that is broken is reported. The
+    exit status is 1 if there is a problem, otherwise 0.
     """
     findings = [
         finding._replace(
@@ -168,8 +166,8 @@ def _write(findings: Iterable[Finding]) -> None:
 
 def _findings() -> Iterator[Finding]:
     own = _own_requirements()
-    yield from _look_at_environment(is_installed=bool(own))
-    yield from (look_at_cores(), look_at_memory(), look_at_shm(), look_at_open_files())
+    yield from _look_at_environment()
+    yield from (look_at_cores(), look_at_memory(), look_at_open_files())
     yield look_at_device(*run_trial(_DEVICE, _IMPORT_LIMIT_S))
     for name, needed in extras_of(own).items():
         yield look_at_extra(name, needed)
@@ -181,20 +179,15 @@ def run_trial(code: str, limit_s: float) -> tuple[str, str]:
     program = _TRIAL.format(path=sys.path, code=code)
     # Files and not pipes: a library may leave a process behind that holds a pipe open.
     with tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as errors:
-        try:  # -P: the current folder may have files of any name
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-c", program],
-                stdin=subprocess.DEVNULL, stdout=printed, stderr=errors,
-            )  # fmt: skip
+        try:
+            status = subprocess.run(
+                [sys.executable, "-P", "-c", program],  # -P: here may be files of any name
+                stdin=subprocess.DEVNULL, stdout=printed, stderr=errors, timeout=limit_s,
+            ).returncode  # fmt: skip
         except OSError as error:  # a limit, which is just what is looked for
             return "", f"its process could not be started: {error}"
-        try:
-            status = process.wait(limit_s)
         except subprocess.TimeoutExpired:
             return "", f"its process did not end within {limit_s:g} s"
-        finally:
-            process.kill()
-            process.wait()
         last, said = (_last_line(file) for file in (printed, errors))
     if status < 0:
         return last, f"its process was killed by {signal_name(-status)}. {said}".rstrip()
@@ -208,10 +201,9 @@ def _last_line(file: Any) -> str:  # noqa: ANN401
     return str(file.read().decode(errors="replace").strip().rpartition("\n")[2])
 
 
-def _look_at_environment(*, is_installed: bool) -> Iterator[Finding]:
+def _look_at_environment() -> Iterator[Finding]:
     folder = os.path.dirname(penstock.__file__)
-    remedy = "" if is_installed else "Its extras are not known: `pip install .` in the clone."
-    yield Finding("environment", "penstock", f"{penstock.__version__}, {folder}", remedy)
+    yield Finding("environment", "penstock", f"{penstock.__version__}, {folder}")
     found = f"{platform.python_version()} ({platform.python_implementation()}), {sys.executable}"
     yield Finding("environment", "Python", found)
     remedy = "" if sys.platform == "linux" else "Penstock is tested on Linux only."
@@ -258,24 +250,6 @@ def look_at_memory(root: Path = _ROOT) -> Finding:
         "fewer workers, a smaller prefetch_factor and smaller batches need less."
     )
     return Finding("machine", "memory", found, remedy)
-
-
-def look_at_shm(root: Path = _ROOT) -> Finding:
-    """Return what /dev/shm has, which torch's own loader needs."""
-    try:
-        disk = os.statvfs(root / "dev/shm")
-    except OSError as error:
-        found = f"cannot be used: {error.strerror}"
-        remedy = "multiprocessing's locks and torch's own loader need it: mount a tmpfs there."
-        return Finding("machine", "/dev/shm", found, "" if sys.platform != "linux" else remedy)
-    free_bytes = disk.f_bavail * disk.f_frsize
-    size = format_bytes(disk.f_blocks * disk.f_frsize)
-    found = f"{format_bytes(free_bytes)} of {size} free; Penstock's batches do not lie there"
-    remedy = (
-        "Only if torch's own DataLoader or Ray runs here too: docker run --shm-size=8g, or an "
-        "emptyDir with medium: Memory in Kubernetes."
-    )
-    return Finding("machine", "/dev/shm", found, remedy if free_bytes < _SHM_BYTES else "")
 
 
 def look_at_open_files() -> Finding:

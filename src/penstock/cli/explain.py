@@ -64,12 +64,6 @@ def read_sections() -> list[Section]:
     raise PenstockError(f"the page of explanations is not there: no {places[0]} or {places[1]}.")
 
 
-def completed(incomplete: str) -> list[str]:
-    """Return the names that begin so, for the Tab key."""
-    names = [name for each in read_sections() for name in (each.title, each.anchor)]
-    return [name for name in names if name.startswith(incomplete) and " " not in name]
-
-
 def explain(
     name: Annotated[
         str | None,
@@ -77,7 +71,6 @@ def explain(
             metavar="NAME",
             help="An error, as WorkerDied, or a symptom, as first-batch-slow; other words are "
             'searched for, as "bus error". Without it, all are listed.',
-            autocompletion=completed,
         ),
     ] = None,
 ) -> None:

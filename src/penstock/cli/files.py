@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -14,12 +13,11 @@ from penstock.cli.check import Broken
 from penstock.cli.reasons import reason_of
 from penstock.errors import ConfigError, StoreError
 from penstock.lines import say
-from penstock.opening import MAX_TREE_BYTES, open_file, read_file
+from penstock.opening import MAX_TREE_BYTES, read_file
 from penstock.stores.folder.annotated_folder import YAML_SUFFIXES, annotated_folder, xml_root
 from penstock.stores.folder.listing import (
     IMAGE_SUFFIXES,
     INDEX_NAME,
-    is_image,
     is_system_folder,
 )
 
@@ -27,8 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 _UNREAD: Final = (".avif", ".gif", ".heic", ".jp2", ".jxl", ".arrow", ".lmdb", ".parquet", ".tar")
-_NO_IMAGES: Final = (".csv", ".json", ".md", ".py", ".tsv", ".txt", ".xml", ".yaml", ".yml")
-_HEAD_BYTES: Final = 16
 _NUM_SHOWN: Final = 3  # names of files that are passed over
 
 
@@ -57,36 +53,22 @@ def _cannot_list(error: OSError) -> NoReturn:
 
 
 def is_passed_over(path: str) -> bool:
-    """Return whether a file holds an image or is a store, and has no suffix of an image.
-
-    Only files of unknown suffixes are opened, for their first bytes.
-    """
-    name = os.path.basename(path).lower()
-    if name.endswith((*IMAGE_SUFFIXES, *_NO_IMAGES)) or name.startswith(".penstock"):
-        return False
-    if name.endswith(_UNREAD):
-        return True
-    try:
-        with open_file(path) as file:
-            return is_image(file.read(_HEAD_BYTES) or b"")
-    except OSError:
-        return False
+    """Return whether a file is an image of a format that is not read, or a store."""
+    return path.lower().endswith(_UNREAD)
 
 
 def passed_over_text(paths: Iterable[str], folder: Path) -> str:
-    """Return a line that counts files by suffix and names the first; "" if there are none.
+    """Return a line that counts files and names the first; "" if there are none.
 
     Example:
         >>> passed_over_text(["a/1.gif", "a/2.avif", "a/3.gif"], Path("a"))
-        '3 files not looked at (2 .gif, 1 .avif): 1.gif, 2.avif, 3.gif'
+        '3 files not looked at: 1.gif, 2.avif, 3.gif'
     """
     names = sorted(os.path.relpath(path, folder) for path in paths)
     if not names:
         return ""
-    suffixes = Counter(os.path.splitext(name)[1].lower() or "without a suffix" for name in names)
-    kinds = ", ".join(f"{count:,} {suffix}" for suffix, count in suffixes.most_common())
     shown = ", ".join([*names[:_NUM_SHOWN], *["…"] * (len(names) > _NUM_SHOWN)])
-    return f"{len(names):,} file{'s' * (len(names) > 1)} not looked at ({kinds}): {shown}"
+    return f"{len(names):,} file{'s' * (len(names) > 1)} not looked at: {shown}"
 
 
 def say_passed_over(src: str) -> None:
@@ -149,14 +131,10 @@ def check_annotations(folder: Path, images: Sequence[str], xml: Iterable[str]) -
 
 
 def check_annotated_file(path: Path, columns: Mapping[str, Any]) -> Annotations:
-    """Return what is wrong with VOC's or imglab's XML, YOLO's YAML, or a list with `columns`."""
+    """Return what is wrong with imglab's XML, YOLO's YAML, or a list with `columns`."""
     findings = Annotations()
     if path.suffix.lower() in YAML_SUFFIXES:
         _check_yolo(path, findings)
-    elif path.suffix.lower() == ".xml" and xml_root(path) != "dataset":
-        found = annotated_folder(path.parent.parent)
-        images = path.parent if found is None or found.images is None else found.images
-        findings.add_images([_check_xml(path, path.stem, images, findings)], path)
     else:
         _check_listed(path, columns, findings)
     return findings

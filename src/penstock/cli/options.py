@@ -53,6 +53,7 @@ Column = Annotated[
         show_default="the class",
     ),
 ]
+AsJson = Annotated[bool, typer.Option("--json", help="Give one JSON object for programs.")]
 FollowLinks = Annotated[
     bool,
     typer.Option(
@@ -158,9 +159,7 @@ def takes(**groups: dict[str, Any]) -> Callable[[Callable[..., None]], Callable[
         keyword: Any = inspect.Parameter.KEYWORD_ONLY
         for options in groups.values():
             parameters += [
-                inspect.Parameter(
-                    name, keyword, default=False if name == "has_box" else None, annotation=kind
-                )
+                inspect.Parameter(name, keyword, default=None, annotation=kind)
                 for name, kind in options.items()
             ]
         with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

@@ -30,10 +30,7 @@ def reason_of(error: BaseException) -> str:
     """
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    try:
-        text = " ".join(str(error).split())[:_WIDEST]
-    except Exception:  # its own __str__ fails
-        text = ""
+    text = " ".join(str(error).split())[:_WIDEST]
     is_of_opencv = type(error).__module__ == "cv2"
     speaks = text and (isinstance(error, (ValueError, OSError, PenstockError)) or is_of_opencv)
     return text if speaks else f"{type(error).__name__}: {text or 'no details'}"

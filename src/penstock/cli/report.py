@@ -12,7 +12,6 @@ from penstock.cli.terminal import check_output, writing
 from penstock.errors import ConfigError, PenstockError
 from penstock.lines import duration, format_bytes, percent, say
 from penstock.program.saved import SavedRun, is_saved_run, run_in
-from penstock.redact import without_password
 from penstock.sampling.balance import aligned
 
 if TYPE_CHECKING:
@@ -43,13 +42,6 @@ def report(
     """
     from penstock.insight.trace import read_json
 
-    for word in src:
-        if not Path(word).is_file():
-            raise ConfigError(
-                f"{without_password(word)} is no file. `penstock report` takes a trace, or files "
-                'of `penstock run --save`. Of a dataset, `loader.report("run.html")` writes the '
-                "page, after some batches of a loader."
-            )
     paths = [Path(word) for word in src]
     contents = [read_json(path) for path in paths]
     if len(paths) == 1 and not is_saved_run(contents[0]):

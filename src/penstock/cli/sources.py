@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.cli.options import option_of
-from penstock.cli.reasons import errors_in_code
 from penstock.errors import ConfigError, StoreError
 
 if TYPE_CHECKING:
@@ -112,11 +111,14 @@ def source_named(
     unfit = [*of_stores, *["split"] * (found is None and split is not None)]
     if unfit:
         raise ConfigError(f"{option_of(unfit[0])} is for stores, and {text} is none.")
-    yield _made(object_named(text), text, "__getitem__", "__len__") if found is None else found
+    yield object_made(text, "__getitem__", "__len__") if found is None else found
 
 
-def object_named(text: str) -> Any:  # noqa: ANN401
-    """Return what `module:name` names; the current folder stays on the import path."""
+def object_made(text: str, *methods: str) -> Any:  # noqa: ANN401
+    """Return what `module:name` is if it has these methods, or what a function or class makes.
+
+    The current folder stays on the import path.
+    """
     if _OBJECT.fullmatch(text) is None:
         raise ConfigError(f"{text} is not module:name.")
     module_name, _, name = text.partition(":")
@@ -124,31 +126,26 @@ def object_named(text: str) -> Any:  # noqa: ANN401
     if here not in sys.path:
         sys.path.insert(0, here)
     try:
-        found = importlib.import_module(module_name)
+        found: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         # Otherwise it is a module that the user's own imports.
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise
         raise ConfigError(
-            f"there is no module {error.name} in {here}, and none is installed. SRC is the path of "
-            "a folder, a store's address, or module:name of a dataset. A store of a kind of your "
-            "own is named as module:dataset, too: its module registers it."
+            f"there is no module {error.name} in {here}, and none is installed. SRC is the "
+            "path of a folder, a store's address, or module:name of a dataset. A store of a "
+            "kind of your own is named as module:dataset, too: its module registers it."
         ) from error
     for part in name.split("."):
         if not hasattr(found, part):
             raise ConfigError(f"{text}: {module_name} has no {name}.")
         found = getattr(found, part)
-    return found
-
-
-def _made(found: Any, text: str, *methods: str) -> Any:  # noqa: ANN401
-    """Return what has these methods, or what a function or class makes."""
     if all(hasattr(found, name) for name in methods) and not isinstance(found, type):
         return found
     if not callable(found):
         raise ConfigError(
-            f"{text} is of type {type(found).__qualname__} and cannot be called. Name a dataset or "
-            "loader, or a function or a class that returns one."
+            f"{text} is of type {type(found).__qualname__} and cannot be called. Name a "
+            "dataset or loader, or a function or a class that returns one."
         )
     return found()
 
@@ -252,9 +249,3 @@ def labels_by(dataset: Any, column: str | None, class_of: Any) -> tuple[Any, Any
         dataset.column(column)  # its error names the columns that there are
     labels = labels_of(dataset, column=column, objects=class_of.value)
     return labels, class_names_of(dataset, column)
-
-
-def object_made(text: str, *methods: str) -> Any:  # noqa: ANN401
-    """Return what `module:name` is if it has these methods, or what a function or class makes."""
-    with errors_in_code(text):
-        return _made(object_named(text), text, *methods)

@@ -40,9 +40,7 @@ _WIDTH: Final = 88  # columns, of what is wrapped
 @options.takes(list_columns=options.LIST_OPTIONS, fields=options.FIELD_OPTIONS)
 def stats(
     src: Annotated[str, typer.Argument(metavar="SRC", help=options.ANY_SOURCE)],
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Give one JSON object instead of tables.")
-    ] = False,
+    as_json: options.AsJson = False,
     sample: Annotated[
         int,
         typer.Option(min=0, metavar="N", help="Records to read for the sizes; 0 is all of them."),
@@ -60,7 +58,6 @@ def stats(
     evenly over the store, and of an image its header alone is read. A dataset without a list of its
     labels is read as a whole.
     """
-    from penstock.cli.files import say_passed_over
     from penstock.cli.sources import attributes_for, labels_by, names_code, source_named
     from penstock.stores.dataset import StoreDataset
     from penstock.stores.store import Store
@@ -77,7 +74,6 @@ def stats(
     ):  # fmt: skip
         num_records, read, labels, names = _records_of(found)
         address = src if names_code(src) else getattr(found, "store", found).address
-        say_passed_over(src)
         if by_field:
             options.warn_of_bad_boxes(found)
             dataset = StoreDataset(found) if isinstance(found, Store) else found

@@ -121,14 +121,14 @@ def tune(
     is_code = names_code(src)
     with ExitStack() as stack:
         if is_code:
-            dataset = object_made(src, "__len__")
+            with errors_in_code(src):
+                dataset = object_made(src, "__len__")
         else:
             dataset = stack.enter_context(dataset_named(src))
-        if hasattr(dataset, "dataset") and hasattr(dataset, "num_workers"):
-            raise ConfigError(f"{src} is a loader: name its dataset.")
         collate_fn = None if is_code else _made_loadable(dataset, size)
         if collate is not None:
-            collate_fn = object_made(collate, "__call__")
+            with errors_in_code(collate):
+                collate_fn = object_made(collate, "__call__")
         arguments: dict[str, Any] = {"batch_size": batch_size}
         if not is_iterable(dataset):
             arguments["shuffle"] = True

@@ -174,7 +174,8 @@ class _Transformed:
 def _transform_named(text: str) -> Callable[[Any], Any]:
     from penstock.cli.sources import object_made
 
-    found = object_made(text, "__call__")
+    with errors_in_code(text):
+        found = object_made(text, "__call__")
 
     def transform(sample: Any) -> Any:  # noqa: ANN401
         with errors_in_code(text):
@@ -193,9 +194,9 @@ def _samples_of_loader(text: str, num_images: int) -> tuple[list[Any], Sequence[
     from penstock.data.labels.known import class_names_of
     from penstock.vision.drawing import samples_of_batch
 
-    loader = object_made(text, "__iter__")
     samples: list[Any] = []
     with errors_in_code(text):
+        loader = object_made(text, "__iter__")
         known = tuple(_normalizations(loader))
         for batch in loader:
             samples += samples_of_batch(batch, known)

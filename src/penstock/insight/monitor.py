@@ -172,11 +172,6 @@ class Monitor:
         """
         if isinstance(num_workers, AutoWorkers):
             return self.workers
-        if isinstance(num_workers, str):
-            raise ConfigError(
-                f"loader.num_workers was set to {num_workers!r} on a loader that was made with a "
-                'number; give num_workers="auto" when it is made'
-            )
         self._tuner = None  # a number that was assigned since is what counts
         self._workers = int(num_workers), prefetch_factor or _PREFETCH
         return self._workers
@@ -354,10 +349,7 @@ class Observed(Summarized):
 
     def _settings(self) -> dict[str, Any]:
         """Return what the loader was made with, by name."""
-        found = settings_of(self)
-        if found.get("backend") == "Ray":  # with options: of those, no recording tells
-            found["backend"] = "ray"
-        return found
+        return settings_of(self)
 
     def stats(self) -> Stats:
         """Return who waits for whom: sums over the last batches, the epoch and the run.

@@ -135,13 +135,9 @@ class Recording:
 
 def _check_columns(batches: dict[str, list[int | None]]) -> None:
     num = len(batches.get("step", ()))
-    wrong = [name for name in _COLUMNS.values() if len(batches.get(name, ())) != num]
-    missing = [name for name in _COLUMNS.values() if name not in batches]
-    if wrong or missing:
-        raise ConfigError(
-            f"The recording is damaged: batches lack the columns {missing}, and {wrong} are not of "
-            f"{num} batches."
-        )
+    wrong = [n for n in _COLUMNS.values() if n not in batches or len(batches[n]) != num]
+    if wrong:
+        raise ConfigError(f"The recording is damaged: columns {wrong} lack some of {num} batches.")
 
 
 def make_recording(

@@ -47,7 +47,6 @@ def write_trace(recording: Recording, path: str | os.PathLike[str]) -> Path:
     """
     content = {
         "traceEvents": trace_events(recording),
-        "displayTimeUnit": "ms",
         "otherData": {_KEY: recording.to_json()},
     }
     return write_whole(path, json.dumps(content, allow_nan=False, separators=(",", ":")))

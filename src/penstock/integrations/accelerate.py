@@ -31,7 +31,6 @@ from penstock.errors import ConfigError, StateError
 from penstock.indices import with_inner
 from penstock.integrations.dealing import (
     BatchShare,
-    as_share,
     deals_itself,
     loader_with,
     order_of_all,
@@ -61,9 +60,7 @@ _REFUSED: Final = (DistributedType.XLA, DistributedType.MEGATRON_LM)
 _HOOKED: Final[weakref.WeakSet[Any]] = weakref.WeakSet()  # accelerators that save our states
 
 
-def prepare(
-    accelerator: Accelerator, loader: DataLoader[T_co], *, device_placement: bool | None = None
-) -> PreparedLoader[T_co]:
+def prepare(accelerator: Accelerator, loader: DataLoader[T_co]) -> PreparedLoader[T_co]:
     """Return this process's share of a loader, on Penstock's engine, as Accelerate prepares one.
 
     Batches are dealt out as the accelerator's `DataLoaderConfiguration` says (`split_batches`,
@@ -83,8 +80,6 @@ def prepare(
     Args:
         accelerator: As it is to be used in the loop.
         loader: Of any number of workers, any backend. `device=` is left out, or the accelerator's.
-        device_placement: Whether batches are put on the accelerator's device; None: as the
-            accelerator says.
 
     Returns:
         What `accelerator.prepare` takes and returns as it is. It is registered already.
@@ -117,8 +112,8 @@ def prepare(
             "before accelerator.prepare, which makes torch's own of any, and give others to that."
         )
     _check(accelerator, loader)
-    is_placed = accelerator.device_placement if device_placement is None else device_placement
-    device = loader._target_device or (accelerator.device if is_placed else None)
+    placed_on = accelerator.device if accelerator.device_placement else None
+    device = loader._target_device or placed_on
     shard = _prepared_by_accelerate(accelerator, loader)
     prepared = PreparedLoader(loader, shard, accelerator, device)
     accelerator.prepare_data_loader(prepared)
@@ -386,7 +381,7 @@ def _dealt(loader: DataLoader[T_co], shard: Any, accelerator: Any) -> DataLoader
             size //= accelerator.num_processes
         return loader_with(loader, dataset=shard.dataset, batch_size=size)
     if loader.batch_sampler is None:  # batches of a sampler, or samples as they are
-        return loader_with(loader, sampler=as_share(shard.sampler, loader._seed))
+        return loader_with(loader, sampler=shard.sampler)
     if deals_itself(loader.batch_sampler, accelerator.num_processes):
         return loader_with(loader)
     if loader._seed is None:
@@ -403,7 +398,7 @@ def _seeded_share(loader: DataLoader[Any], shard: Any, accelerator: Any) -> Any:
             sampler = RandomSampler(sampler.data_source, sampler.replacement, sampler._num_samples)
         order = order_of_all(sampler, loader._seed or 0)
     if order is None:
-        return as_share(shard.batch_sampler, loader._seed)
+        return shard.batch_sampler
     size = given.batch_size
     return BatchShare(
         given,

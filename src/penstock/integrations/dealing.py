@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from penstock.data.dataset import is_current, length_of
-from penstock.distributed import current_rank
 from penstock.engine.backends import traits_of
 from penstock.errors import ConfigError
 from penstock.opening import MAX_TREE_BYTES, read_file
@@ -180,17 +179,6 @@ def deals_itself(batch_sampler: Any, num_processes: int) -> bool:  # noqa: ANN40
             f"give it num_replicas={num_processes} and rank=accelerator.process_index"
         )
     return True
-
-
-def as_share(batches: Any, seed: int | None) -> Any:  # noqa: ANN401
-    """Name the rank whose share a `BatchSamplerShard` of Accelerate's is, for a seeded loader.
-
-    So no two processes draw the same random numbers for their samples.
-    """
-    ranks = current_rank()
-    if seed is not None and ranks.world_size > 1:
-        batches.rank, batches.num_replicas = ranks.rank, ranks.world_size
-    return batches
 
 
 def init_for(

@@ -128,8 +128,11 @@ class HuggingFaceRows(Dataset[dict[str, Any]]):
         table, opened = self.dataset.data.table, {}
         for name in self.columns:
             feature = self.dataset.features[name]
-            is_image = isinstance(feature, datasets.Image) and feature.decode
-            decode = (self._decode or _decoded) if is_image else None
+            decode = None
+            if isinstance(feature, datasets.Image) and feature.decode:
+                from penstock.images import decode_image
+
+                decode = self._decode or decode_image
             opened[name] = _Column(table.column(name), decode)
         return opened
 
@@ -181,12 +184,6 @@ class HuggingFaceRows(Dataset[dict[str, Any]]):
         """Return all but what was found out about the table's memory."""
         found = ("_opened", "_mapping")
         return {name: value for name, value in vars(self).items() if name not in found}
-
-
-def _decoded(data: bytes) -> NDArray[Any]:
-    from penstock.images import decode_image
-
-    return decode_image(data)
 
 
 class HuggingFaceStream(IterableDataset[dict[str, Any]]):
@@ -364,10 +361,8 @@ class _Gathered:
         data = _Memory(buffers, starts, of_part.to_pandas_dtype())
         if is_list or is_text:
             buffers, starts = [c.buffers()[1] for c in chunks], [c.offset for c in chunks]
-            is_large = pa.types.is_large_list(kind) or kind in (
-                pa.large_string(),
-                pa.large_binary(),
-            )
+            is_large = kind in (pa.large_string(), pa.large_binary())
+            is_large = is_large or pa.types.is_large_list(kind)
             offsets = _Memory(buffers, starts, np.int64 if is_large else np.int32)
         is_aligned = data.is_aligned and (offsets is None or offsets.is_aligned)
         return cls(kind, data, offsets) if is_aligned else None
@@ -389,10 +384,8 @@ class _Gathered:
             sizes = self._offsets.array.take(at + 1, mode="clip") - first
             starts, size = self._data.at(pieces, first), int(sizes[0])
             if self._is_bytes:
-                data, ends = (
-                    array.data,
-                    zip(starts.tolist(), (starts + sizes).tolist(), strict=True),
-                )
+                data = array.data
+                ends = zip(starts.tolist(), (starts + sizes).tolist(), strict=True)
                 if self._is_str:
                     return [str(data[start:stop], "utf-8") for start, stop in ends]
                 return [bytes(data[start:stop]) for start, stop in ends]
@@ -528,11 +521,10 @@ class _AsItIs:
         self._kinds = {name: _kind_of_rows(column.type) for name, column in columns.items()}
         types = {"b": "?", "i": "i8", "u": "i8", "f": "f8" if self._format is None else "f4"}
         self._dtypes = {name: types[kind[0].kind] for name, kind in self._kinds.items() if kind}
-        self.can_read = all(map(self._is_known, columns.values()))
+        self.can_read = all(map(self._is_known, columns.values(), self._kinds.values()))
 
-    def _is_known(self, column: Any) -> bool:  # noqa: ANN401 - pyarrow's
+    def _is_known(self, column: Any, kind: Any) -> bool:  # noqa: ANN401 - pyarrow's
         """Return whether a column is of a kind that is known to come out equal."""
-        kind = _kind_of_rows(column.type)
         if column.null_count:
             return False
         if kind is None:
@@ -578,7 +570,7 @@ def _is_plain(feature: Any) -> bool:  # noqa: ANN401
     """Return whether values of a feature are what the table has, and not decoded."""
     if isinstance(feature, _SCALARS):
         return True
-    if isinstance(feature, _LISTS):
+    if isinstance(feature, datasets.List | datasets.LargeList):
         return isinstance(feature.feature, _SCALARS)
     return isinstance(
         feature, datasets.Array2D | datasets.Array3D | datasets.Array4D | datasets.Array5D
@@ -586,9 +578,5 @@ def _is_plain(feature: Any) -> bool:  # noqa: ANN401
 
 
 _SCALARS: Final = (datasets.Value, datasets.ClassLabel)
-# `List` came with datasets 4: before, lists are left to datasets itself.
-_LISTS: Final = tuple(
-    getattr(datasets, name) for name in ("List", "LargeList") if hasattr(datasets, name)
-)
 
 register_batch_reader(datasets.Dataset, _reader)

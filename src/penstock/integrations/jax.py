@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from penstock.data.dataset import length_of
 from penstock.integrations.ahead_of_loop import AheadOfLoop
 from penstock.randomness.keys import checked_count
 
@@ -86,8 +85,8 @@ class DeviceBatches(AheadOfLoop):
         """Begin the loader's next epoch.
 
         Raises:
-            ValueError: JAX's: an axis that is to be split does not divide by its devices: of a
-                batch, or already with the first one, of the epoch's last.
+            ValueError: JAX's: an axis of a batch that is to be split does not divide by its
+                devices.
         """
         # Not a generator function: the epoch begins, and its state counts, with this call.
         batches = iter(self.loader)
@@ -96,12 +95,10 @@ class DeviceBatches(AheadOfLoop):
 
     def _batches(self, batches: Iterator[Any]) -> Iterator[Any]:
         ahead: deque[tuple[Any, Mapping[str, Any]]] = deque()  # and the state behind each
-        size_of_last = self._size_of_last()
         for batch in batches:
             if self.transform is not None:
                 batch = self.transform(batch)
-            ahead.append((self._put(batch, size_of_last), self.loader.state_dict()))
-            size_of_last = 0
+            ahead.append((self._put(batch), self.loader.state_dict()))
             del batch  # the jax arrays alone are to keep its memory
             if len(ahead) > self.prefetch:
                 yield self._handed(*ahead.popleft())
@@ -113,14 +110,7 @@ class DeviceBatches(AheadOfLoop):
         self._given = state
         return batch
 
-    def _size_of_last(self) -> int:
-        """Return the samples of an epoch's last batch; 0 if it is whole, or not known."""
-        batch_size = getattr(self.loader, "batch_size", None)
-        if batch_size is None or self.loader.drop_last or self.transform is not None:
-            return 0
-        return (length_of(self.loader.sampler) or 0) % int(batch_size)
-
-    def _put(self, batch: Any, size_of_last: int) -> Any:  # noqa: ANN401
+    def _put(self, batch: Any) -> Any:  # noqa: ANN401
         is_shared = self._is_shared
 
         def put(leaf: Any, sharding: Any) -> Any:  # noqa: ANN401
@@ -131,8 +121,6 @@ class DeviceBatches(AheadOfLoop):
             if isinstance(sharding, jax.sharding.Sharding) and not sharding.is_fully_addressable:
                 return jax.make_array_from_process_local_data(sharding, leaf)
             try:
-                if size_of_last and np.shape(leaf)[:1] == (self.loader.batch_size,):
-                    jax.device_put(leaf[:size_of_last], sharding)
                 return jax.device_put(leaf, sharding)
             except ValueError as error:
                 error.add_note(

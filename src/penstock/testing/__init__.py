@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Contract suites: what every implementation of a seam has to pass, as pytest classes.
+"""Contract suites: what every store has to pass, as pytest classes; see `penstock.testing.stores`.
 
-`penstock.testing.stores` needs what stores need: `StoreReaderContract` is for a store that is only
-read, `StoreContract` for a store with a writer.
+`StoreReaderContract` is for a store that is only read, `StoreContract` for one with a writer.
 """
 
 from __future__ import annotations
 
-from penstock.testing.backends import BackendContract
+from penstock.deprecation import removed_names
 
-__all__ = ["BackendContract"]
+__getattr__ = removed_names(__name__, {"BackendContract": "nothing: backends are Penstock's own"})

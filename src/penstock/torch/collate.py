@@ -104,9 +104,8 @@ class TensorCollator:
 
     def _replaced(self, registered: CollateMap) -> CollateMap:
         """Return the entries of torch's registry, the stock ones replaced by ours."""
-        ours: dict[
-            int, Callable[..., Any]
-        ] = {  # by identity: what the user has registered need not be hashable
+        # By identity: what the user has registered need not be hashable.
+        ours: dict[int, Callable[..., Any]] = {
             id(_stock.collate_tensor_fn): self._stack,
             id(_stock.collate_numpy_array_fn): self._stack_arrays,
             id(_stock.collate_int_fn): _collate_ints,

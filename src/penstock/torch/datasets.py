@@ -77,24 +77,20 @@ def _read_tensors(
     if len(indices) == 0:
         return _collated(dataset, indices)
     # Not by `len(dataset)`, which a subclass may have made another: samples are `tensor[index]`.
-    chosen = _counted_from_start(indices, len(dataset.tensors[0]))
+    chosen = _counted_from_start(indices, dataset.tensors[0])
     return [_gather(tensor, chosen, alloc) for tensor in dataset.tensors]
 
 
 def _read_tensor(tensor: torch.Tensor, indices: NDArray[np.int64], alloc: Allocator) -> Any:  # noqa: ANN401
     if len(indices) == 0:
         return _collated(tensor, indices)
-    return _gather(tensor, _counted_from_start(indices, len(tensor)), alloc)
+    return _gather(tensor, _counted_from_start(indices, tensor), alloc)
 
 
-def _counted_from_start(indices: NDArray[np.int64], length: int) -> torch.Tensor:
-    smallest, largest = int(indices.min()), int(indices.max())
+def _counted_from_start(indices: NDArray[np.int64], tensor: torch.Tensor) -> torch.Tensor:
+    length, smallest, largest = len(tensor), int(indices.min()), int(indices.max())
     if smallest < -length or largest >= length:
-        wrong = smallest if smallest < -length else largest
-        raise IndexError(
-            f"index {wrong} is out of bounds for dimension 0 with size {length} "
-            f"({-length} <= index < {length})."
-        )
+        _ = tensor[smallest], tensor[largest]  # raises torch's error
     if smallest < 0:
         indices = np.where(indices < 0, indices + length, indices)
     elif not (indices.flags.writeable and indices.flags.c_contiguous):

@@ -27,7 +27,7 @@ import json
 import operator
 import random
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -67,14 +67,7 @@ if TYPE_CHECKING:
     from penstock.engine.plan import Progress
     from penstock.torch.loader import DataLoader
 
-_DRAWLESS: Final = (
-    SequentialSampler,
-    DistributedSampler,
-    BatchSampler,
-    list,
-    tuple,
-    range,
-)
+_DRAWLESS: Final = (SequentialSampler, DistributedSampler, BatchSampler, list, tuple, range)
 _tolist: Final = operator.methodcaller("tolist")  # of numpy's arrays and scalars
 _OURS: Final = IndexSampler.__module__.rpartition(".")[0] + "."
 
@@ -102,22 +95,19 @@ class Draws:
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON has it."""
         return {
-            "is_new": self.is_new,
-            "asked_twice": self.asked_twice,
-            "base_seed": self.base_seed,
-            "sampler_epoch": self.sampler_epoch,
+            **{field.name: getattr(self, field.name) for field in fields(self)},
             "order_seed": self.order_seed.value,
             "states": {name: _encode(state) for name, state in self.states.items()},
         }
 
     @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> Draws:
+    def from_json(cls, saved: dict[str, Any]) -> Draws:
         """Return the draws whose `to_json` is given, or raise StateError."""
         with _state_errors():
-            seed = fields["order_seed"]
+            seed = saved["order_seed"]
             order_seed = OrderSeed(None if seed is None else checked_count("order_seed", seed))
-            states = {name: _decode(name, text) for name, text in fields["states"].items()}
-            draws = cls(**{**fields, "order_seed": order_seed, "states": states})
+            states = {name: _decode(name, text) for name, text in saved["states"].items()}
+            draws = cls(**{**saved, "order_seed": order_seed, "states": states})
             checked_count("base_seed", draws.base_seed)
             if (order_seed.value or 0) >= 2**63:
                 raise ValueError(f"order_seed should be below 2^63, but got {order_seed.value}.")

@@ -56,10 +56,13 @@ class NormalizeImages(torch.nn.Module):
                 no floating `torch.dtype`.
         """
         super().__init__()
-        self._mean = (0.0, 0.0, 0.0) if mean is None else _three_numbers("mean", mean)
-        self._std = (1.0, 1.0, 1.0) if std is None else _three_numbers("std", std)
-        if min(self._std) <= 0:
-            raise ConfigError(f"std is three numbers above 0, not {std!r}.")
+        self._mean = (0.0, 0.0, 0.0) if mean is None else tuple(map(float, mean))
+        self._std = (1.0, 1.0, 1.0) if std is None else tuple(map(float, std))
+        is_right = len(self._mean) == len(self._std) == 3 and min(self._std) > 0
+        if not is_right or not math.isfinite(sum(self._mean + self._std)):
+            raise ConfigError(
+                f"mean and std are three finite numbers each, std above 0; got {mean!r}, {std!r}."
+            )
         if not getattr(dtype, "is_floating_point", False):
             raise ConfigError(f"dtype is a floating torch.dtype, as torch.float16; not {dtype!r}.")
         self.dtype = dtype
@@ -98,14 +101,12 @@ class NormalizeImages(torch.nn.Module):
             TypeError: no tensor, or one of another dtype.
             ValueError: another shape.
         """
-        if not isinstance(images, torch.Tensor):
+        if getattr(images, "dtype", None) is not torch.uint8:
             raise TypeError(
-                f"images are a tensor, not a {type(images).__name__}. torch.from_numpy makes one "
-                "of an array; of a batch (images, labels) take the first: device_transform="
-                "lambda batch: (normalize(batch[0]), *batch[1:])"
+                "images are a tensor of uint8 (output='uint8_hwc'), got a "
+                f"{type(images).__name__} {getattr(images, 'dtype', '')}; of a batch take it out: "
+                "device_transform=lambda batch: (normalize(batch[0]), *batch[1:])"
             )
-        if images.dtype != torch.uint8:
-            raise TypeError(f"images are uint8 (output='uint8_hwc'), not {images.dtype}")
         if images.ndim < 3 or images.shape[-1] != 3:
             raise ValueError(f"images are of shape (..., height, width, 3), not {images.shape}")
         # `out` is what makes it one kernel: `addcmul(...).to(half)` would be two. It also keeps the
@@ -113,13 +114,3 @@ class NormalizeImages(torch.nn.Module):
         result = torch.empty(images.shape, dtype=self.dtype, device=images.device)
         torch.addcmul(self.offset, images, self.factor, out=result)
         return result.movedim(-1, -3)
-
-
-def _three_numbers(name: str, given: Sequence[float]) -> tuple[float, float, float]:
-    try:
-        red, green, blue = map(float, given)
-    except (TypeError, ValueError):
-        red = green = blue = math.nan
-    if not math.isfinite(red + green + blue):
-        raise ConfigError(f"{name} is three numbers, or None; not {given!r}.")
-    return red, green, blue

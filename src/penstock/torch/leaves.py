@@ -69,8 +69,7 @@ def reduce_tensor(tensor: torch.Tensor) -> Any:  # noqa: ANN401 - what __reduce_
     if tensor.requires_grad and not tensor.is_leaf:
         raise RuntimeError(
             "a tensor that requires_grad and is not a leaf cannot leave its process: autograd does "
-            "not "
-            "cross processes. Call detach() on it in the dataset or the collate_fn."
+            "not cross processes. Call detach() on it in the dataset or the collate_fn."
         )
     needs_grad = tensor.requires_grad
     tensor = tensor.detach().resolve_conj().resolve_neg()

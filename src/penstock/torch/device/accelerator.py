@@ -107,16 +107,15 @@ def open_accelerator(device: str | int | torch.device) -> Accelerator:
         module: Any = torch.get_device_module(wanted)
         chosen = with_index(wanted)
         num_devices = module.device_count() if module.is_available() else 0
+        if chosen.index >= num_devices:
+            raise RuntimeError(
+                f"torch {torch.__version__} finds {num_devices} devices of type {chosen.type!r} "
+                "here: look at the build of torch, the driver, the container and "
+                f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')}"
+            )
     except (RuntimeError, TypeError, AttributeError, AssertionError) as error:
         why = str(error).partition("\n")[0]
         raise ConfigError(f"device={device!r} cannot be used: {why}. {_INSTEAD}") from error
-    if chosen.index >= num_devices:
-        raise ConfigError(
-            f"device={device!r} cannot be used: torch {torch.__version__} finds {num_devices} "
-            f"devices of type {chosen.type!r} here. Look at the build of torch, the driver, the "
-            f"container and CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')}. "
-            f"{_INSTEAD}"
-        )
     return Accelerator(chosen, module)
 
 

@@ -14,7 +14,7 @@ from penstock.cli.reasons import reason_of
 from penstock.errors import ConfigError, StoreError
 from penstock.lines import say
 from penstock.opening import MAX_TREE_BYTES, open_file, read_file
-from penstock.stores.folder.annotated_folder import YAML_SUFFIXES, annotated_folder, xml_root
+from penstock.stores.folder.annotated_folder import FORM_OF_SUFFIX, annotated_folder, xml_root
 from penstock.stores.folder.listing import (
     IMAGE_SUFFIXES,
     INDEX_NAME,
@@ -151,9 +151,9 @@ def check_annotations(folder: Path, images: Sequence[str], xml: Iterable[str]) -
 
 
 def check_annotated_file(path: Path, columns: Mapping[str, Any]) -> Annotations:
-    """Return what is wrong with VOC's or imglab's XML, YOLO's YAML, or a list with `columns`."""
+    """Return what is wrong with XML, YOLO's YAML, COCO's JSON, or a list with `columns`."""
     findings = Annotations()
-    if path.suffix.lower() in YAML_SUFFIXES:
+    if FORM_OF_SUFFIX.get(path.suffix.lower()) == "yolo":
         _check_yolo(path, findings)
     elif path.suffix.lower() == ".xml" and xml_root(path) != "dataset":
         found = annotated_folder(path.parent.parent)
@@ -165,7 +165,7 @@ def check_annotated_file(path: Path, columns: Mapping[str, Any]) -> Annotations:
 
 
 def _check_listed(path: Path, columns: Mapping[str, Any], findings: Annotations) -> None:
-    """Check a file that has the annotations of many images: imglab's, or a list."""
+    """Check a file that has the annotations of many images: imglab's, COCO's, or a list."""
     from penstock.cli.sources import described_dataset
 
     findings.num_files += 1

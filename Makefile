@@ -3,7 +3,7 @@
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
-EXTRAS := torch,vision,cli,lmdb,mongo,arrow,progress,tensorboard,prometheus,opentelemetry,ray,dev,docs
+EXTRAS := torch,vision,coco,cli,lmdb,mongo,arrow,progress,tensorboard,prometheus,opentelemetry,ray,dev,docs
 BIN := $(VENV)/bin
 JOBS ?= 3
 STAMP := $(VENV)/.installed

@@ -21,6 +21,7 @@ _EXTRA_OF: Final = {
     "cv2": "vision",
     "simplejpeg": "vision",
     "PIL": "vision",
+    "pycocotools": "coco",
     "lmdb": "lmdb",
     "msgspec": "lmdb",
     "xxhash": "lmdb",

@@ -2,7 +2,8 @@
 """Images of coloured rectangles, whose pixels say where each object is.
 
 An object of label k is a rectangle of colour k drawn exactly over its box; "weights" repeats the
-label as an array of the user's own, and its landmarks are its corner pixels and its middle.
+label as an array of the user's own, its landmarks are its corner pixels and its middle, and its
+mask has its pixels.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ def sample_of(boxes, labels, size):
     height, width = size
     image = np.full((height, width, 3), GROUND, np.uint8)
     landmarks = np.zeros((len(boxes), 3, 2), np.float32)
+    masks = np.zeros((len(boxes), height, width), np.uint8)
     for row, ((x1, y1, x2, y2), label) in enumerate(zip(boxes, labels, strict=True)):
-        image[y1:y2, x1:x2] = COLOURS[label]
+        image[y1:y2, x1:x2], masks[row, y1:y2, x1:x2] = COLOURS[label], 1
         corners = (x1, y1), (x2 - 1, y2 - 1)
         landmarks[row] = (*corners, ((x1 + x2 - 1) / 2, (y1 + y2 - 1) / 2))
     return {
@@ -41,6 +43,7 @@ def sample_of(boxes, labels, size):
         "boxes": np.array(boxes, np.float32).reshape(-1, 4),
         "labels": np.array(labels, np.int64),
         "landmarks": landmarks,
+        "masks": masks,
         "weights": np.array(labels, np.float64),
         "visibility": np.tile(np.arange(3, dtype=np.int8), (len(boxes), 1)),
         "image_id": "scene",
@@ -86,6 +89,20 @@ def is_colour(image, label):
     return (np.abs(image.astype(int) - COLOURS[label]) < 60).all(axis=-1)
 
 
+def ious(sample):
+    """IoU of each object's mask and its colour in its box, if they are more than specks."""
+    masks, image = sample["masks"] > 0, sample["image"]
+    palette = np.array([*COLOURS, [GROUND] * 3], float)
+    nearest = np.linalg.norm(image[..., None, :] - palette, axis=-1).argmin(axis=-1)
+    seen = np.zeros(masks.shape, bool)
+    for place, box, label in zip(seen, sample["boxes"], sample["labels"], strict=True):
+        x1, y1 = np.maximum(np.floor(box[:2]).astype(int) - 1, 0)
+        x2, y2 = np.ceil(box[2:]).astype(int) + 1
+        place[y1:y2, x1:x2] = nearest[y1:y2, x1:x2] == label
+    union = (masks | seen).sum(axis=(1, 2))
+    return (masks & seen).sum(axis=(1, 2))[union > 40] / union[union > 40]
+
+
 def check_objects(sample):
     """Each object has the colour of its label in the middle of its box, and its own rows."""
     image, boxes = sample["image"], sample["boxes"]
@@ -96,6 +113,8 @@ def check_objects(sample):
     assert (boxes <= [width, height, width, height]).all()
     assert (boxes[:, 2:] > boxes[:, :2]).all()
     assert sample["weights"].tolist() == sample["labels"].tolist()
+    assert sample["masks"].shape == (len(boxes), height, width)
+    assert ious(sample).min(initial=1) > 0.7
     middles = ((boxes[:, :2] + boxes[:, 2:]) / 2).astype(int)
     for (x, y), label in zip(middles.tolist(), sample["labels"].tolist(), strict=True):
         assert is_colour(image[y, x], label), (x, y, label, image[y, x])

@@ -343,8 +343,8 @@ def test_yolo_keeps_the_numbers_of_its_classes_and_voc_tells_that_it_cannot(tmp_
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"target_format": "coco"}, "target_format is 'voc' or 'imglab' or 'yolo'"),
-        ({"form": "coco"}, "the format is one of voc"),
+        ({"target_format": "csv"}, "target_format is 'voc' or 'imglab' or 'yolo'"),
+        ({"form": "csv"}, "the format is one of voc"),
         ({"images": "move"}, "images for voc is 'copy' or 'link' or 'reference', not 'move'"),
         ({"options": {"polygons": "box"}}, "voc has no option 'polygons'; it has split, origin"),
     ],
@@ -369,16 +369,18 @@ def test_forms_that_cannot_be_found_out(tmp_path):
             convert(tmp_path / name, tmp_path / "to", target_format="voc")
 
 
-def test_real_blood_cells_through_yolo_and_back(data_dir, tmp_path):
-    convert(data_dir / "bccd", tmp_path / "yolo", target_format="yolo", images="link")
-    convert(tmp_path / "yolo", tmp_path / "voc", target_format="voc", images="link")
+@pytest.mark.parametrize(("form", "place"), [("yolo", "yolo"), ("coco", "all.json")])
+def test_real_blood_cells_through_another_form_and_back(data_dir, tmp_path, form, place):
+    convert(data_dir / "bccd", tmp_path / place, target_format=form)
+    convert(tmp_path / place, tmp_path / "voc", target_format="voc", images="link")
     before, after = read_voc_folder(data_dir / "bccd"), read_voc_folder(tmp_path / "voc")
     assert [image.key for image in after] == [image.key for image in before]
     for one_image, other in zip(before, after, strict=True):
         assert [(o.class_name, o.box_xyxy_px) for o in other.objects] == [
             (o.class_name, o.box_xyxy_px) for o in one_image.objects
         ]
-    assert len(read_voc_folder(tmp_path / "voc", "train")) == 205
+    if form == "yolo":
+        assert len(read_voc_folder(tmp_path / "voc", "train")) == 205
 
 
 def test_real_faces_through_every_form_and_back(data_dir, tmp_path):
@@ -386,7 +388,8 @@ def test_real_faces_through_every_form_and_back(data_dir, tmp_path):
     first = read_imglab(file)
     convert(file, tmp_path / "voc", target_format="voc", default_class="face")
     convert(tmp_path / "voc", tmp_path / "yolo", target_format="yolo")
-    convert(tmp_path / "yolo", tmp_path / "list.txt", target_format="landmarks")
+    convert(tmp_path / "yolo", tmp_path / "all.json", target_format="coco")
+    convert(tmp_path / "all.json", tmp_path / "list.txt", target_format="landmarks")
     listed = Source(tmp_path / "list.txt", "landmarks", {"has_box": True, "classes": ("class",)})
     convert(listed, tmp_path / "imglab.xml", target_format="imglab", strict=True)
     first, last = (

@@ -57,6 +57,13 @@ def test_the_page_of_detection(capsys):
     Path("cells/labels").mkdir()
     Path("cells/labels/1.txt").write_text("0 0.5 0.5 1 1\n")
     Path("cells/data.yaml").write_text("names: [red]\ntrain: images\n")
+    write_photo("coco/val/1.jpg")
+    Path("coco/annotations").mkdir()
+    Path("coco/annotations/instances_val.json").write_text(
+        '{"images": [{"id": 139, "file_name": "1.jpg"}], "categories": [{"id": 47, "name": "cup"},'
+        '{"id": 18, "name": "dog"}], "annotations": [{"image_id": 139, "category_id": 18, '
+        '"bbox": [2, 3, 20, 10], "iscrowd": 0, "segmentation": [[2, 3, 22, 3, 2, 13]]}]}'
+    )
     write_photo("faces/1.jpg")
     Path("faces/train.txt").write_text("1.jpg 3 9 4 8 man none\n")
     box = "<box top='1' left='2' width='9' height='8'><part name='0' x='3' y='4'/></box>"
@@ -71,6 +78,8 @@ def test_the_page_of_detection(capsys):
         "1 masks/images/IMG_1.jpg True",
         "('neutral', 'smiling')",
         "5 2 objects, 2 kept",
+        "(1, 30, 40) [False] {'dog': 18, 'cup': 47}",
+        "{'image_id': 139, 'category_id': 18, 'bbox': [2.0, 3.0, 20.0, 10.0], 'score': 0.9}",
         "['boxes', 'difficult', 'image', 'image_id', 'labels', 'truncated']",
         "[[ 67.  10. 200. 150.]",
         " [  0.   8.  20.  30.]] ['cat', 'cat']",
@@ -101,6 +110,7 @@ def test_the_page_of_batches(capsys):
         "torch.Size([1, 4]) tensor([0]) 0",
         "torch.float32 (2, 3, 320, 320)",
         "torch.Size([1, 4]) tensor([0]) 2",
+        "(2, 3, 300, 300) torch.float32 (2, 5)",
         "(224, 160) [(210, 160), (200, 150)]",
         "(160, 224) [(150, 200), (160, 210)]",
         "[0.0, 0.20000000298023224, 1.0]",

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from penstock.stores.store import Store
 
 _MAPPED: Final = ("lmdb", "arrow")  # kinds of stores whose files are mapped into memory
-_ANNOTATIONS: Final = (".txt", ".xml", ".yaml", ".yml")
+_ANNOTATIONS: Final = (".txt", ".xml", ".yaml", ".yml", ".json")
 # Files in a task: it costs the loader some 0.1 ms, decoding a photo some 5 ms.
 _MAX_TASK_FILES: Final = 16
 _TASKS_PER_WORKER: Final = 8  # at least, so that no worker is left with the last files alone
@@ -54,7 +54,7 @@ def check(
         typer.Argument(
             metavar="WHAT",
             help="A folder, searched for images and annotations, subfolders included; an image, "
-            "imglab's XML, YOLO's yaml file, a list; or a store's address.",
+            "imglab's XML, YOLO's yaml file, COCO's JSON, a list; or a store's address.",
         ),
     ],
     workers: Annotated[
@@ -68,12 +68,12 @@ def check(
     """Find broken images, annotations or records of a folder or store.
 
     Every image is decoded whole, in worker processes; of a store every checksum is compared, and
-    every record with the index. Annotations of VOC, YOLO and imglab are read, and their images
-    looked for. For each broken one a line goes to stdout: its path or key, a tab, and what is
-    wrong. Images in files without an image's suffix are counted on stderr. The exit status is 1 if
-    anything is broken, otherwise 0.
+    every record with the index. Annotations of VOC, YOLO, COCO and imglab are read, and their
+    images looked for. For each broken one a line goes to stdout: its path or key, a tab, and what
+    is wrong. Images in files without an image's suffix are counted on stderr. The exit status is 1
+    if anything is broken, otherwise 0.
     """
-    if list_columns and not what.lower().endswith(".txt"):
+    if list_columns and not what.lower().endswith((".txt", ".json")):
         raise ConfigError(f"{options.option_of(next(iter(list_columns)))} is for text lists.")
     import penstock.images.decode  # noqa: F401 - where Pillow is missing, this says it once
     from penstock.cli.sources import is_store, open_named, parse

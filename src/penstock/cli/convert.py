@@ -17,7 +17,7 @@ from penstock.lines import counted, say
 # Those of `penstock.vision.convert.reading.FORMATS`.
 Form = StrEnum(
     "Form",
-    {"voc": "voc", "imglab": "imglab", "yolo": "yolo", "landmarks": "landmarks",
+    {"voc": "voc", "imglab": "imglab", "yolo": "yolo", "coco": "coco", "landmarks": "landmarks",
      "image_list": "image-list"},
 )  # fmt: skip
 Placing = StrEnum("Placing", ["reference", "link", "copy"])
@@ -34,7 +34,8 @@ def convert(
         ),
     ],
     dst: Annotated[
-        Path, typer.Argument(metavar="DST", help="A folder to make; or a file, for lists.")
+        Path,
+        typer.Argument(metavar="DST", help="A folder to make, of VOC or YOLO; else a file."),
     ],
     to: Annotated[Form, typer.Option("--to", help="Format to write.")],
     images: Annotated[
@@ -61,7 +62,7 @@ def convert(
     *,
     list_columns: dict[str, Any],
 ) -> None:
-    """Convert annotations between VOC, YOLO, imglab and text lists.
+    """Convert annotations: VOC, YOLO, COCO, imglab and text lists.
 
     Several sources become one data set: what they say of the same image is put together. Nothing
     is ever replaced. A line goes to stdout for all that DST's format has no place for; the last one

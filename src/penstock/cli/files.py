@@ -14,7 +14,7 @@ from penstock.cli.reasons import reason_of
 from penstock.errors import ConfigError, StoreError
 from penstock.lines import say
 from penstock.opening import MAX_TREE_BYTES, read_file
-from penstock.stores.folder.annotated_folder import YAML_SUFFIXES, annotated_folder, xml_root
+from penstock.stores.folder.annotated_folder import FORM_OF_SUFFIX, annotated_folder, xml_root
 from penstock.stores.folder.listing import (
     IMAGE_SUFFIXES,
     INDEX_NAME,
@@ -131,9 +131,9 @@ def check_annotations(folder: Path, images: Sequence[str], xml: Iterable[str]) -
 
 
 def check_annotated_file(path: Path, columns: Mapping[str, Any]) -> Annotations:
-    """Return what is wrong with imglab's XML, YOLO's YAML, or a list with `columns`."""
+    """Return what is wrong with a file of annotations; a list has `columns`."""
     findings = Annotations()
-    if path.suffix.lower() in YAML_SUFFIXES:
+    if FORM_OF_SUFFIX.get(path.suffix.lower()) == "yolo":
         _check_yolo(path, findings)
     else:
         _check_listed(path, columns, findings)
@@ -141,7 +141,7 @@ def check_annotated_file(path: Path, columns: Mapping[str, Any]) -> Annotations:
 
 
 def _check_listed(path: Path, columns: Mapping[str, Any], findings: Annotations) -> None:
-    """Check a file that has the annotations of many images: imglab's, or a list."""
+    """Check a file that has the annotations of many images: imglab's, COCO's, or a list."""
     from penstock.cli.sources import described_dataset
 
     findings.num_files += 1

@@ -23,8 +23,8 @@ SOURCE_HELP: Final = (
     "makes one; it is run."
 )
 ANY_SOURCE: Final = (
-    f"{SOURCE_HELP} Also YOLO's folder or yaml file, imglab's XML, a list of landmarks or of "
-    "images."
+    f"{SOURCE_HELP} Also YOLO's folder or yaml file, imglab's XML, COCO's JSON, a list of "
+    "landmarks or of images."
 )
 
 BadBoxes = StrEnum("BadBoxes", {"keep": "keep", "drop": "drop", "fix": "fix", "error": "raise"})

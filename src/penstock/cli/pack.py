@@ -103,8 +103,8 @@ def pack(
     a line goes to stdout for each sample left out: its name, a tab, and the reason. The last line
     says what was packed, how fast, and where.
 
-    Of YOLO, imglab, lists of landmarks, and of VOC with --objects, a sample is the dict that the
-    dataset of that form gives: image, boxes, labels, landmarks.
+    Of YOLO, COCO, imglab, lists of landmarks, and of VOC with --objects, a sample is the dict that
+    the dataset of that form gives: image, boxes, labels, landmarks.
     """
     from penstock.cli.files import say_passed_over
     from penstock.stores.packing import pack as pack_into

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from penstock.stores.store import Store
 
 _OBJECT: Final = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*(?:\.[^\W\d]\w*)*")
-_FORMS: Final = {".yaml": "yolo", ".yml": "yolo", ".xml": "imglab"}
 _LISTS: Final = ("landmarks", "image-list")
 
 
@@ -174,7 +173,7 @@ def described_form(text: str, columns: Mapping[str, Any] | None = None) -> str |
     A text list is one of landmarks if options name their columns, or if its first line has the
     numbers of a point.
     """
-    from penstock.stores.folder.annotated_folder import annotated_folder, list_form
+    from penstock.stores.folder.annotated_folder import FORM_OF_SUFFIX, annotated_folder, list_form
 
     if not is_plain_path(text):
         return None
@@ -184,7 +183,7 @@ def described_form(text: str, columns: Mapping[str, Any] | None = None) -> str |
         return found.form if found is not None and found.is_read_as_folder else None
     suffix = path.suffix.lower()
     if suffix != ".txt" or not path.is_file():
-        return _FORMS.get(suffix)
+        return FORM_OF_SUFFIX.get(suffix)
     if not columns.keys() <= {"root", "separator"}:
         return "landmarks"
     from penstock.vision.annotations.reading import numbered_lines
@@ -203,16 +202,17 @@ def described_dataset(
 ) -> StoreDataset | None:
     """Return the dataset of annotated images that a path names; None for all else.
 
-    `columns` are of a landmark list, as `LandmarkList` takes them; `origin` is VOC's as well.
+    `columns` are of a landmark list, as `LandmarkList` takes them; `origin` is VOC's as well, and
+    `root` COCO's.
     """
     columns = dict(columns or {})
     path, form = Path(text), described_form(text, columns)
     if form is None and attributes and is_plain_path(text) and any(path.glob("*.xml")):
         form = "voc"  # beside the images
     for name in columns:
-        if form not in _LISTS and (form, name) != ("voc", "origin"):
+        if form not in _LISTS and (form, name) not in (("voc", "origin"), ("coco", "root")):
             raise ConfigError(f"{option_of(name)} is for text lists, and {text} is none.")
-    if split is not None and form in ("imglab", *_LISTS):
+    if split is not None and form in ("imglab", "coco", *_LISTS):
         raise ConfigError(f"--split is for folders and YOLO's yaml files; {text} is one list.")
     if form is None:
         return None
@@ -224,6 +224,8 @@ def described_dataset(
             return vision.VOCDetection(path, split, rules=rules, attributes=attributes, **columns)
         case "yolo":
             return vision.YOLODetection(path, split or "train", rules=rules)
+        case "coco":
+            return vision.COCODetection(path, columns.get("root"), rules=rules)
         case "imglab":
             return vision.ImglabDetection(path, rules=rules, attributes=attributes)
         case "landmarks":

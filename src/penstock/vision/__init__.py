@@ -18,6 +18,7 @@ from penstock.vision.crops import CenterCropResize, RandomResizedCrop, Resize
 from penstock.vision.datasets.annotated import AnnotatedImages, PackedAnnotations
 from penstock.vision.datasets.classification import ImageFolder, ImageList
 from penstock.vision.datasets.detection import (
+    COCODetection,
     ImglabDetection,
     LandmarkList,
     VOCDetection,
@@ -43,6 +44,7 @@ __all__ = [
     "AnnotatedImages",
     "AnnotatedObject",
     "AnnotationRules",
+    "COCODetection",
     "CenterCropResize",
     "ColorJitter",
     "Compose",

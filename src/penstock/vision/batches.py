@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`DetectionCollate`: images with any number of objects each, as one batch.
 
-A sample is a dict as `penstock.vision.samples` describes it. The batch is `(images, targets)`: the
-images stacked, padded to one size or as a list, and a list with what is marked in each.
+A sample is a dict as `penstock.vision.samples` describes it, or a pair (image, target) whose target
+is a dict of the rest, or an array (N, 5) as SSD's. The batch is `(images, targets)`: the images
+stacked, padded to one size or as a list, and a list with what is marked in each.
 """
 
 from __future__ import annotations
@@ -20,7 +21,13 @@ from penstock.faults import annotate
 from penstock.transport.packing import AsTensor
 from penstock.vision.arguments import checked_channels, checked_choice, checked_whole
 from penstock.vision.pipeline import lookup_tables, write_planes
-from penstock.vision.samples import arrays_by_object, as_array, is_tensor, num_objects
+from penstock.vision.samples import (
+    arrays_by_object,
+    as_array,
+    check_masks,
+    is_tensor,
+    num_objects,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -30,18 +37,20 @@ if TYPE_CHECKING:
     from penstock.collate import BatchMemory
 
 _MOST_CHANNELS: Final = 4  # a longer last axis is no channels, but a width
+_ITEM: Final = ""  # the field of which a target that is an array is the rows
 # What a field is without a row, where no image of the batch has one.
 _NOTHING: Final[dict[str, tuple[tuple[int, ...], np.dtype[Any]]]] = {
     "boxes": ((4,), np.dtype(np.float32)),
     "labels": ((), np.dtype(np.int64)),
+    _ITEM: ((5,), np.dtype(np.float32)),
 }
-
-
-_ITEM: Final = ""  # the field of which a target that is an array is the rows
 
 
 class DetectionCollate:
     """Makes `(images, targets)` of samples with objects, as detection code expects it.
+
+    Samples are dicts, or pairs (image, target). A target that is a dict is the rest of the sample's
+    dict; one that is an array, as SSD's (N, 5), becomes float32 and is otherwise left as it is.
 
     In a loader of Penstock the images are converted straight into the slot that goes to the
     main process. In torch's own loader, or called by itself, it makes the same batch.
@@ -73,8 +82,9 @@ class DetectionCollate:
 
         Args:
             images: "stack" wants images of one size. "pad" adds pixels at the right and bottom, up
-                to the largest height and width of the batch, so that boxes stay true; each target
-                gets "image_size", (height, width) before that. "list" keeps a list of images.
+                to the largest height and width of the batch, so that boxes stay true, and to masks;
+                each target gets "image_size", (height, width) before that. "list" keeps a list of
+                images.
             output: "float_chw" makes float32 (channels, height, width) in 0..1 of uint8 images of
                 shape (height, width, channels). Whatever else a transform made, floats or tensors,
                 is taken as it is. "uint8_hwc" takes all as they are.
@@ -109,54 +119,58 @@ class DetectionCollate:
         self._targets = targets
         self.mean, self.std = mean, std
 
-    def __call__(self, samples: Sequence[Mapping[str, Any]]) -> tuple[Any, list[Any]]:
+    def __call__(self, samples: Sequence[Any]) -> tuple[Any, list[Any]]:
         """Return the batch in memory of its own."""
         holds_tensors = any(map(_holds_tensors, samples))
         out: BatchMemory = _TensorMemory() if holds_tensors else Collator(np.empty)
         return self.collate_into(samples, out)
 
-    def collate_into(
-        self, samples: Sequence[Mapping[str, Any]], out: BatchMemory
-    ) -> tuple[Any, list[Any]]:
+    def collate_into(self, samples: Sequence[Any], out: BatchMemory) -> tuple[Any, list[Any]]:
         """Return the batch in memory of `out`; otherwise as calling it does."""
         taken = [_with_arrays(sample, position) for position, sample in enumerate(samples)]
-        batch, sizes = self._collated([as_array(sample["image"]) for sample in taken], out)
-        items: list[Any]
-        if self._targets == "array":
-            fields, items = {_ITEM: _class_rows(taken, out)}, [_Row] * len(taken)
+        images = [as_array(sample["image"]) for sample in taken]
+        batch, padded = self._collated(images, out)
+        items: list[Any] = [_Row] * len(taken)
+        if self._targets == "array" and _ITEM not in taken[0]:
+            fields = {_ITEM: _class_rows(taken, out)}
         else:
             fields = _fields(taken, out)
+        if _ITEM not in fields:
             items = [
                 {key: _Row if key in fields else sample[key] for key in sample if key != "image"}
                 for sample in taken
             ]
-            for item, size in zip(items, sizes, strict=False):
-                item["image_size"] = size
+            for item, image in zip(items, images, strict=True):
+                if padded is not None:
+                    item["image_size"] = _size(image)
+                if "masks" in item:
+                    masks = _padded_masks(item["masks"], padded or _size(image), out)
+                    item["masks"] = out.leaf(masks)
         leaves = {key: _leaf(values, out) for key, values in fields.items()}
-        first = "boxes" if _ITEM in fields else next(iter(fields), None)
+        first = next((key for key in (*fields, "boxes") if key in taken[0]), None)
         counts = [len(sample[first]) for sample in taken] if first is not None else []
         return batch, _targets(items, leaves, [0, *itertools.accumulate(counts)])
 
     def _collated(
         self, arrays: list[NDArray[Any]], out: BatchMemory
-    ) -> tuple[Any, list[tuple[int, int]]]:
-        """Return the images, and where they were padded, the (height, width) of each before."""
+    ) -> tuple[Any, tuple[int, int] | None]:
+        """Return the images, and where they were padded, height and width of all."""
         shapes = [self._shape(array) for array in arrays]
         if self._images == "list":
             pairs = zip(arrays, shapes, strict=True)
             places = [out.empty(shape, self._dtype(array)) for array, shape in pairs]
             self._write_all(arrays, places)
-            return [out.leaf(place) for place in places], []
+            return [out.leaf(place) for place in places], None
         if self._images == "pad":
             return self._padded(arrays, shapes, out)
         _check_alike(arrays, shapes)
         batch = out.empty((len(arrays), *shapes[0]), self._dtype(arrays[0]))
         self._write_all(arrays, list(batch))
-        return out.leaf(batch), []
+        return out.leaf(batch), None
 
     def _padded(
         self, arrays: list[NDArray[Any]], shapes: list[tuple[int, ...]], out: BatchMemory
-    ) -> tuple[Any, list[tuple[int, int]]]:
+    ) -> tuple[Any, tuple[int, int]]:
         is_hwc = _is_hwc(arrays[0]) and not self._is_converted(arrays[0])
         axis = 0 if is_hwc else -2
         sizes = [(shape[axis], shape[axis + 1]) for shape in shapes]
@@ -173,7 +187,7 @@ class DetectionCollate:
             by_pixel[rows:], by_pixel[:rows, columns:] = self._padding(place), self._padding(place)
             views.append(place[:rows, :columns] if is_hwc else place[..., :rows, :columns])
         self._write_all(arrays, views)
-        return out.leaf(batch), sizes
+        return out.leaf(batch), (height, width)
 
     def _padding(self, place: NDArray[Any]) -> NDArray[Any] | float:
         """Return the value of a padded pixel, or one for each channel."""
@@ -218,6 +232,20 @@ def _is_hwc(array: NDArray[Any]) -> bool:
     return array.dtype == np.uint8 or array.shape[0] > _MOST_CHANNELS
 
 
+def _size(image: NDArray[Any]) -> tuple[int, int]:
+    height, width = image.shape[:2] if _is_hwc(image) else image.shape[-2:]
+    return height, width
+
+
+def _padded_masks(masks: NDArray[Any], size: tuple[int, int], out: BatchMemory) -> NDArray[Any]:
+    """Return masks in memory of `out`, with 0 in what was added at the right and bottom."""
+    num_masks, height, width = masks.shape
+    place = out.empty((num_masks, *size), masks.dtype)
+    place[:, height:], place[:, :height, width:] = 0, 0
+    place[:, :height, :width] = masks
+    return place
+
+
 def _check_alike(arrays: list[NDArray[Any]], shapes: list[tuple[int, ...]]) -> None:
     first = arrays[0]
     for position, (array, shape) in enumerate(zip(arrays, shapes, strict=True)):
@@ -236,7 +264,7 @@ def _described(array: NDArray[Any]) -> str:
 
 
 def _holds_tensors(sample: object) -> bool:
-    return isinstance(sample, Mapping) and any(map(is_tensor, sample.values()))
+    return any(map(is_tensor, _as_dict(sample).values()))
 
 
 def _leaf(values: NDArray[Any], out: BatchMemory) -> Any:  # noqa: ANN401
@@ -256,21 +284,40 @@ class _TensorMemory:
         return sys.modules["torch"].from_numpy(array)
 
 
+def _as_dict(sample: Any) -> Mapping[Any, Any]:  # noqa: ANN401
+    """Return a pair (image, target) as a dict; an empty one for what is neither."""
+    if isinstance(sample, Mapping):
+        return sample
+    if isinstance(sample, (tuple, list)) and len(sample) == 2:
+        image, target = sample
+        if isinstance(target, Mapping):
+            return {**target, "image": image}
+        shape = np.shape(target)
+        if len(shape) == 2 or shape == (0,):
+            return {_ITEM: target, "image": image}
+    return {}
+
+
 def _with_arrays(sample: Any, position: int) -> dict[str, Any]:  # noqa: ANN401
     """Return a sample with arrays for tensors, having checked that they fit together."""
-    if not isinstance(sample, Mapping) or "image" not in sample:
+    given = _as_dict(sample)
+    if "image" not in given:
         has = f" of {sorted(map(str, sample))}" if isinstance(sample, Mapping) else ""
         raise ConfigError(
-            f'detection_collate takes dicts with an "image", but sample {position} of the batch '
-            f"is a {type(sample).__name__}{has}. Other samples need the default collate, or a "
-            "collate_fn of your own"
+            'detection_collate takes dicts with an "image", or pairs (image, target) of a dict or '
+            f"an array (N, 5); sample {position} of the batch is a {type(sample).__name__}{has}. "
+            "Other samples need the default collate, or a collate_fn of your own"
         )
-    taken = {key: as_array(value) if is_tensor(value) else value for key, value in sample.items()}
+    taken = {key: as_array(value) if is_tensor(value) else value for key, value in given.items()}
+    if _ITEM in taken:
+        taken[_ITEM] = np.asarray(taken[_ITEM], np.float32)
     for key, (trailing, _) in _NOTHING.items():
         if isinstance(taken.get(key), np.ndarray) and taken[key].shape == (0,):
             taken[key] = taken[key].reshape(0, *trailing)  # np.array([]), as many write it
     try:
         num_objects(taken)
+        if "masks" in taken:
+            check_masks(taken["masks"], _size(as_array(taken["image"])))
     except ConfigError as error:
         annotate(error, f"in sample {position} of the batch")
         raise
@@ -291,7 +338,8 @@ def _fields(samples: list[dict[str, Any]], out: BatchMemory) -> dict[str, NDArra
                 "need be, or drop it in a transform.",
                 (0, position),
             )
-    return {key: _field(key, [sample[key] for sample in samples], out) for key in names[0]}
+    fields = [key for key in names[0] if key != "masks"]  # which are as large as their image
+    return {key: _field(key, [sample[key] for sample in samples], out) for key in fields}
 
 
 def _field(key: str, parts: list[NDArray[Any]], out: BatchMemory) -> NDArray[Any]:
@@ -325,7 +373,8 @@ def _check_like(
 
 
 def _quoted(key: object) -> str:
-    return f'"{key}"'.replace("{", "{{").replace("}", "}}")  # the message is a template
+    name = f'"{key}"' if key != _ITEM else "the target array"
+    return name.replace("{", "{{").replace("}", "}}")  # the message is a template
 
 
 def _class_rows(samples: list[dict[str, Any]], out: BatchMemory) -> NDArray[np.float32]:

@@ -43,6 +43,7 @@ _COLOURS: Final = (
 _SHADES: Final = (1.0, 0.62, 0.35)  # of further classes
 _NO_CLASS: Final = (160, 160, 160)
 _DARK: Final = (20, 20, 20)
+_SHADE: Final = np.uint8(110)  # of 255: how much of its colour a mask has
 _WHITE: Final = (255, 255, 255)
 _BRIGHT: Final = 140.0  # of 255; on brighter grounds black can be read better than white
 _FAR: Final = 1e5  # pixels
@@ -83,9 +84,9 @@ def contact_sheet(
 
     Args:
         samples: At least one. Each is a dict with "image" and, as far as there are any, "boxes"
-            (N, 4), "labels" (N,), "landmarks" (N, K, 2) and "visibility" (N, K); or (image, dict of
-            these); or (image, class). Images may be uint8 or floats, with the channels last or
-            first. Tensors are taken, too.
+            (N, 4), "labels" (N,), "landmarks" (N, K, 2), "visibility" (N, K) and "masks" (N, H, W);
+            or (image, dict of these); or (image, class). Images may be uint8 or floats, with the
+            channels last or first. Tensors are taken, too.
         class_names: Name of class 0, 1, 2 …; numbers are shown without.
         columns: Tiles in a row; as many as make about a square if not given.
         tile_px: Width of a tile, and the most height of its image.
@@ -200,13 +201,17 @@ def _draw_objects(
     line_px: int,
 ) -> None:
     """Draw what is marked in a sample into its image, which is `scale` (x, y) times its own."""
+    labels = list(sample.get("labels", ()))
+    masks = np.asarray(sample.get("masks", ()))
+    for label, mask in zip(labels, masks if masks.ndim == 3 else (), strict=False):
+        shade = Image.fromarray(np.where(mask, _SHADE, np.uint8(0))).resize(picture.size)
+        picture.paste(class_colour(_class_of(label, class_names)), (0, 0), shade)
     draw = ImageDraw.Draw(picture)
     boxes = np.asarray(sample.get("boxes", ()), np.float64).reshape(-1, 4) * np.tile(scale, 2)
     boxes = boxes.clip(-_FAR, _FAR)
     areas = np.prod(boxes[:, 2:] - boxes[:, :2], axis=1)
     # Small ones last: they would vanish under the lines of large ones.
     order = [n for n in np.argsort(-areas, kind="stable").tolist() if np.isfinite(boxes[n]).all()]
-    labels = list(sample.get("labels", ()))
     for n in order:
         left, top, right, bottom = np.rint(boxes[n]).astype(int).tolist()
         right, bottom = max(right - 1, left), max(bottom - 1, top)  # half-open: outermost pixels

@@ -5,6 +5,7 @@
     "boxes"         float32 (N, 4)          left, top, right, bottom: pixels, 0-based, half-open
     "labels"        int64 (N,)              and any other array with N rows
     "landmarks"     float32 (N, K, 2)       (0, 0) is the centre of the top left pixel; NaN: none
+    "masks"         uint8, bool (N, H, W)   1 in an object
     "image_id", …   str, int, tuple, dict   of the image as a whole
 
 So what drops an object drops its row of every array, of those too that a user has added.
@@ -20,11 +21,12 @@ import numpy as np
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-_BY_OBJECT: Final = ("boxes", "labels", "landmarks")
+_BY_OBJECT: Final = ("boxes", "labels", "landmarks", "masks")
+_HALF: Final = 127  # of 255
 
 
 def is_tensor(value: object) -> bool:
@@ -52,7 +54,7 @@ def num_objects(sample: Mapping[str, Any]) -> int:
                 f'"{key}" of a sample is of type {type(value).__name__}, but what goes by object '
                 f"is a numpy array with a row for each: {remedy} in the dataset. "
                 "(detection_collate makes tensors of arrays. What belongs to the whole image is a "
-                "number, str, tuple or dict, under another name than boxes, labels or landmarks)"
+                "number, str, tuple or dict, under another name than boxes or labels, say)"
             )
     shape = np.shape(sample.get("boxes", np.empty((0, 4))))
     if len(shape) != 2 or shape[1] != 4:
@@ -61,8 +63,8 @@ def num_objects(sample: Mapping[str, Any]) -> int:
             "of each object; without an object it is (0, 4)"
         )
     names = arrays_by_object(sample)
-    first = "boxes" if "boxes" in names else next(iter(names), "")
-    num_rows = len(sample[first]) if first and sample[first].ndim else 0
+    first = "boxes" if "boxes" in names else next(iter(names), None)
+    num_rows = len(sample[first]) if first is not None and sample[first].ndim else 0
     for key in names:
         shape = sample[key].shape
         if not shape or shape[0] != num_rows:
@@ -112,9 +114,35 @@ def colour_image_of(sample: Any, name: str) -> NDArray[np.uint8]:  # noqa: ANN40
     return image
 
 
-def with_image(sample: Any, image: NDArray[Any]) -> Any:  # noqa: ANN401
-    """Return a new dict with another image; the image itself where the sample is a bare one."""
-    return {**sample, "image": image} if isinstance(sample, dict) else image
+def with_image(
+    sample: Any,  # noqa: ANN401
+    image: NDArray[Any],
+    move: Callable[[NDArray[np.uint8]], NDArray[Any]] | None = None,
+) -> Any:  # noqa: ANN401
+    """Return a new dict with another image; the image itself where the sample is a bare one.
+
+    `move` does to a mask, 0 or 255 in each pixel, what was done to the image; half of a pixel is
+    one. Without it no pixel was moved.
+    """
+    if not isinstance(sample, dict):
+        return image
+    result = {**sample, "image": image}
+    if move is not None and isinstance(masks := sample.get("masks"), np.ndarray):
+        check_masks(masks, sample["image"].shape[:2])
+        result["masks"] = np.empty((len(masks), *image.shape[:2]), masks.dtype)
+        for number, mask in enumerate(masks):
+            moved = move(np.where(mask, np.uint8(255), np.uint8(0)))
+            result["masks"][number] = moved > _HALF
+    return result
+
+
+def check_masks(masks: NDArray[Any], size: tuple[int, ...]) -> None:
+    """Raise unless masks are as large as their image, whose height and width are given."""
+    if masks.shape[1:] != size:
+        raise ConfigError(
+            f'"masks" of a sample has the shape {masks.shape}, and its image has {size[0]} x '
+            f"{size[1]} pixels (height x width): masks are (N, height, width)"
+        )
 
 
 def without_letterbox(sample: Any) -> Any:  # noqa: ANN401

@@ -6,10 +6,12 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from functools import partial
 
 import pytest
 
 from penstock.errors import StoreError
+from penstock.vision.annotations.coco import masks_of, read_coco, write_coco
 from penstock.vision.annotations.imglab import read_imglab
 from penstock.vision.annotations.lists import read_image_list, read_landmark_list
 from penstock.vision.annotations.voc import parse_voc, read_voc, write_voc
@@ -31,6 +33,11 @@ IMGLAB = b"""<?xml version='1.0' encoding='ISO-8859-1'?>
 <dataset><images><image file='1.jpg' width='9' height='8'><box top='1' left='2' width='3' height='4'
  ignore='1'><label>cat</label><part name='00' x='3' y='4'/></box></image></images></dataset>
 """
+COCO = b"""{"images": [{"id": 7, "file_name": "1.jpg", "width": 8}], "categories": [{"id": 3,
+"name": "a", "keypoints": ["b"]}], "annotations": [{"image_id": 7, "category_id": 3,
+"bbox": [1, 2, 3, 4.5], "keypoints": [1, 2, 2], "segmentation": [[1, 2, 4.5, 2, 1, 6]]},
+{"image_id": 7, "category_id": 3, "segmentation": {"size": [6, 8], "counts": [8, 3, 37]}},
+{"image_id": 7, "category_id": 3, "segmentation": {"size": [6, 8], "counts": "83U1"}}]}"""
 IMAGES = b"a\\1.jpg 1\r\n\r\nb 2.jpg 2\r\n#c\r\n"
 LANDMARKS = b"a\\1.jpg 1 2 3 4 5 6 7 8 1\r\n\r\nb 2.jpg 1 2 3 4 nan 6 7.5 8 2\r\n"
 YAML = (
@@ -111,6 +118,17 @@ def test_damaged_files_of_imglab(read_file):
     assert 5 < read_all(read_file(read_imglab), IMGLAB, 300) < 290
 
 
+def test_damaged_files_of_coco(read_file):
+    pytest.importorskip("pycocotools")
+
+    def coco(path):
+        (image,), ids = read_coco(path, by_id=True)
+        masks_of([found.segmentation for found in image.objects], 6, 8)
+        write_coco([image], tuple(ids))
+
+    assert 5 < read_all(read_file(coco), COCO, 600) < 590
+
+
 def test_damaged_lists(read_file):
     def landmarks(path):
         return read_landmark_list(path, num_landmarks=4, classes=("who",))
@@ -142,7 +160,10 @@ def test_20_000_damaged_xml_files(data_dir, read_file):
     assert read_all(read_file(read_imglab), IMGLAB, 5_000) > 300
 
 
-@pytest.mark.parametrize("read", [read_imglab, read_landmark_list, read_image_list, read_yolo])
+@pytest.mark.parametrize(
+    "read",
+    [read_imglab, read_landmark_list, read_image_list, read_yolo, partial(read_coco, by_id=True)],
+)
 def test_a_pipe_is_not_waited_for(tmp_path, read):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(StoreError, match=r"cannot read .*/pipe.*: .*not a regular file"):

@@ -175,6 +175,82 @@ def test_rows_of_five_for_code_that_wants_them():
         )
 
 
+class Pairs(Photos):
+    """Samples as SSD's datasets give them: an image, channels first, and rows of five numbers."""
+
+    def __getitem__(self, index):
+        sample = super().__getitem__(index)
+        rows = np.column_stack([sample["boxes"], sample["labels"]])
+        return torch.from_numpy(sample["image"]).permute(2, 0, 1) / 255, rows
+
+
+@pytest.mark.parametrize("kind", [Loader, DataLoader, torch.utils.data.DataLoader])
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_pairs_with_arrays_become_ssds_batch(kind, num_workers):
+    loader = kind(Pairs(), 4, collate_fn=detection_collate, num_workers=num_workers)
+    for first, (images, targets) in zip(range(0, 12, 4), loader, strict=True):
+        pairs = [Pairs()[first + n] for n in range(4)]
+        assert np.array_equal(images, torch.stack([image for image, _ in pairs]))
+        assert np.asarray(images).dtype == np.float32
+        assert type(images) is type(targets[3]) is (np.ndarray if kind is Loader else torch.Tensor)
+        for target, (_, rows) in zip(targets, pairs, strict=True):
+            assert_same(np.asarray(target), rows.astype(np.float32).reshape(-1, 5))
+
+
+def test_pairs_with_lists_of_any_width_and_without_objects():
+    image = np.zeros((4, 5, 3), np.uint8)
+    samples = [(image, [[1, 2, 3, 4, 0]] * 2), (image, []), [image, np.zeros((0, 15))]]
+    _, targets = detection_collate(samples[:2])
+    assert [target.tolist() for target in targets] == [samples[0][1], []]
+    assert [target.shape for target in detection_collate(samples[1:])[1]] == [(0, 5), (0, 5)]
+    with pytest.raises(CollateError, match=r"float32 of shape \(1, 15\)"):
+        detection_collate([samples[0], (image, np.zeros((1, 15)))])
+
+
+def test_pairs_with_dicts_are_those_dicts():
+    samples = [sample_of(n) for n in range(3)]
+    pairs = [(sample.pop("image"), sample) for sample in map(dict, samples)]
+    for collate in (detection_collate, DetectionCollate("pad"), DetectionCollate(targets="array")):
+        assert_same(collate(pairs), collate(samples))
+
+
+class Masked(Photos):
+    """With masks of each object."""
+
+    def __getitem__(self, index):
+        sample = super().__getitem__(index)
+        limits = 30 * (1 + np.arange(len(sample["boxes"])))
+        return sample | {"masks": (sample["image"][..., 0] < limits[:, None, None]).astype("u1")}
+
+
+@pytest.mark.parametrize("images", ["stack", "pad", "list"])
+@pytest.mark.parametrize("kind", [Loader, DataLoader])
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_masks_are_as_large_as_their_images(kind, images, num_workers):
+    dataset = Masked(wide=() if images == "stack" else {2, 5})
+    collate = DetectionCollate(images, pad_multiple=32 if images == "pad" else 1)
+    loader = kind(dataset, 4, collate_fn=collate, num_workers=num_workers)
+    targets = [(image, target) for batch in loader for image, target in zip(*batch, strict=True)]
+    for index, (image, target) in enumerate(targets):
+        masks = dataset[index]["masks"]
+        assert target["masks"].shape == (len(masks), *image.shape[1:])
+        assert isinstance(target["masks"], np.ndarray if kind is Loader else torch.Tensor)
+        found = np.asarray(target["masks"])
+        assert found.dtype == np.uint8
+        assert np.array_equal(found[:, :24, : masks.shape[2]], masks)
+        assert found.sum() == masks.sum()
+    assert_same(pickle.loads(pickle.dumps(targets)), targets)
+
+
+def test_masks_that_do_not_fit_name_the_sample():
+    samples = [Masked()[1], Masked()[2] | {"masks": np.zeros((2, 24, 31), np.uint8)}]
+    with pytest.raises(ConfigError, match=r"\(2, 24, 31\), and its image has 24 x 32") as caught:
+        detection_collate(samples)
+    assert "in sample 1 of the batch" in caught.value.__notes__[0]
+    with pytest.raises(CollateError, match='sample 0 of the batch has "masks" and sample 1'):
+        detection_collate([Masked()[1], sample_of(2)])
+
+
 def test_images_without_objects_may_have_arrays_of_any_type():
     bare = {**sample_of(0), "boxes": np.array([]), "labels": np.array([])}
     _, targets = detection_collate([bare, sample_of(2), bare])
@@ -212,7 +288,7 @@ def test_rows_that_do_not_match_name_the_sample():
 
 @pytest.mark.parametrize("sample", [(np.zeros((3, 3, 3)), 1), {"boxes": np.zeros((0, 4))}])
 def test_what_is_no_such_sample_is_an_error(sample):
-    with pytest.raises(ConfigError, match='takes dicts with an "image", but sample 1 of the batch'):
+    with pytest.raises(ConfigError, match=r'takes dicts with an "image", or pairs .* sample 1 of'):
         detection_collate([sample_of(1), sample])
 
 

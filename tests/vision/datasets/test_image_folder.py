@@ -245,7 +245,7 @@ def test_folders_of_annotations_are_not_taken_for_classes(tmp_path, images, file
         ("images/1.png", {"boxes__all_xml": IMGLAB_XML}, r"ImglabDetection\('.*/boxes/all.xml'\)"),
         ("images/1.png", {"annots__1_xml": ""}, r"VOCDetection\('/.*'\) reads"),
         ("photos/1.png", {"boxes__1_txt": YOLO_LINE}, "once they are called labels and images"),
-        ("train2017/1.png", {"annotations__all_json": "{}"}, "reads JSON.* move this one away"),
+        ("train2017/1.png", {"notes__all_json": "{}"}, r"COCODetection\('.*/all.json', IMAGES\)"),
     ],
 )
 def test_a_store_of_annotations_and_images_is_refused_with_what_to_do(

@@ -19,9 +19,11 @@ from penstock.stores.folder.listing import IMAGE_SUFFIXES, INDEX_NAME, is_system
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-Form = Literal["voc", "yolo", "imglab", "landmarks", "image-list", "json"]
+Form = Literal["voc", "yolo", "imglab", "coco", "landmarks", "image-list"]
 
-YAML_SUFFIXES: Final = (".yaml", ".yml")
+FORM_OF_SUFFIX: Final[dict[str, Form]] = {  # of files, by their suffix
+    ".yaml": "yolo", ".yml": "yolo", ".xml": "imglab", ".json": "coco",
+}  # fmt: skip
 _SUFFIXES: Final = (".xml", ".txt", ".json")
 _SPLITS: Final = ("train", "val", "valid", "validation", "test")
 # Names of class folders that may be something else although they hold images.
@@ -35,8 +37,8 @@ _READERS: Final = {
     "imglab": "ImglabDetection({file!r}) reads the objects in the images",
     "landmarks": "LandmarkList({file!r}) reads it; root= is the folder that its paths begin in",
     "image-list": "ImageList({file!r}) reads it; root= is the folder that its paths begin in",
-    "json": "No class of Penstock reads JSON: convert it to VOC or YOLO, or write a dataset. "
-    "If the other subfolders are classes, move this one away",
+    "coco": "COCODetection({file!r}, IMAGES) reads it if it is COCO's; IMAGES is the folder that "
+    "its file names begin in. Else, if the other subfolders are classes, move this one away",
 }
 _ONCE: Final = {
     "voc": ", given the folder of these as images=",
@@ -114,7 +116,7 @@ def _form_of(
     if not files:
         return None, folder
     if suffix == ".json":
-        return "json", folder
+        return "coco", Path(files[0])
     if suffix == ".xml":
         roots = {xml_root(file) for file in files[:8]} - {""}
         return ("imglab", Path(files[0])) if roots == {"dataset"} else ("voc", folder)
@@ -203,7 +205,7 @@ def _first_line(file: Path) -> str:
 
 def _is_yolo_yaml(file: Path) -> bool:
     """Return whether a file names classes and where the images of a split are."""
-    if file.suffix.lower() not in YAML_SUFFIXES or not file.is_file():
+    if FORM_OF_SUFFIX.get(file.suffix.lower()) != "yolo" or not file.is_file():
         return False
     try:
         import yaml

@@ -235,6 +235,29 @@ def _box(
     return left, top, third, fourth
 
 
+def columns_of(objects: Sequence[AnnotatedObject]) -> LandmarkColumns:
+    """Return columns that hold what all of some objects have."""
+    first = objects[0].extra if objects else {}
+    named = [name for name in first if all(name in found.extra for found in objects)]
+    is_classed = bool(objects) and all(found.class_name for found in objects)
+    return LandmarkColumns(
+        num_landmarks=num_landmarks_of(objects),
+        has_box=any(found.box_xyxy_px is not None for found in objects),
+        classes=(*((CLASS_COLUMN,) * is_classed), *(n for n in named if n != CLASS_COLUMN)),
+    )
+
+
+def num_landmarks_of(objects: Iterable[AnnotatedObject]) -> int:
+    """Return how many landmarks each object has that has some."""
+    counts = sorted({len(found.landmarks_xy_px) for found in objects} - {0})
+    if len(counts) > 1:
+        raise StoreError(
+            f"some objects have {counts[0]} landmarks and some {counts[-1]}: this form has one "
+            "number for all."
+        )
+    return counts[0] if counts else 0
+
+
 def write_landmark_list(images: Iterable[AnnotatedImage], columns: LandmarkColumns) -> bytes:
     """Return a landmark list, in UTF-8: a line for each object, in their order."""
     lines = []

@@ -35,6 +35,10 @@ class AnnotatedObject:
         pose: VOC's word for the side it is seen from; empty where the file does not say.
         extra: What else the file says of it, as text: class columns, imglab's attributes.
         parts: VOC's `part` elements: objects within this one.
+        iscrowd: Whether it is COCO's region around many objects; None where the file does not say.
+        area_px: COCO's `area`, in square pixels; None where the file does not say.
+        segmentation: Its mask, as the JSON text of COCO's `segmentation`, which is polygons or run
+            lengths; empty where it has none.
     """
 
     class_name: str
@@ -48,6 +52,9 @@ class AnnotatedObject:
     pose: str = ""
     extra: Mapping[str, str] = field(default_factory=dict)
     parts: tuple[AnnotatedObject, ...] = ()
+    iscrowd: bool | None = None
+    area_px: float | None = None
+    segmentation: str = ""
 
 
 @dataclass(frozen=True, slots=True)

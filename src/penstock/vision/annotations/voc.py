@@ -35,7 +35,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 from xml.etree.ElementTree import Element
 
 import numpy as np
@@ -112,6 +112,7 @@ def _object(item: Element, where: str, origin: int) -> AnnotatedObject:
     is_named = any(name for _, _, name, _ in points)
     is_seen = any(visibility is not None for *_, visibility in points)
     parts = enumerate(item.findall("part"))
+    flags: Any = {name: flag(item.findtext(name), f"{where}: {name}") for name in _FLAG_NAMES}
     return AnnotatedObject(
         class_name=name,
         box_xyxy_px=box,
@@ -123,7 +124,7 @@ def _object(item: Element, where: str, origin: int) -> AnnotatedObject:
         pose=(item.findtext("pose") or "").strip(),
         extra=_extra(item),
         parts=tuple(_object(part, f"{where}: part {n}", origin) for n, part in parts),
-        **{name: flag(item.findtext(name), f"{where}: {name}") for name in _FLAG_NAMES},
+        **flags,
     )
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From one format of annotations to another: VOC's XML, imglab's, YOLO's, lists."""
+"""From one format of annotations to another: VOC's XML, imglab's, YOLO's, COCO's JSON, lists."""
 
 from __future__ import annotations
 

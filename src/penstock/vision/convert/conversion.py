@@ -18,11 +18,14 @@ from penstock.errors import ConfigError, StoreError
 from penstock.opening import open_file
 from penstock.stores.folder.listing import IMAGE_SUFFIXES, is_image
 from penstock.stores.pack_source import refuse_outside
+from penstock.vision.annotations.coco import write_coco
 from penstock.vision.annotations.imglab import can_be_attribute, whole_px, write_imglab
 from penstock.vision.annotations.lists import (
     CLASS_COLUMN,
     IMAGE_LIST_COLUMNS,
     LandmarkColumns,
+    columns_of,
+    num_landmarks_of,
     write_landmark_list,
 )
 from penstock.vision.annotations.model import AnnotatedObject
@@ -50,6 +53,7 @@ if TYPE_CHECKING:
 
 Images = Literal["reference", "link", "copy"]
 _MAGIC_BYTES: Final = 16
+_WITH_SIZES: Final = ("voc", "imglab", "coco")
 _IMAGES: Final[Mapping[str, tuple[Images, ...]]] = {
     "voc": ("copy", "link", "reference"),
     "yolo": ("copy", "link"),  # labels are found by the place of the images
@@ -62,18 +66,21 @@ def _fractions(found: AnnotatedObject, _: LandmarkColumns) -> bool:
     return any(whole_px(value) != value for value in values)
 
 
+_ALL_BUT_VOC: Final = "yolo coco imglab landmarks image-list"
 _IsLost = Callable[[AnnotatedObject, LandmarkColumns], object]
 # What an object may have, and the formats that have no place for it; columns are those of a
 # landmark list.
 _LOSSES: Final[tuple[tuple[str, _IsLost, str], ...]] = (
-    ("difficult", lambda o, _: o.difficult, "yolo landmarks image-list"),
-    ("truncated", lambda o, _: o.truncated, "yolo landmarks image-list"),
-    ("occluded", lambda o, _: o.occluded, "yolo landmarks image-list"),
-    ("pose", lambda o, _: o.pose not in ("", "Unspecified"), "yolo imglab landmarks image-list"),
-    ("parts", lambda o, _: o.parts, "yolo imglab landmarks image-list"),
+    ("difficult", lambda o, _: o.difficult, "yolo coco landmarks image-list"),
+    ("truncated", lambda o, _: o.truncated, "yolo coco landmarks image-list"),
+    ("occluded", lambda o, _: o.occluded, "yolo coco landmarks image-list"),
+    ("iscrowd", lambda o, _: o.iscrowd, "voc yolo imglab landmarks image-list"),
+    ("mask", lambda o, _: o.segmentation, "voc yolo imglab landmarks image-list"),
+    ("pose", lambda o, _: o.pose not in ("", "Unspecified"), _ALL_BUT_VOC),
+    ("parts", lambda o, _: o.parts, _ALL_BUT_VOC),
     ("names of landmarks", lambda o, _: o.landmark_names, "yolo landmarks image-list"),
     ("visibility of landmarks", lambda o, _: o.visibility, "imglab landmarks image-list"),
-    ("object without a box", lambda o, _: o.box_xyxy_px is None, "yolo imglab"),
+    ("object without a box", lambda o, _: o.box_xyxy_px is None, "yolo imglab coco"),
     ("box", lambda o, c: o.box_xyxy_px is not None and not c.has_box, "landmarks image-list"),
     ("class", lambda o, c: o.class_name and CLASS_COLUMN not in c.classes, "landmarks"),
     ("landmarks", lambda o, _: o.landmarks_xy_px, "image-list"),
@@ -141,14 +148,14 @@ def convert(
     Args:
         src: Folder or file, or several; a `Source` also says its form and options.
         dst: A folder for VOC and YOLO, a file for the others.
-        target_format: "voc", "imglab", "yolo", "landmarks" or "image-list".
+        target_format: "voc", "imglab", "yolo", "coco", "landmarks" or "image-list".
         images: For VOC and YOLO: "copy" (the default) copies image files into `dst`, "link" makes
             symbolic links to them. "reference" leaves them where they are: VOC then has only
             annotations; lists name them from their own folder, and take nothing else.
         strict: Whether anything that the form has no place for is an error.
         columns: Of a landmark list that is written; None takes what all objects have.
-        default_class: What an object without a class is called in VOC and YOLO. A source all of
-            whose objects are called so has no classes.
+        default_class: What an object without a class is called in VOC, YOLO and COCO. A source all
+            of whose objects are called so has no classes.
         bad_boxes: What becomes of boxes that cannot be right: "keep" leaves them as they are;
             "drop", "fix" and "raise" as for `AnnotationRules`. They are counted always.
         follow_links: Whether image files that lie outside of the sources' folders are copied.
@@ -183,13 +190,13 @@ def convert(
         roots = [Path(s.options.get("root") or folder_of(s.path)) for s in sources]
         refuse_outside(roots, paths)
     merged, num_joined, notes = merge(
-        [collection for collection, _ in read], default_class, needs_class=not is_file
+        [one for one, _ in read], default_class, needs_class=not is_file or target_format == "coco"
     )
     sized = tuple(_with_size(image, target_format) for image in merged.images)
     collection = replace(merged, images=sized)
     written = LandmarkColumns()
     if target_format == "landmarks":
-        usual = landmark_columns(collection)
+        usual = columns_of([found for image in collection.images for found in image.objects])
         written = columns or usual
         if written.num_landmarks is None:
             written = replace(written, num_landmarks=usual.num_landmarks)
@@ -215,7 +222,7 @@ def convert(
 def _with_size(image: AnnotatedImage, form: str) -> AnnotatedImage:
     """Return an image with its size, from its header where the annotation does not say."""
     said = image.width_px, image.height_px
-    is_enough = form == "image-list" or (None not in said and form in ("voc", "imglab"))
+    is_enough = form == "image-list" or (None not in said and form in _WITH_SIZES)
     if is_enough or not os.path.isfile(image.path):
         return image
     _check_first_bytes(image, image.path)
@@ -274,13 +281,13 @@ def _count_losses(collection: Collection, target: Target) -> dict[str, int]:
             losses["image without a class, or with several"] += not is_one
         losses["image without objects"] += form == "landmarks" and not image.objects
         is_sized = image.width_px and image.height_px
-        losses["size of a missing image"] += form in ("voc", "imglab") and not is_sized
+        losses["size of a missing image"] += form in _WITH_SIZES and not is_sized
     if form not in ("voc", "yolo"):
         losses["split"] = len(collection.splits)
     if form == "yolo":
         losses["split that shares images with another"] = len(_one_split_each(collection)[1])
     used = sorted(classes_of(collection.images))
-    for number, name in enumerate(collection.class_names if form != "yolo" else ()):
+    for number, name in enumerate(collection.class_names if form not in ("yolo", "coco") else ()):
         if name not in used:
             losses["class without objects"] += 1
         elif used.index(name) != number:  # others number them by their sorted names
@@ -310,10 +317,10 @@ def _write_yolo(collection: Collection, target: Target, made: Path) -> tuple[str
     split_of, left_out = _one_split_each(collection)
     names = _files_of(collection.images)
     files = {at: f"images/{_checked_name(split_of[at], 'a split')}/{names[at]}" for at in names}
-    class_names = collection.class_names or tuple(sorted(classes_of(collection.images)))
+    class_names = _class_names(collection)
     numbers = {name: number for number, name in enumerate(class_names)}
     objects = [found for image in collection.images for found in image.objects]
-    labels = Labels(class_names, _num_landmarks(objects))
+    labels = Labels(class_names, num_landmarks_of(objects))
 
     def annotate(image: AnnotatedImage) -> None:
         if not image.width_px or not image.height_px:
@@ -332,6 +339,11 @@ def _write_yolo(collection: Collection, target: Target, made: Path) -> tuple[str
     return tuple(f"split {split!r} is left out: {why}" for split in left_out)
 
 
+def _class_names(collection: Collection) -> tuple[str, ...]:
+    """Return the classes by their numbers."""
+    return collection.class_names or tuple(sorted(classes_of(collection.images)))
+
+
 def _write_list(collection: Collection, target: Target, made: Path) -> tuple[str, ...]:
     """Write a list that names images from its own folder, with "/"."""
     images = []
@@ -343,41 +355,20 @@ def _write_list(collection: Collection, target: Target, made: Path) -> tuple[str
     notes: tuple[str, ...] = ()
     if target.form == "imglab":
         data = write_imglab(images)
+    elif target.form == "coco":
+        data = write_coco(images, _class_names(collection))
     elif target.form == "landmarks":
         data = write_landmark_list(images, target.columns)
         notes = (f"columns: {target.columns}",)
     else:
-        classed = []
-        for image in images:
-            names = classes_of([image])
-            if len(names) == 1:
-                classed.append(replace(image, objects=(AnnotatedObject(names.pop()),)))
+        classed = [
+            replace(image, objects=(AnnotatedObject(names.pop()),))
+            for image in images
+            if len(names := classes_of([image])) == 1
+        ]
         data = write_landmark_list(classed, LandmarkColumns(**IMAGE_LIST_COLUMNS))
     _write_file(made, data)
     return notes
-
-
-def landmark_columns(collection: Collection) -> LandmarkColumns:
-    """Return columns that hold what all objects of a collection have."""
-    objects = [found for image in collection.images for found in image.objects]
-    first = objects[0].extra if objects else {}
-    named = [name for name in first if all(name in found.extra for found in objects)]
-    is_classed = bool(objects) and all(found.class_name for found in objects)
-    return LandmarkColumns(
-        num_landmarks=_num_landmarks(objects),
-        has_box=any(found.box_xyxy_px is not None for found in objects),
-        classes=(*((CLASS_COLUMN,) * is_classed), *(n for n in named if n != CLASS_COLUMN)),
-    )
-
-
-def _num_landmarks(objects: Sequence[AnnotatedObject]) -> int:
-    counts = sorted({len(found.landmarks_xy_px) for found in objects} - {0})
-    if len(counts) > 1:
-        raise StoreError(
-            f"some objects have {counts[0]} landmarks and some {counts[-1]}: this form has one "
-            "number for all."
-        )
-    return counts[0] if counts else 0
 
 
 def _write_file(file: Path, data: bytes) -> None:

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock.errors import ConfigError, StoreError
 from penstock.lines import counted
-from penstock.stores.folder.annotated_folder import YAML_SUFFIXES, annotated_folder
+from penstock.stores.folder.annotated_folder import FORM_OF_SUFFIX, annotated_folder
+from penstock.vision.annotations.coco import read_coco
 from penstock.vision.annotations.imglab import read_imglab
 from penstock.vision.annotations.lists import (
     IMAGE_LIST_COLUMNS,
@@ -47,8 +48,8 @@ class Source:
         path: The folder or the file.
         form: One of `FORMATS`; None finds it out, where the path says so.
         options: Arguments of its reader: `split` and `origin` of VOC, `split` and `polygons` of
-            YOLO, all of `LandmarkColumns` and `root` of landmark lists, `root` and `separator` of
-            image lists.
+            YOLO, `root` of COCO, all of `LandmarkColumns` and `root` of landmark lists, `root` and
+            `separator` of image lists.
     """
 
     path: str | Path
@@ -106,9 +107,9 @@ def read_source(source: Source, bad_boxes: BadBoxes) -> tuple[Collection, BoxCou
 
 def _form_of(path: Path) -> str:
     """Return the format of a file or folder; the images of a folder need not be there."""
-    suffix = path.suffix.lower()
-    if suffix in YAML_SUFFIXES or (suffix == ".xml" and not path.is_dir()):
-        return "imglab" if suffix == ".xml" else "yolo"
+    of_file = FORM_OF_SUFFIX.get(path.suffix.lower())
+    if of_file is not None and not path.is_dir():
+        return of_file
     if not path.exists():
         raise StoreError(f"{path} is not there.")
     if not path.is_dir():
@@ -156,6 +157,11 @@ def _read_yolo(path: Path, options: dict[str, Any]) -> Collection:
     return Collection(tuple(images.values()), splits, class_names)
 
 
+def _read_coco(path: Path, options: dict[str, Any]) -> Collection:
+    images, category_ids = read_coco(path, **options, by_id=False)
+    return Collection(tuple(images), class_names=tuple(category_ids))
+
+
 def _read_lines(path: Path, options: dict[str, Any]) -> Collection:
     return Collection(tuple(samples_of_lines(landmark_lines(path, **options))))
 
@@ -164,6 +170,7 @@ _READERS: Final[dict[str, tuple[tuple[str, ...], Callable[[Path, dict[str, Any]]
     "voc": (("split", "origin"), _read_voc),
     "imglab": ((), lambda path, _: Collection(tuple(read_imglab(path)))),
     "yolo": (("split", "polygons"), _read_yolo),
+    "coco": (("root",), _read_coco),
     "landmarks": ((*(item.name for item in fields(LandmarkColumns)), "root"), _read_lines),
     "image-list": (
         ("root", "separator"),

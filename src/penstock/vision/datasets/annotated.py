@@ -28,6 +28,7 @@ from penstock.stores.index import (
 )
 from penstock.stores.records import EncodedImage, Record
 from penstock.stores.store import Store
+from penstock.vision.annotations.coco import masks_of
 from penstock.vision.datasets.rules import (
     AnnotationRules,
     Orientation,
@@ -127,6 +128,8 @@ class AnnotationStore(Store):
             arrays = {name: array.copy() for name, array in arrays.items()}
         key = self.keys[position]
         sample = {"image": image, **arrays, "image_id": key}
+        if (segmentation := self.table.segmentations_of(position)) is not None:
+            sample["segmentation"] = segmentation
         return Record(key, self.index.label_of(position), sample)
 
     def _file(self, position: int) -> bytes:
@@ -171,7 +174,19 @@ def _metadata(table: AnnotationTable) -> Mapping[str, Any]:
     return found
 
 
-class AnnotatedImages(StoreDataset):
+class _MaskedImages(StoreDataset):
+    """Makes masks of what a record says of them."""
+
+    def _own_sample(self, sample: Any) -> Any:  # noqa: ANN401
+        made = super()._own_sample(sample)
+        if isinstance(made, dict) and isinstance(made.get("segmentation"), tuple):
+            header = read_header(sample["image"].data)
+            size = header.upright_height_px, header.upright_width_px
+            made["masks"] = masks_of(made.pop("segmentation"), *size)
+        return made
+
+
+class AnnotatedImages(_MaskedImages):
     """Images with boxes, and landmarks where there are some; a sample is a dict.
 
         "image"         uint8 (height, width, 3), RGB
@@ -180,7 +195,9 @@ class AnnotatedImages(StoreDataset):
         "landmarks"     float32 (N, K, 2): x, y; (0, 0) is the centre of the top left pixel; NaN
                         where a point is not marked
         "visibility"    int8 (N, K): 0 not marked, 1 hidden, 2 seen
-        "difficult", "truncated", "occluded"    bool (N,)
+        "difficult", "truncated", "occluded", "iscrowd"     bool (N,)
+        "masks"         uint8 (N, height, width), 1 in an object; made by pycocotools
+        "area"          float32 (N,), square pixels of the file's image; no transform changes it
         any attribute   int64 (N,): place of its text in `attribute_names[name]`
         "image_id"      str: what the image is called
 
@@ -314,11 +331,12 @@ class AnnotatedImages(StoreDataset):
         yield "boxes", str(self._box_counts)
 
 
-class PackedAnnotations(StoreDataset):
+class PackedAnnotations(_MaskedImages):
     """What `pack` made of `AnnotatedImages`, with all that is known without an image being read.
 
-    Samples are those of `StoreDataset`; there are also the names of landmarks and attributes, and
-    the sizes of images, for a `BucketBatchSampler` by aspect ratio.
+    Samples are those of `StoreDataset`, with "masks" where it has the text "segmentation"; there
+    are also the names of landmarks and attributes, and the sizes of images, for a
+    `BucketBatchSampler` by aspect ratio.
 
     Example:
         >>> import tempfile

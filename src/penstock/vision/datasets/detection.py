@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`VOCDetection`, `YOLODetection`, `LandmarkList`, `ImglabDetection`: a data set, four readers."""
+"""`VOCDetection`, `YOLODetection`, `COCODetection`, `LandmarkList`, `ImglabDetection`: readers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, Unpack
 
 from penstock.deprecation import removed_arguments
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, StoreError
+from penstock.vision.annotations.coco import mask_library, read_coco
 from penstock.vision.annotations.imglab import read_imglab
 from penstock.vision.annotations.lists import (
     CLASS_COLUMN,
@@ -218,6 +219,87 @@ def _with_different_keys(images: Sequence[AnnotatedImage]) -> Iterator[Annotated
     above = os.path.commonpath([os.path.dirname(os.path.abspath(image.path)) for image in images])
     for image in images:
         yield replace(image, key=Path(os.path.relpath(image.path, above)).as_posix())
+
+
+class COCODetection(AnnotatedImages):
+    """COCO's JSON: one file with the boxes, classes and outlines of all images.
+
+    A sample is the dict of `AnnotatedImages`, with landmarks where the file has keypoints. Classes
+    are numbered from 0 by the rising ids of the categories, those without objects too.
+
+    "image_id" is COCO's id as text, and `category_ids` are those of the classes: with both, results
+    are written back as pycocotools reads them. Regions around many objects have "iscrowd";
+    `AnnotationRules(skip_difficult=True)` leaves them out.
+
+    Attributes:
+        category_ids: COCO's id of each category, by its name.
+
+    Example:
+        >>> import json, tempfile
+        >>> import cv2, numpy as np
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> _ = cv2.imwrite(f"{folder.name}/1.jpg", np.zeros((30, 40, 3), np.uint8))
+        >>> said = {
+        ...     "images": [{"id": 7, "file_name": "1.jpg", "width": 40, "height": 30}],
+        ...     "categories": [{"id": 18, "name": "dog"}],
+        ...     "annotations": [{"id": 1, "image_id": 7, "category_id": 18, "iscrowd": 0,
+        ...                      "bbox": [2, 3, 20, 10], "segmentation": [[2, 3, 22, 3, 2, 13]]}],
+        ... }
+        >>> _ = Path(folder.name, "dogs.json").write_text(json.dumps(said))
+        >>> dataset = COCODetection(f"{folder.name}/dogs.json", folder.name)
+        >>> dataset[0]["boxes"], dataset[0]["image_id"], dataset.category_ids
+        (array([[ 2.,  3., 22., 13.]], dtype=float32), '7', {'dog': 18})
+        >>> folder.cleanup()
+    """
+
+    @_in_rules
+    def __init__(
+        self,
+        annotations: str | Path,
+        images: str | Path | None = None,
+        *,
+        class_names: Sequence[str] | None = None,
+        masks: bool = False,
+        area: bool = False,
+        landmark_names: Sequence[str] | None = None,
+        **options: Unpack[DatasetOptions],
+    ) -> None:
+        """Read the file.
+
+        Args:
+            annotations: The JSON file.
+            images: The folder that its file names start from; its own folder if not given.
+            class_names: The categories in another order, or some of them.
+            masks: Whether samples have "masks"; they need pycocotools, of the extra "coco". Until a
+                sample is made they stay as short as in the file.
+            area: Whether samples have "area", as the file says it; a box's where it does not.
+            landmark_names: Which keypoints, and in which order; those found if not given.
+            **options: Those of `AnnotatedImages`: `transform`, `rules`, `decode`, `repair`.
+
+        Raises:
+            StoreError: no such file; it is damaged, or bad under these rules; no object has a mask,
+                and `masks` is true. The message names the image.
+            MissingExtraError: pycocotools is not installed, and `masks` is true.
+        """
+        if masks:
+            mask_library()
+        found, self.category_ids = read_coco(annotations, images, by_id=True, masks=masks)
+        builder = TableBuilder()
+        builder.add(found)
+        names = tuple(self.category_ids) if class_names is None else class_names
+        table = builder.table(names, landmark_names=landmark_names)
+        if masks and table.segmentations is None:
+            raise StoreError(f"no object of {annotations} has a segmentation: leave out masks.")
+        if not area:
+            columns = {name: c for name, c in table.columns.items() if name != "area"}
+            table = replace(table, columns=columns)
+        self._take(
+            table,
+            f"COCO {annotations}",
+            **options,
+            given_classes=class_names,
+            root=folder_of(annotations) if images is None else images,
+        )
 
 
 class LandmarkList(AnnotatedImages):

@@ -81,7 +81,7 @@ class AnnotationRules:
             them as they are, "raise" makes an error of them.
         unknown_classes: "raise" or "drop": what becomes of an object whose class is none of the
             data set's.
-        skip_difficult: Whether objects marked as difficult are left out.
+        skip_difficult: Whether objects marked as difficult, or as COCO's crowds, are left out.
         keep_empty: Whether images without an object are in the data set.
         added_px: What a box's side has more than in the file's own numbers: 1 where those include
             both ends, so that equal ends are a box without area. Readers of files set it.
@@ -116,7 +116,7 @@ class BoxCounts:
         swapped: Inverted boxes whose ends were swapped.
         clipped: Boxes that were cut to their image.
         dropped: Objects left out because of their box.
-        difficult: Objects left out as difficult ones.
+        difficult: Objects left out as difficult ones, or crowds.
         unknown: Objects left out because their class is none of those asked for.
         unboxed: Objects that have no box in the file. Those with landmarks were given one around
             them; those without were dropped, or under "keep" given the whole image.
@@ -277,8 +277,8 @@ def settled(table: AnnotationTable, rules: AnnotationRules) -> tuple[AnnotationT
     if not is_known.all():
         _report_unknown(table, rules)
     is_difficult = np.zeros(table.num_objects, np.bool_)
-    if rules.skip_difficult and "difficult" in table.columns:
-        is_difficult = table.columns["difficult"]
+    for name in ("difficult", "iscrowd") if rules.skip_difficult else ():
+        is_difficult = is_difficult | table.columns.get(name, False)
     counts = BoxCounts(
         total=table.num_objects,
         unknown=int((~is_known).sum()),

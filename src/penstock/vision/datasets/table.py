@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-FLAGS: Final = ("difficult", "truncated", "occluded")
+FLAGS: Final = ("difficult", "truncated", "occluded", "iscrowd")
 UNNAMED: Final = "object"  # the class of objects of a file that has no classes
 _NO_BOX: Final = (math.nan,) * 4
 _TAKEN: Final = frozenset(
-    ("image", "image_id", "boxes", "labels", "landmarks", "visibility", *FLAGS)
+    ("image", "image_id", "boxes", "labels", "landmarks", "visibility", "area", "masks", *FLAGS)
 )
 _MOST_NUMBERS: Final = 1000  # a column of greater ones holds no classes
 _SEEN: Final = 2
@@ -58,13 +58,15 @@ class AnnotationTable:
         class_names: Name of each class.
         columns: What else there is of each object, by the name that it has in a sample:
             "landmarks", float32, shape (objects, points, 2); "visibility", int8, shape
-            (objects, points); "difficult", "truncated", "occluded", bool, shape (objects,);
-            attributes, int64, shape (objects,). What no file says is not there.
+            (objects, points); "difficult", "truncated", "occluded", "iscrowd", bool, shape
+            (objects,); "area", float32, shape (objects,); attributes, int64, shape (objects,). What
+            no file says is not there.
         landmark_names: Names of the points; empty if they have none.
         attribute_names: For each attribute the texts that its numbers stand for.
         unknown_classes: Classes of objects that are none of `class_names`.
         is_bare: bool, shape (objects,): which have neither a box nor landmarks, not even missing
             ones; None for none.
+        segmentations: The `segmentation` of each object; None where no object has one.
     """
 
     paths: PackedList[str]
@@ -80,6 +82,7 @@ class AnnotationTable:
     attribute_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     unknown_classes: tuple[str, ...] = ()
     is_bare: NDArray[np.bool_] | None = None
+    segmentations: PackedList[str] | None = None
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -106,6 +109,11 @@ class AnnotationTable:
         rows.update((name, column[start:stop]) for name, column in self.columns.items())
         return rows
 
+    def segmentations_of(self, position: int) -> tuple[str, ...] | None:
+        """Return the segmentation of each object of one image; None where no object has one."""
+        start, stop = self.offsets[position : position + 2].tolist()
+        return None if self.segmentations is None else tuple(self.segmentations[start:stop])
+
     def with_objects(self, is_kept: NDArray[np.bool_]) -> AnnotationTable:
         """Return the table with some of its objects, and all images; this one if all are kept."""
         if is_kept.all():
@@ -118,6 +126,7 @@ class AnnotationTable:
             labels=self.labels[is_kept],
             columns={name: column[is_kept] for name, column in self.columns.items()},
             is_bare=None if self.is_bare is None else self.is_bare[is_kept],
+            segmentations=None if self.segmentations is None else self.segmentations[is_kept],
         )
 
     def without_empty(self) -> AnnotationTable:
@@ -140,9 +149,9 @@ class AnnotationTable:
         digest = hashlib.blake2b(digest_size=16)
         names = (self.class_names, self.landmark_names, sorted(self.attribute_names.items()))
         digest.update(repr((names, sorted(self.columns))).encode("utf-8", "surrogatepass"))
-        if len(self.keys):
-            for part in self.keys.to_utf8():
-                digest.update(part.tobytes())
+        for texts in (self.keys, self.segmentations):
+            for part in texts.to_utf8() if texts else ():
+                digest.update(part.data.cast("B"))
         arrays = [self.columns[name] for name in sorted(self.columns)]
         for values in (self.sizes_px, self.offsets, self.boxes, self.labels, *arrays):
             digest.update(np.ascontiguousarray(values).data.cast("B") if values.size else b"")
@@ -150,9 +159,12 @@ class AnnotationTable:
 
     def image(self, position: int) -> AnnotatedImage:
         """Return what the table has of one image, in the form that files are read to."""
-        rows = self.objects_of(position)
+        rows, masks = self.objects_of(position), self.segmentations_of(position)
         height, width = self.sizes_px[position].tolist()
         objects = (self._object(rows, number) for number in range(len(rows["labels"])))
+        if masks is not None:
+            pairs = zip(objects, masks, strict=True)
+            objects = (replace(item, segmentation=mask) for item, mask in pairs)
         return AnnotatedImage(
             path=Path(self.paths[position]),
             key=self.keys[position],
@@ -172,6 +184,7 @@ class AnnotationTable:
             landmarks_xy_px=tuple((x, y) for x, y in points),
             landmark_names=self.landmark_names,
             visibility=tuple(rows["visibility"][number].tolist()) if "visibility" in rows else (),
+            area_px=float(rows["area"][number]) if "area" in rows else None,
             extra={name: names[rows[name][number]] for name, names in self.attribute_names.items()},
             **flags,
         )
@@ -187,6 +200,8 @@ class TableBuilder:
         self._sources: list[str] = []
         self._sizes, self._counts = array("q"), array("q")
         self._boxes, self._bare = array("d"), array("b")
+        self._areas, self._says_areas = array("f"), False
+        self._segmentations, self._ends = bytearray(), array("q", [0])
         self._classes = _Words()
         self._flags = {name: array("b") for name in FLAGS}
         self._points = _Landmarks()
@@ -217,6 +232,10 @@ class TableBuilder:
         self._points.add(item, where)
         self._boxes.extend(_NO_BOX if box is None else box)
         self._bare.append(box is None and not item.landmarks_xy_px)
+        self._areas.append(math.nan if item.area_px is None else item.area_px)
+        self._says_areas = self._says_areas or item.area_px is not None
+        self._segmentations += item.segmentation.encode()
+        self._ends.append(len(self._segmentations))
         for name in sorted(item.extra.keys() - self._attributes.keys()) if self._takes_all else ():
             _check_name(name)
             if len(self._attributes) >= MAX_ATTRIBUTES:
@@ -257,6 +276,9 @@ class TableBuilder:
         flags = {name: np.frombuffer(said, np.int8) for name, said in self._flags.items()}
         flags = {name: said == 1 for name, said in flags.items() if (said >= 0).any()}
         attributes, columns = self._attribute_columns()
+        if self._says_areas:
+            columns["area"] = np.frombuffer(self._areas, np.float32)
+        masks = np.frombuffer(self._segmentations, np.uint8)
         unknown = tuple(sorted(self._classes.names.keys() - set(names)))
         points, columns_of_points = self._points.columns(landmark_names)
         return AnnotationTable(
@@ -273,6 +295,7 @@ class TableBuilder:
             attribute_names=attributes,
             unknown_classes=unknown,
             is_bare=np.frombuffer(self._bare, np.bool_),
+            segmentations=PackedList.from_utf8(masks, int64_of(self._ends)) if len(masks) else None,
         )
 
     def _attribute_columns(self) -> tuple[dict[str, tuple[str, ...]], dict[str, NDArray[Any]]]:

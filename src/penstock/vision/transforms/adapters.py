@@ -77,17 +77,18 @@ class _Copies(threading.local):
 class Albumentations(ShownByArguments):
     """An Albumentations transform on our samples, reproducible under our seeds.
 
-    Boxes are handed over as boxes, landmarks as keypoints. What Albumentations drops is dropped
-    from every array by object; a landmark that it drops becomes NaN, its visibility 0. The options
-    of the `bbox_params` and `keypoint_params` that the Compose has (min_visibility, clip, …) hold;
-    their `format` and `label_fields` are not needed, nor are the params themselves.
+    Boxes are handed over as boxes, landmarks as keypoints, masks as masks. What Albumentations
+    drops is dropped from every array by object; a landmark that it drops becomes NaN, its
+    visibility 0. The options of the `bbox_params` and `keypoint_params` that the Compose has
+    (min_visibility, clip, …) hold; their `format` and `label_fields` are not needed, nor are the
+    params themselves.
 
     Landmarks keep their numbers: a mirror image by Albumentations exchanges no left and right
     ones, as `HorizontalFlip(landmark_order=…)` does. See docs/augmentation.md. A transform that
     moves pixels drops "letterbox".
 
     Called with keywords, as Albumentations is, it hands them on and returns what that returns:
-    for masks, boxes in other forms, additional targets.
+    for masks of whole images, boxes in other forms, additional targets.
 
     All its random numbers come from `sample_rng()`.
 
@@ -140,6 +141,8 @@ class Albumentations(ShownByArguments):
             points = np.asarray(sample["landmarks"], np.float32)
             points, numbers = self._handed_over(points.reshape(-1, 2), data["image"].shape[1::-1])
             data["keypoints"], data[_POINTS] = points, numbers
+        if len(sample.get("masks", ())) and "masks" in local.targets:
+            data["masks"] = sample["masks"].astype(np.uint8)
         given = tuple(name for name in ("bboxes", "keypoints") if name in data)
         return _taken_back(sample, self._seeded(given)(**data))
 
@@ -206,6 +209,10 @@ def _taken_back(sample: dict[str, Any], data: dict[str, Any]) -> dict[str, Any]:
         moved = np.full(sample["landmarks"].shape, np.nan, np.float32)
         moved.reshape(-1, 2)[numbers] = np.asarray(data["keypoints"]).reshape(-1, 2)
         result = hidden_where_unmarked({**result, "landmarks": moved})
+    if "masks" in sample:
+        empty = np.empty((0, *data["image"].shape[:2]))
+        moved_masks = data.get("masks", sample["masks"] if len(sample["masks"]) else empty)
+        result = {**result, "masks": np.asarray(moved_masks, sample["masks"].dtype)}
     if "bboxes" in data:
         result = kept(result, np.asarray(data[_ROWS], np.int64).reshape(-1))
         result["boxes"] = np.asarray(data["bboxes"], np.float32).reshape(-1, 4)
@@ -215,9 +222,9 @@ def _taken_back(sample: dict[str, Any], data: dict[str, Any]) -> dict[str, Any]:
 class Torchvision(ShownByArguments):
     """A torchvision transform on our samples.
 
-    The transform gets a Pillow image; one of `torchvision.transforms.v2` gets boxes and landmarks,
-    too, as `tv_tensors`. A Pillow image comes back as an array, a tensor as a tensor. Objects that
-    `SanitizeBoundingBoxes` drops are dropped from every array by object.
+    The transform gets a Pillow image; one of `torchvision.transforms.v2` gets boxes, landmarks and
+    masks, too, as `tv_tensors`. A Pillow image comes back as an array, a tensor as a tensor.
+    Objects that `SanitizeBoundingBoxes` drops are dropped from every array by object.
 
     "letterbox" is dropped, as pixels may have moved, unless `colour_only` says that they did not.
 
@@ -244,9 +251,8 @@ class Torchvision(ShownByArguments):
     def __call__(self, sample: Any) -> Any:  # noqa: ANN401 - a dict or an array
         """Return the sample transformed; a bare image likewise."""
         picture = Image.fromarray(image_of(sample))
-        marks = [
-            key for key in ("boxes", "landmarks") if isinstance(sample, dict) and key in sample
-        ]
+        known = ("boxes", "landmarks", "masks")
+        marks = [key for key in known if isinstance(sample, dict) and key in sample]
         if not self.colour_only:
             sample = without_letterbox(sample)
         if not marks or self.colour_only:
@@ -272,6 +278,8 @@ class Torchvision(ShownByArguments):
             # are key points from its release 0.23 on.
             points = torch.from_numpy(np.array(sample["landmarks"], np.float32))
             data["landmarks"] = tensors.KeyPoints(points, canvas_size=canvas)
+        if "masks" in marks:
+            data["masks"] = tensors.Mask(torch.from_numpy(np.array(sample["masks"])))
         data = self.transform(data)
         kept_rows = data["labels"].numpy()
         result = kept(with_image(sample, _as_array(data["image"])), kept_rows)
@@ -285,6 +293,8 @@ class Torchvision(ShownByArguments):
                     "may drop some"
                 )
             result["boxes"] = boxes
+        if "masks" in marks:
+            result["masks"] = data["masks"].numpy()  # without those of objects that were dropped
         if "landmarks" in marks:
             moved = data["landmarks"].numpy().astype(np.float32)
             if len(moved) != len(rows):

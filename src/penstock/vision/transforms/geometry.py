@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flips, letterbox, crops and perspective of images, with the boxes and landmarks in them.
+"""Flips, letterbox, crops and perspective of images, with what is marked in them.
 
 Boxes count the edges of pixels, landmarks their centres:
 
@@ -8,11 +8,13 @@ Boxes count the edges of pixels, landmarks their centres:
     landmark       0   1   2
 
 A landmark that is cut off with its part of the image becomes NaN: not marked; its "visibility", if
-the sample has that, becomes 0, which says the same. What moves pixels drops "letterbox".
+the sample has that, becomes 0, which says the same. What moves pixels drops "letterbox". Masks are
+moved as the image is, with the same interpolation.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -158,12 +160,12 @@ class Flip(ShownByArguments):
         if sample_rng().random() >= self.probability:
             return without_letterbox(sample)
         image = image_of(sample)
-        mirrored = _mirrored(image) if self.is_across else np.ascontiguousarray(image[::-1])
+        mirror = _mirrored if self.is_across else _upended
         if isinstance(sample, dict):
             height, width = image.shape[:2]
             scale, shift = ((-1, 1), (width, 0)) if self.is_across else ((1, -1), (0, height))
             sample = self._reordered(moved(sample, scale, shift))
-        return with_image(sample, mirrored)
+        return with_image(sample, mirror(image), mirror)
 
     def _check_landmarks(self, sample: dict[str, Any]) -> None:
         # Of every sample, mirrored or not: an error should not be a matter of chance.
@@ -208,6 +210,10 @@ def _mirrored(image: NDArray[Any]) -> NDArray[Any]:
     if image.dtype in _MIRRORED_BY_CV2 and image.shape[2:] in ((), (1,), (2,), (3,), (4,)):
         return np.asarray(cv2.flip(image, 1)).reshape(image.shape)
     return np.ascontiguousarray(image[:, ::-1])
+
+
+def _upended(image: NDArray[Any]) -> NDArray[Any]:
+    return np.ascontiguousarray(image[::-1])
 
 
 class HorizontalFlip(Flip):
@@ -285,13 +291,17 @@ class Letterbox(ShownByArguments):
         if self.stride is not None:
             whole = -(-rows // self.stride) * self.stride, -(-columns // self.stride) * self.stride
         top, left = (whole[0] - rows) // 2, (whole[1] - columns) // 2
-        canvas = np.full((*whole, *image.shape[2:]), self.fill, image.dtype)
-        canvas[top : top + rows, left : left + columns] = _resized(image, rows, columns)
+
+        def boxed(image: NDArray[Any], fill: int = 0) -> NDArray[Any]:
+            canvas = np.full((*whole, *image.shape[2:]), fill, image.dtype)
+            canvas[top : top + rows, left : left + columns] = _resized(image, rows, columns)
+            return canvas
+
         if isinstance(sample, dict):
             scales = columns / width, rows / height
             sample = moved(sample, scales, (left, top))
             sample["letterbox"] = (*scales, left, top, height, width)
-        return with_image(sample, canvas)
+        return with_image(sample, boxed(image, self.fill), boxed)
 
     @staticmethod
     def undo(
@@ -403,13 +413,17 @@ class RandomPerspective(ShownByArguments):
         matrix, scale = self._drawn(image.shape[:2], (height, width))
         if isinstance(sample, dict):
             sample = self._with_objects(sample, matrix, scale, (0, 0, width, height))
-        centres, dsize, colour = _TO_CENTRES @ matrix @ _TO_EDGES, (width, height), (self.fill,) * 4
-        if self.perspective:
-            pixels = cv2.warpPerspective(image, centres, dsize, borderValue=colour)
-        else:
-            pixels = cv2.warpAffine(image, centres[:2], dsize, borderValue=colour)
-        # One channel stays an axis.
-        return with_image(sample, np.asarray(pixels).reshape(height, width, *image.shape[2:]))
+        centres, dsize = _TO_CENTRES @ matrix @ _TO_EDGES, (width, height)
+
+        def seen(image: NDArray[Any], fill: int = 0) -> NDArray[Any]:
+            if self.perspective:
+                pixels = cv2.warpPerspective(image, centres, dsize, borderValue=(fill,) * 4)
+            else:
+                pixels = cv2.warpAffine(image, centres[:2], dsize, borderValue=(fill,) * 4)
+            # One channel stays an axis.
+            return np.asarray(pixels).reshape(height, width, *image.shape[2:])
+
+        return with_image(sample, seen(image, self.fill), seen)
 
     def _drawn(
         self, before: tuple[int, ...], after: tuple[int, int]
@@ -501,10 +515,11 @@ class ObjectCrop(ShownByArguments):
         cut = self.crop.cut(height, width, rng)
         if self.class_weights is not None and isinstance(sample, dict) and rng is not None:
             cut = self._aimed(cut, sample, rng)
-        part = _pixels(image, cut, self.crop.size)
+        part = functools.partial(_pixels, cut=cut, size=self.crop.size)
+        pixels = part(image)
         if isinstance(sample, dict):
-            sample = self._objects(sample, cut, part.shape[:2])
-        return with_image(sample, part)
+            sample = self._objects(sample, cut, pixels.shape[:2])
+        return with_image(sample, pixels, part)
 
     def _aimed(self, cut: Cut, sample: dict[str, Any], rng: np.random.Generator) -> Cut:
         """Return the cut moved to one of the objects, drawn by the weights of their classes."""

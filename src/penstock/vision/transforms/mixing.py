@@ -22,7 +22,7 @@ from penstock.errors import ConfigError
 from penstock.faults import UnreadSample, annotate, note_unread
 from penstock.randomness.samples import sample_rng
 from penstock.vision.arguments import checked_number, checked_optional, checked_whole
-from penstock.vision.samples import image_of, joined, without_letterbox
+from penstock.vision.samples import image_of, joined, with_image, without_letterbox
 from penstock.vision.transforms.geometry import Letterbox, clipped, moved
 
 if TYPE_CHECKING:
@@ -424,10 +424,19 @@ class Mosaic(PartneredDataset):
         top = centre[1] if place >= 2 else centre[1] - height
         x1, y1 = max(left, 0), max(top, 0)
         x2, y2 = min(left + width, canvas.shape[1]), min(top + height, canvas.shape[0])
-        if x2 > x1 and y2 > y1:
-            scaled = cv2.resize(image, (width, height), interpolation=cv2.INTER_LINEAR)
-            canvas[y1:y2, x1:x2] = scaled[y1 - top : y2 - top, x1 - left : x2 - left].reshape(
-                y2 - y1, x2 - x1, *canvas.shape[2:]
-            )
+
+        def draw(image: NDArray[Any], canvas: NDArray[Any]) -> NDArray[Any]:
+            if x2 > x1 and y2 > y1:
+                scaled = cv2.resize(image, (width, height), interpolation=cv2.INTER_LINEAR)
+                part = scaled[y1 - top : y2 - top, x1 - left : x2 - left]
+                canvas[y1:y2, x1:x2] = part.reshape(y2 - y1, x2 - x1, *canvas.shape[2:])
+            return canvas
+
         factors = width / image.shape[1], height / image.shape[0]
-        return clipped(moved(sample, factors, (left, top)), (x1, y1, x2, y2), self.min_side_px)
+        objects = moved(sample, factors, (left, top))
+        objects = clipped(objects, (x1, y1, x2, y2), self.min_side_px)
+        blank = canvas.shape[:2]
+        placed: dict[str, Any] = with_image(
+            objects, draw(image, canvas), lambda mask: draw(mask, np.zeros(blank, np.uint8))
+        )
+        return placed

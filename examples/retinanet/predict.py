@@ -98,7 +98,9 @@ def draw(
         left, top, right, bottom = map(round, one["box"])
         corners = (left, top, max(left, right - 1), max(top, bottom - 1))  # half-open: outermost
         pen.rectangle(corners, outline=colour, width=max(2, text_px // 8))
-        text, place = f"{one['class']} {one['score']:.2f}", (left, max(0, top - text_px - 2))
+        text = f"{one['class']} {one['score']:.2f}"
+        room_px = picture.width - round(pen.textlength(text, font))
+        place = (max(0, min(left, room_px)), max(0, top - text_px - 2))
         pen.rectangle(pen.textbbox(place, text, font), fill=colour)
         pen.text(place, text, "black", font)
 

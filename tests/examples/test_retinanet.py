@@ -456,7 +456,7 @@ def test_the_readmes_commands_are_understood(example):
         for line in block.replace("\\\n", " ").splitlines()
         if line.startswith("python train.py ")
     ]
-    assert len(commands) == 5
+    assert len(commands) == 7
     for command in commands:
         assert example.train.parsed(shlex.split(command, comments=True)[2:]).out.parts[0] == "runs"
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def save(state: dict[str, Any], path: Path) -> None:
-    """Write `state` to `path`; whoever kills this, the file there is the old or the new one."""
+    """Write `state` to `path`. After a kill the file there is the old or the new one."""
     partial = path.with_name(f"{path.name}.partial")
     with partial.open("wb") as file:
         torch.save(state, file)

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from penstock.sampling import ClassBalancedSampler, RepeatFactorSampler
 from penstock.torch import DataLoader
 from penstock.vision import (
+    AnnotatedImage,
+    AnnotatedImages,
     Compose,
     DetectionCollate,
     HorizontalFlip,
@@ -23,7 +25,6 @@ from penstock.vision import (
     VerticalFlip,
     VOCDetection,
 )
-from penstock.vision.pipeline import IMAGENET_MEAN, IMAGENET_STD
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,6 +80,12 @@ def evaluation_set(
     return VOCDetection(root, split, transform=Letterbox(size), class_names=class_names)
 
 
+def photo_set(files: Sequence[Path], size: tuple[int, int]) -> AnnotatedImages:
+    """Return photos that are not annotated, as `evaluation_set` has them; an id is a stem."""
+    photos = [AnnotatedImage(file, file.stem, None, None, ()) for file in files]
+    return AnnotatedImages(photos, name="the photos", transform=Letterbox(size))
+
+
 def sampler_for(
     dataset: Any,  # noqa: ANN401 - of `training_set`
     balance: Balance,
@@ -116,7 +123,7 @@ def loader_for(
     drop_last: bool = False,
     device: torch.device | None = None,
 ) -> DataLoader[Any]:
-    """Return batches of (images, targets): float32 (batch, 3, height, width), a dict per image.
+    """Return batches of (images, targets): uint8 (batch, height, width, 3), a dict per image.
 
     The batches of an epoch are a function of seed and epoch: `num_workers` does not change a bit.
     `drop_last` leaves the last batch out if it is not full, unless it is the only one: a batch norm
@@ -131,7 +138,8 @@ def loader_for(
         drop_last=drop_last and num_samples >= batch_size,
         num_workers=num_workers,
         persistent_workers=num_workers > 0,
-        collate_fn=DetectionCollate(mean=IMAGENET_MEAN, std=IMAGENET_STD),
+        # A quarter of float32's bytes: the network normalises them, on its device.
+        collate_fn=DetectionCollate(output="uint8_hwc"),
         seed=seed,
         device=None if device is None or device.type == "cpu" else device,
     )

@@ -27,7 +27,7 @@ from pycocotools.cocoeval import COCOeval
 from penstock.vision import Letterbox
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from model import Outputs
     from torch import Tensor
@@ -225,7 +225,38 @@ def _placed(image: int, box: Any, label: Any) -> dict[str, Any]:  # noqa: ANN401
     }
 
 
+def restored(state: dict[str, Any], device: torch.device) -> RetinaNet:
+    """Return the network of a checkpoint, ready to detect."""
+    model = RetinaNet(ModelOptions(**state["model_options"]))
+    model.load_state_dict(state["model"])
+    return model.to(device, memory_format=torch.channels_last).eval()
+
+
 @torch.inference_mode()
+def detections_in(
+    model: RetinaNet, loader: Iterable[Any], *, least_score: float = 0.05, most: int = 100
+) -> Iterator[tuple[Detections, dict[str, Any]]]:
+    """Yield what is found in each image, in pixels of the image as it is, and the image's target.
+
+    Args:
+        model: Of `restored`.
+        loader: Its images are letterboxed.
+        least_score: See `detect`.
+        most: Detections of an image.
+    """
+    for images, targets in loader:
+        detected = detect(
+            model(images),
+            images.shape[1:3],
+            least_score=least_score,
+            most_candidates=max(1000, 10 * most),
+            most=most,
+        )
+        for found, target in zip(detected, targets, strict=True):
+            boxes = Letterbox.undo(found.boxes.cpu().numpy(), target["letterbox"])
+            yield found._replace(boxes=torch.from_numpy(boxes)), target
+
+
 def evaluate(
     state: dict[str, Any],
     data: Path,
@@ -241,21 +272,12 @@ def evaluate(
     Of each image `most` detections count.
     """
     device = torch.device(device)
-    model = RetinaNet(ModelOptions(**state["model_options"]))
-    model.load_state_dict(state["model"])
-    model.to(device, memory_format=torch.channels_last).eval()
     dataset = evaluation_set(data, split, state["options"]["size"], state["class_names"])
     loader = loader_for(dataset, batch_size, seed=0, num_workers=num_workers, device=device)
     objects, detections = [], []
-    for images, targets in loader:
-        outputs = model(images.to(memory_format=torch.channels_last))
-        detected = detect(
-            outputs, images.shape[-2:], most_candidates=max(1000, 10 * most), most=most
-        )
-        for found, target in zip(detected, targets, strict=True):
-            boxes = Letterbox.undo(found.boxes.cpu().numpy(), target["letterbox"])
-            detections.append(found._replace(boxes=torch.from_numpy(boxes)))
-            objects.append(_objects(target))
+    for found, target in detections_in(restored(state, device), loader, most=most):
+        detections.append(found)
+        objects.append(_objects(target))
     return score(objects, detections, state["class_names"], most=most)
 
 

@@ -9,27 +9,34 @@
 
 Reference: Lin and others, "Focal Loss for Dense Object Detection", arXiv 1708.02002, section 4;
 He and others, "Deep Residual Learning", arXiv 1512.03385; Lin and others, "Feature Pyramid
-Networks", arXiv 1612.03144. No weights are downloaded: it is trained from scratch, which is why
-there are norms in the pyramid and the subnets, too (He and others, "Rethinking ImageNet
-Pre-training", arXiv 1811.08883).
+Networks", arXiv 1612.03144. No weights are downloaded: it is trained from scratch, unless a file
+has some for the ResNet. Hence the norms in the pyramid and the subnets, too (He and others,
+"Rethinking ImageNet Pre-training", arXiv 1811.08883).
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from pickle import UnpicklingError
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
+import checkpoint
 import torch
 from anchors import AnchorGrid
 from torch import nn
 from torch.nn import functional
 
+from penstock.torch import NormalizeImages
+
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
     from torch import Tensor
 
 Norm = Literal["group", "batch"]
-_BLOCKS: Final = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3)}
+_BLOCKS: Final = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3)}
 _CHANNELS_PER_GROUP: Final = 8
 _PRIOR: Final = 0.01  # the probability that every anchor gives every class at first
 
@@ -40,7 +47,7 @@ class ModelOptions:
 
     Attributes:
         num_classes: At least 1; background is none.
-        depth: Of the ResNet: 18, 34 or 50.
+        depth: Of the ResNet: 18, 34, 50 or 101.
         width: Factor of the ResNet's channels: 1 is 64 in the first stage. Below 1 for tiny runs.
         pyramid_channels: Of the pyramid and the subnets; the paper has 256.
         num_convolutions: Of each subnet, before the last one; the paper has 4.
@@ -74,12 +81,13 @@ class Outputs(NamedTuple):
 
 
 class RetinaNet(nn.Module):
-    """Images (batch, 3, height, width) to `Outputs`. Height and width are any, from 32 on."""
+    """Images, uint8 (batch, height, width, 3), to `Outputs`. Height and width are 32 or more."""
 
     def __init__(self, options: ModelOptions) -> None:
         super().__init__()
         self.options = options
         self.grid = AnchorGrid(options.anchor_sides)
+        self.normalize = NormalizeImages()  # by the mean of ImageNet, as torchvision's weights do
         self.backbone = ResNet(options.depth, options.width, options.norm)
         self.pyramid = Pyramid(self.backbone.out_channels, options.pyramid_channels, options.norm)
         self.class_subnet = subnet(options, len(self.grid) * options.num_classes)
@@ -87,7 +95,7 @@ class RetinaNet(nn.Module):
         nn.init.constant_(self.class_subnet[-1].bias, -math.log((1 - _PRIOR) / _PRIOR))
 
     def forward(self, images: Tensor) -> Outputs:
-        levels = self.pyramid(self.backbone(images))
+        levels = self.pyramid(self.backbone(self.normalize(images)))
         sizes = [(level.shape[2], level.shape[3]) for level in levels]
         return Outputs(
             _by_anchor([self.class_subnet(level) for level in levels], self.options.num_classes),
@@ -138,6 +146,8 @@ class Pyramid(nn.Module):
 class ResNet(nn.Module):
     """Images to C3, C4, C5.
 
+    Parameters and buffers have torchvision's names, so that the state dicts of its ResNets fit.
+
     Attributes:
         out_channels: Of the three.
     """
@@ -147,11 +157,8 @@ class ResNet(nn.Module):
         block = Bottleneck if depth >= 50 else BasicBlock
         channels = [max(_CHANNELS_PER_GROUP, round(64 * 2**stage * width)) for stage in range(4)]
         channels = [-(-n // _CHANNELS_PER_GROUP) * _CHANNELS_PER_GROUP for n in channels]
-        self.stem = nn.Sequential(
-            normed(3, channels[0], 7, stride=2, norm=norm),
-            nn.ReLU(),
-            nn.MaxPool2d(3, stride=2, padding=1),
-        )
+        self.conv1 = convolution(3, channels[0], 7, stride=2)
+        self.bn1 = norm_of(channels[0], norm)
         stages, before = [], channels[0]
         for stage, (own, num_blocks) in enumerate(zip(channels, _BLOCKS[depth], strict=True)):
             blocks = []
@@ -160,59 +167,95 @@ class ResNet(nn.Module):
                 blocks.append(block(before, own, stride, norm))
                 before = own * block.expansion
             stages.append(nn.Sequential(*blocks))
-        self.stages = nn.ModuleList(stages)
+        self.layer1, self.layer2, self.layer3, self.layer4 = stages
         c3, c4, c5 = (n * block.expansion for n in channels[1:])
         self.out_channels = c3, c4, c5
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        c2 = self.stages[0](self.stem(images))
-        c3 = self.stages[1](c2)
-        c4 = self.stages[2](c3)
-        return c3, c4, self.stages[3](c4)
+        x = functional.relu(self.bn1(self.conv1(images)))
+        c2 = self.layer1(functional.max_pool2d(x, 3, stride=2, padding=1))
+        c3 = self.layer2(c2)
+        c4 = self.layer3(c3)
+        return c3, c4, self.layer4(c4)
 
 
-class Residual(nn.Module):
-    """relu(branch(x) + x), x brought to the branch's size where that differs."""
-
-    def __init__(self, branch: nn.Sequential, shortcut: nn.Module) -> None:
-        super().__init__()
-        self.branch, self.shortcut = branch, shortcut
-        # The last norm of a branch begins at 0: the block is the identity at first.
-        nn.init.zeros_(branch[-1][-1].weight)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return functional.relu(self.branch(x) + self.shortcut(x))
-
-
-class BasicBlock(Residual):
+class BasicBlock(nn.Module):
     expansion = 1
 
     def __init__(self, before: int, channels: int, stride: int, norm: Norm) -> None:
-        super().__init__(
-            nn.Sequential(
-                normed(before, channels, 3, stride=stride, norm=norm),
-                nn.ReLU(),
-                normed(channels, channels, 3, norm=norm),
-            ),
-            _shortcut(before, channels, stride, norm),
-        )
+        super().__init__()
+        self.conv1 = convolution(before, channels, 3, stride=stride)
+        self.bn1 = norm_of(channels, norm)
+        self.conv2 = convolution(channels, channels, 3)
+        self.bn2 = norm_of(channels, norm)
+        self.downsample = _shortcut(before, channels, stride, norm)
+        # The last norm of a block begins at 0: the block is the identity at first.
+        nn.init.zeros_(self.bn2.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = functional.relu(self.bn1(self.conv1(x)))
+        return functional.relu(self.bn2(self.conv2(out)) + self.downsample(x))
 
 
-class Bottleneck(Residual):
+class Bottleneck(nn.Module):
     expansion = 4
 
     def __init__(self, before: int, channels: int, stride: int, norm: Norm) -> None:
+        super().__init__()
         wide = channels * self.expansion
-        super().__init__(
-            nn.Sequential(
-                normed(before, channels, 1, norm=norm),
-                nn.ReLU(),
-                normed(channels, channels, 3, stride=stride, norm=norm),
-                nn.ReLU(),
-                normed(channels, wide, 1, norm=norm),
-            ),
-            _shortcut(before, wide, stride, norm),
+        self.conv1 = convolution(before, channels, 1)
+        self.bn1 = norm_of(channels, norm)
+        self.conv2 = convolution(channels, channels, 3, stride=stride)
+        self.bn2 = norm_of(channels, norm)
+        self.conv3 = convolution(channels, wide, 1)
+        self.bn3 = norm_of(wide, norm)
+        self.downsample = _shortcut(before, wide, stride, norm)
+        nn.init.zeros_(self.bn3.weight)  # as in BasicBlock
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = functional.relu(self.bn1(self.conv1(x)))
+        out = functional.relu(self.bn2(self.conv2(out)))
+        return functional.relu(self.bn3(self.conv3(out)) + self.downsample(x))
+
+
+def load_backbone(backbone: ResNet, path: Path) -> None:
+    """Put weights of a torchvision ResNet into a backbone: those of its `state_dict()`, in a file.
+
+    Names and shapes are compared, numbers are not. The classifier, `fc`, is passed over.
+
+    Raises:
+        ValueError: the file is another network's or depth's, or holds more than tensors.
+    """
+    try:
+        state = checkpoint.load(path)
+        given = _shapes(state)
+    except (AttributeError, EOFError, RuntimeError, UnpicklingError) as error:
+        raise ValueError(
+            f"{path} is damaged, or holds other things than the tensors of a state dict. Write it "
+            "by torch.save(resnet.state_dict(), path)"
+        ) from error
+    needed = _shapes(backbone.state_dict())
+    differing = [
+        f"{name} is {given.get(name, 'absent')} in the file and {needed.get(name, 'absent')} here"
+        for name in {**needed, **given}
+        if given.get(name) != needed.get(name)
+    ]
+    if differing:
+        raise ValueError(
+            f"{path} does not fit this backbone: {len(differing)} names or shapes differ. "
+            f"{'; '.join(differing[:3])}. Give the --depth of the file, with --width 1 and "
+            "--norm batch"
         )
+    backbone.load_state_dict(state, strict=False)
+
+
+def _shapes(state: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Return what has to agree: old files of torchvision do not count batches."""
+    return {
+        name: tuple(value.shape)
+        for name, value in state.items()
+        if not name.startswith("fc.") and not name.endswith(".num_batches_tracked")
+    }
 
 
 def _shortcut(before: int, channels: int, stride: int, norm: Norm) -> nn.Module:

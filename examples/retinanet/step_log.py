@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A file with a line of JSON for each step; whoever kills the run, at most the last line is torn.
+"""A file with a line of JSON for each step. A kill tears at most the last line.
 
 Guarantee: `sync` before a checkpoint, and the lines of its steps are there after a loss of power.
 """

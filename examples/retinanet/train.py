@@ -29,7 +29,7 @@ import step_log
 import torch
 from data import Balance, loader_for, sampler_for, training_set
 from losses import retinanet_losses
-from model import ModelOptions, Norm, RetinaNet
+from model import ModelOptions, Norm, RetinaNet, load_backbone
 
 from penstock import seed_everything
 from penstock.errors import StoreError, WorkerDied
@@ -70,6 +70,7 @@ class Options:
     pyramid_channels: int = 256
     num_convolutions: int = 4
     norm: Norm = "batch"
+    weights_backbone: str | None = None
     anchor_sides: float = 4.0
     num_workers: int = 2
     save_every: int = 100
@@ -94,7 +95,7 @@ FREE: Final = {"data", "out", "num_workers", "save_every", "device", "resume"}
 class Stopping:
     """Notes SIGTERM and Ctrl-C, so that the step that is under way can be finished and saved.
 
-    A second Ctrl-C raises KeyboardInterrupt: whoever is in a hurry loses what was not saved.
+    A second Ctrl-C raises KeyboardInterrupt: the steps since the last save are lost.
     """
 
     asked_by: signal.Signals | None = None
@@ -199,8 +200,7 @@ class Run:
         )
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        outputs = self.model(images.to(memory_format=torch.channels_last))
-        losses = retinanet_losses(*outputs, targets)
+        losses = retinanet_losses(*self.model(images), targets)
         loss = losses.classes + losses.boxes
         names = [target["image_id"] for target in targets]
         if not math.isfinite(loss.item()):
@@ -290,6 +290,8 @@ def begun(options: Options) -> Run:
     run = Run(options)
     if options.checkpoint.exists():
         run.load_state_dict(checkpoint.load(options.checkpoint))
+    elif options.weights_backbone:
+        load_backbone(run.model.backbone, Path(options.weights_backbone))
     options.out.mkdir(parents=True, exist_ok=True)
     step_log.cut(options.log, run.step)
     return run
@@ -345,8 +347,8 @@ def train_epochs(run: Run, log: TextIO, stopping: Stopping) -> None:
         lines = [line for line in step_log.read(options.log) if line["epoch"] == epoch]
         if lines:
             mean = statistics.fmean(line["loss"] for line in lines)
-            told = f"mean loss {mean:.3f}, learning rate {lines[-1]['learning_rate']:.2g}"
-            print(f"epoch {epoch + 1}/{options.epochs}: {told}, {run.elapsed_s:,.0f} s", flush=True)
+            end = f"learning rate {lines[-1]['learning_rate']:.2g}, {run.elapsed_s:,.0f} s"
+            print(f"epoch {epoch + 1}/{options.epochs}: mean loss {mean:.3f}, {end}", flush=True)
 
 
 class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -371,8 +373,8 @@ def parsed(arguments: Sequence[str] | None) -> Options:
     parser.add_argument("--vertical-flip", action="store_true", help="nothing has an up: cells")
     parser.add_argument("--balance", choices=get_args(Balance), help="of rare classes")
     parser.add_argument("--norm", choices=get_args(Norm), help="group for small batches")
-    for name, (kind, told) in NUMBERS_AND_TEXTS.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, help=told)
+    for name, (kind, text) in NUMBERS_AND_TEXTS.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, help=text)
     parser.set_defaults(
         **{field.name: getattr(default, field.name) for field in dataclasses.fields(Options)[2:]}
     )
@@ -388,8 +390,9 @@ NUMBERS_AND_TEXTS: Final[dict[str, tuple[type, str]]] = {
     "alpha": (float, "class: 0 shows classes as often as they are, 1 all alike"),
     "learning_rate": (float, "at its highest"),
     "weight_decay": (float, "of convolutions"),
-    "depth": (int, "of the ResNet: 18, 34, 50"),
+    "depth": (int, "of the ResNet: 18, 34, 50, 101"),
     "width": (float, "of the ResNet: its channels by those of the paper"),
+    "weights_backbone": (str, "file with the state dict of a torchvision ResNet"),
     "pyramid_channels": (int, "of pyramid and subnets"),
     "num_convolutions": (int, "of each subnet, before its last one"),
     "anchor_sides": (float, "side of the smallest anchor of a level, in its strides"),
@@ -408,7 +411,7 @@ def size_of(text: str) -> tuple[int, int]:
 def main(arguments: Sequence[str] | None = None) -> int:
     try:
         run = begun(parsed(arguments))
-    except (FileExistsError, StoreError, ValueError) as error:  # the user's to mend: no traceback
+    except (OSError, StoreError, ValueError) as error:  # the user's to mend: no traceback
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
     try:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -17,16 +18,19 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
+from tests.clients.torchvision_operators import declare_missing
 from tests.examples.programs import imported
 
 from penstock.errors import StoreError
+from penstock.images import decode_image
 
 FOLDER = Path(__file__).parents[2] / "examples" / "retinanet"
 MODULES = (
-    *("anchors", "checkpoint", "data", "evaluate", "losses", "model", "plot_losses", "step_log"),
-    "train",
+    *("anchors", "checkpoint", "data", "evaluate", "losses", "model", "plot_losses", "predict"),
+    *("step_log", "train"),
 )
 TINY = (
     *("--size", "96x128", "--width", "0.125", "--pyramid-channels", "16"),
@@ -198,7 +202,7 @@ def test_two_real_photos_are_learned_by_heart(example, cells):
     assert loss.item() < first / 10
     model.eval()
     with torch.inference_mode():
-        found = example.evaluate.detect(model(images), images.shape[-2:])
+        found = example.evaluate.detect(model(images), images.shape[1:3])
     objects = [example.evaluate.Objects(t["boxes"], t["labels"], t["difficult"]) for t in targets]
     scores = example.evaluate.score(objects, found, pair.class_names)
     assert scores.map_50 > 0.8
@@ -264,10 +268,12 @@ def test_the_programs_train_evaluate_and_draw(cells, tmp_path):
     """As the README has them."""
     out, environment = tmp_path / "run", {**os.environ, "OMP_NUM_THREADS": "1"}
     checkpoint, drawn, scores = out / "checkpoint.pt", tmp_path / "losses.svg", tmp_path / "s.json"
+    photos, found = cells / "JPEGImages", tmp_path / "found"
     for command in (
         ("train.py", cells, "--out", out, *TINY, "--num-workers", "1", "--seconds", "60"),
         ("evaluate.py", cells, "--checkpoint", checkpoint, "--num-workers", "0", "--json", scores),
         ("plot_losses.py", out / "log.jsonl", drawn),
+        ("predict.py", photos, "--checkpoint", checkpoint, "--out", found, "--least-score", "0"),
     ):
         done = subprocess.run(
             [sys.executable, str(FOLDER / command[0]), *map(str, command[1:])],
@@ -288,6 +294,95 @@ def test_the_programs_train_evaluate_and_draw(cells, tmp_path):
             ]
     assert set(json.loads(scores.read_text())["by_class_50"]) == {"Platelets", "RBC", "WBC"}
     assert drawn.read_text().startswith("<?xml")
+    results = json.loads((found / "detections.json").read_text())
+    assert sorted(results) == sorted(map(str, photos.iterdir()))
+    assert all(results.values())
+    assert {path.stem for path in found.glob("*.jpg")} == {path.stem for path in photos.iterdir()}
+
+
+# Weights from elsewhere
+
+
+@pytest.mark.parametrize("depth", [18, 34, 50, 101])
+def test_a_state_dict_of_torchvision_fits(example, depth, tmp_path):
+    """Its features are torchvision's, also from an old file, which does not count batches."""
+    declare_missing()
+    theirs = getattr(importlib.import_module("torchvision.models"), f"resnet{depth}")().eval()
+    state = theirs.state_dict()
+    old = {name: value for name, value in state.items() if not name.endswith("batches_tracked")}
+    torch.save(old, tmp_path / "resnet.pth")
+    ours = example.model.ResNet(depth, 1.0, "batch").eval()
+    example.model.load_backbone(ours, tmp_path / "resnet.pth")
+    assert list(ours.state_dict()) == [name for name in state if not name.startswith("fc.")]
+    x = torch.randn(1, 3, 64, 96, generator=torch.Generator().manual_seed(depth))
+    with torch.inference_mode():
+        features = ours(x)
+        x = theirs.layer1(theirs.maxpool(theirs.relu(theirs.bn1(theirs.conv1(x)))))
+        for stage, feature in zip((2, 3, 4), features, strict=True):
+            x = getattr(theirs, f"layer{stage}")(x)
+            torch.testing.assert_close(feature, x)
+
+
+def test_a_run_begins_with_weights_that_fit_and_refuses_others(example, cells, tmp_path, capsys):
+    weights, out = tmp_path / "backbone.pth", tmp_path / "run"
+    command = [str(cells), "--out", str(out), *TINY, "--weights-backbone", str(weights)]
+    backbone = example.model.ResNet(18, 0.125, "batch")
+    torch.nn.init.constant_(backbone.layer4[1].bn2.weight, 3.0)
+    torch.save(backbone.state_dict(), weights)
+    begun = example.train.begun(example.train.parsed(command)).model.backbone.state_dict()
+    assert all(begun[name].equal(value) for name, value in backbone.state_dict().items())
+    assert example.train.main([*command, "--depth", "50"]) == 1
+    said = capsys.readouterr().err
+    assert "layer1.0.conv1.weight is (8, 8, 3, 3) in the file and (8, 8, 1, 1) here" in said
+    for content in (backbone, [1], {"model": backbone.state_dict()}):
+        torch.save(content, weights)
+        assert example.train.main(command) == 1
+        assert f"ValueError: {weights} is damaged, or holds other" in capsys.readouterr().err
+
+
+# Pictures of what is found
+
+
+def untrained(example, size):
+    """What a checkpoint has of a network for two classes."""
+    options = example.model.ModelOptions(2, 18, 0.125, 16, 1)
+    model = example.model.RetinaNet(options).state_dict()
+    names = {"class_names": ("cell", "dust"), "options": {"size": size}}
+    return {"model_options": vars(options), "model": model, **names}
+
+
+def test_detections_are_drawn_where_they_are(example, cells, tmp_path, monkeypatch):
+    """In pixels of the photo: one of 480 x 640 is letterboxed by a quarter, below 20 rows."""
+    photo, state = min((cells / "JPEGImages").iterdir()), untrained(example, (160, 160))
+    found = example.evaluate.Detections(
+        torch.tensor([[25.0, 45.0, 75.0, 95.0]]), torch.tensor([0.75]), torch.tensor([1])
+    )
+    monkeypatch.setattr(example.evaluate, "detect", lambda *_, **__: [found])
+    results = example.predict.predict(state, [photo], tmp_path)
+    objects = [{"class": "dust", "score": 0.75, "box": [100.0, 100.0, 300.0, 300.0]}]
+    assert results == {str(photo): objects}
+    assert decode_image((tmp_path / photo.name).read_bytes()).shape == (480, 640, 3)
+    picture = Image.new("RGB", (640, 480))
+    example.predict.draw(picture, objects, state["class_names"])
+    drawn = np.asarray(picture).any(axis=2)
+    (columns,) = drawn[150].nonzero()
+    assert (columns.min(), columns.max(), drawn[:, 200].nonzero()[0].max()) == (100, 299, 299)
+    assert not drawn[110:290, 110:290].any()
+    assert drawn[80:100, 100:200].any()  # the class and the score, above the box
+
+
+def test_photos_are_not_overwritten_and_bad_ones_are_named(example, cells, tmp_path, capsys):
+    (tmp_path / "bad.jpg").write_bytes(b"no photo")
+    checkpoint, photos = tmp_path / "checkpoint.pt", cells / "JPEGImages"
+    example.checkpoint.save(untrained(example, (96, 128)), checkpoint)
+    for photo, out, wanted in (
+        (tmp_path / "bad.jpg", tmp_path / "out", "bad.jpg"),
+        (tmp_path / "none.jpg", tmp_path / "out", "none.jpg"),
+        (photos, photos, "give another --out"),
+    ):
+        command = [str(photo), "--checkpoint", str(checkpoint), "--out", str(out)]
+        assert example.predict.main([*command, "--num-workers", "0"]) == 1
+        assert wanted in capsys.readouterr().err
 
 
 # Folders that are not like BCCD
@@ -345,8 +440,9 @@ def test_the_readme_makes_a_voc_folder_of_a_set_of_masks(example, cells, tmp_pat
     for number in range(4, 11):
         shutil.copy(root / "annotations/face0.xml", root / f"annotations/face{number:02}.xml")
         shutil.copy(root / "images/face0.jpg", root / f"images/face{number:02}.jpg")
-    (commands,) = blocks("bash")
-    subprocess.run(["bash", "-e", "-c", commands], cwd=root, check=True)
+    (command,) = re.findall("^penstock split .*", "".join(blocks("console")), re.MULTILINE)
+    arguments = shlex.split(command)[1:]
+    subprocess.run([sys.executable, "-m", "penstock", *arguments], cwd=tmp_path, check=True)
     train, val = (example.data.training_set(root, split, (96, 128)) for split in ("train", "val"))
     assert (len(train), len(val)) == (9, 2)
     assert train.class_names == ("mask_weared_incorrect", "with_mask", "without_mask")
@@ -360,7 +456,7 @@ def test_the_readmes_commands_are_understood(example):
         for line in block.replace("\\\n", " ").splitlines()
         if line.startswith("python train.py ")
     ]
-    assert len(commands) == 5
+    assert len(commands) == 7
     for command in commands:
         assert example.train.parsed(shlex.split(command, comments=True)[2:]).out.parts[0] == "runs"
 
@@ -371,7 +467,7 @@ def test_the_readmes_loop_runs(example, cells, tmp_path, monkeypatch):
     (loop,) = blocks("python")
     names = {}
     exec(compile(loop, "README.md", "exec"), names)  # the modules are importable here
-    assert names["images"].shape == (4, 3, 240, 320)  # the last of 12 photos by eights
+    assert names["images"].shape == (4, 240, 320, 3)  # the last of 12 photos by eights
     assert {"boxes", "labels", "image_id"} <= set(names["targets"][0])
 
 

@@ -83,7 +83,7 @@ def evaluation_set(
 def photo_set(files: Sequence[Path], size: tuple[int, int]) -> AnnotatedImages:
     """Return photos that are not annotated, as `evaluation_set` has them; an id is a stem."""
     photos = [AnnotatedImage(file, file.stem, None, None, ()) for file in files]
-    return AnnotatedImages(photos, name="the photos", transform=Letterbox(size))
+    return AnnotatedImages(photos, name="the list of photos", transform=Letterbox(size))
 
 
 def sampler_for(

@@ -200,10 +200,15 @@ class Observer(Protocol):
         """Take note that no more batches of `epoch` come: it is over, or was left."""
 
 
-_LINE_BYTES: Final = 64
-# `os.pread` would hand the GIL to another thread of the loader at each call.
 _pread = ctypes.PyDLL(None).pread
 _pread.argtypes = ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_long
+
+
+def _read_with_gil(fd: int, num_bytes: int, offset: int) -> bytes:
+    """Read as `os.pread` does, but without handing the GIL to another thread of the loader."""
+    line = ctypes.create_string_buffer(num_bytes)
+    _pread(fd, line, num_bytes, offset)
+    return line.value
 
 
 class RunQueue:
@@ -222,16 +227,18 @@ class RunQueue:
 
     def __init__(self) -> None:
         """Open the calling thread's statistics, if the system has any."""
-        self._line = ctypes.create_string_buffer(_LINE_BYTES + 1)
+        self._read = os.pread if threading.active_count() == 1 else _read_with_gil
         with contextlib.suppress(OSError):  # another system, or a kernel built without
             self._fd = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
 
     def waited_ns(self) -> int | None:
         """Return the time since the thread was made; None where the system does not say."""
-        # None is read of a thread that has ended.
-        if self._fd < 0 or _pread(self._fd, self._line, _LINE_BYTES, 0) <= 0:
+        if self._fd < 0:
             return None
-        return int(self._line.value.split(b" ", 2)[1])
+        try:
+            return int(self._read(self._fd, 64, 0).split(b" ", 2)[1])
+        except (OSError, IndexError, ValueError):  # the thread has ended
+            return None
 
     def close(self) -> None:
         """Give the descriptor back; a second call does nothing."""

@@ -350,14 +350,13 @@ def lengths_in(source: Any, who: str, what: str) -> dict[Any, int]:  # noqa: ANN
         )
     if isinstance(parts, np.ndarray):
         parts = parts.tolist()
-    lengths = {
-        name: part if type(part) is int and part >= 0 else _length_in(f"{what} {name!r}", part)
-        for name, part in (parts.items() if isinstance(parts, Mapping) else enumerate(parts))
-    }
-    if not 0 < sum(lengths.values()) <= LARGEST:
+    lengths = dict(parts) if isinstance(parts, Mapping) else dict(enumerate(parts))
+    if set(map(type, lengths.values())) != {int} or min(lengths.values()) < 0:
+        lengths = {name: _length_in(f"{what} {name!r}", part) for name, part in lengths.items()}
+    if not 0 < (total := sum(lengths.values())) <= LARGEST:
         raise ConfigError(
-            f"{len(lengths)} {what}s have {sum(lengths.values())} samples in all: there should be "
-            "one or more, and at most 2**62."
+            f"{len(lengths)} {what}s have {total} samples in all: there should be one or more, and "
+            "at most 2**62."
         )
     return lengths
 

@@ -4,6 +4,8 @@
 docs/zh/guide/NAME.md is docs/guide/NAME.md. That code is run where the English page has its test.
 Sections are compared in their order, so a fact that is mended in English has to be mended here.
 terms.md has no English page: it is where each word is explained, and links to it are free.
+Of troubleshooting.md the entries met most are translated, under their English titles. examples.md
+takes commands, output, names and figures from the examples' own pages.
 """
 
 from __future__ import annotations
@@ -20,11 +22,13 @@ from tests.docs.pages import blocks_of
 
 DOCS = Path(__file__).parents[2] / "docs"
 TERMS = DOCS / "zh/terms.md"
+EXAMPLES = DOCS / "zh/examples.md"
 PAGES = sorted(
     path.relative_to(DOCS / "zh").as_posix()
     for path in (DOCS / "zh").rglob("*.md")
-    if path != TERMS
+    if path not in (TERMS, EXAMPLES)
 )
+SELECTED = "troubleshooting.md"
 
 pytestmark = pytest.mark.skipif(not PAGES, reason="the pages are not there")
 
@@ -59,7 +63,15 @@ def texts_of(page: str) -> tuple[str, str]:
     """Return the English page and the Chinese one."""
     both = (DOCS / page, DOCS / "zh" / page)
     english, chinese = (path.read_text(encoding="utf-8") for path in both)
-    return english, chinese
+    return (selected(english, chinese) if page == SELECTED else english), chinese
+
+
+def selected(english: str, chinese: str) -> str:
+    """Return the introduction and the sections with whose titles Chinese headings begin."""
+    introduction, *sections = re.split(r"^(?=##)", english, flags=re.MULTILINE)
+    by_title = {section.partition("\n")[0]: section for section in sections}
+    titles = re.findall(r"^(##+ .*?)\uff1a", chinese, re.MULTILINE)
+    return introduction + "".join(by_title[title] for title in titles)
 
 
 def pairs_of(page: str) -> list[tuple[Section, Section]]:
@@ -147,14 +159,16 @@ def test_links_lead_where_the_english_ones_lead(page):
         for target, anchor in LINK.findall(chinese.prose):
             path = (here.parent / target).resolve() if target else here
             assert path.is_file(), target
-            if path == TERMS:
+            if path == TERMS or (path, anchor) == (DOCS / page, ""):  # the English page, as such
                 continue
             if path.is_relative_to(DOCS / "zh"):
                 name = path.relative_to(DOCS / "zh").as_posix()
                 found.append((DOCS / name, original_anchors(name)[anchor]))
             else:
                 name = path.relative_to(DOCS.parent).as_posix().removeprefix("docs/")
-                assert name not in PAGES, f"{name} is translated: zh/{name} is the page to link to"
+                assert name not in PAGES or anchor not in original_anchors(name).values(), (
+                    f"{name} is translated: zh/{name} is the page to link to"
+                )
                 found.append((path, anchor))
         assert sorted(found) == sorted((path.resolve(), anchor) for path, anchor in expected)
         elsewhere = (sorted(ELSEWHERE.findall(section.prose)) for section in (english, chinese))
@@ -174,3 +188,24 @@ def test_pages_lead_to_the_words_that_are_explained(page):
     links = re.findall(r"\]\((?:\.\./)*terms\.md(?:#([^)]+))?\)", texts_of(page)[1])
     assert links
     assert set(links) <= anchors | {""}
+
+
+def test_examples_are_shown_as_their_own_pages_show_them():
+    folder = DOCS.parent / "examples"
+    overview = (folder / "README.md").read_text("utf-8")
+    _, *sections = re.split(r"^(?=## )", EXAMPLES.read_text("utf-8"), flags=re.MULTILINE)
+    examples = re.findall(r"^\| \[`([^`]+)`\]\(([^)]+)\)", overview, re.MULTILINE)
+    assert [section.partition("\uff1a")[0] for section in sections] == [
+        f"## {name.strip('/')}" for name, _ in examples
+    ]
+    for section, (_, page) in zip(sections, examples, strict=True):
+        own = overview + (folder / page).read_text("utf-8")
+        shown = {line.strip() for line in COMMENT.sub("", own).splitlines()} | set(
+            CODE.findall(own)
+        )
+        for block in blocks_of(section):
+            assert {line.strip() for line in COMMENT.sub("", block.body).splitlines()} <= shown
+        prose = FENCED.sub("", section)
+        assert [code for code in CODE.findall(prose) if code not in own] == []
+        assert max(figures_of(prose) - figures_of(FENCED.sub("", own)), default=0) <= 10
+        assert f"](../../examples/{page})" in section

@@ -92,5 +92,5 @@ def test_names_with_underscores_are_found_by_their_words(page, site, words, page
 @pytest.mark.parametrize("words", ["数据", "共享内存"])
 def test_chinese_words_are_found_on_chinese_pages_alone(page, site, words):
     pages = set(found(page, site, words))
-    assert pages >= {"zh/migrating-from-torch.html", "zh/quickstart.html"}
+    assert "zh/migrating-from-torch.html" in pages
     assert all(name.startswith("zh/") for name in pages)

@@ -26,7 +26,14 @@ def save(state: dict[str, Any], path: Path) -> None:
 
 def load(path: Path) -> dict[str, Any]:
     """Return what `save` wrote, on the CPU. A file from elsewhere can run no code here."""
-    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError:
+        raise
+    except Exception as error:  # over other files torch raises nearly anything
+        raise ValueError(
+            f"{path} is damaged, or holds other things than torch's tensors"
+        ) from error
     return state
 
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import checkpoint
@@ -229,7 +228,7 @@ def load_backbone(backbone: ResNet, path: Path) -> None:
     try:
         state = checkpoint.load(path)
         given = _shapes(state)
-    except (AttributeError, EOFError, RuntimeError, UnpicklingError) as error:
+    except (AttributeError, ValueError) as error:
         raise ValueError(
             f"{path} is damaged, or holds other things than the tensors of a state dict. Write it "
             "by torch.save(resnet.state_dict(), path)"

@@ -61,8 +61,11 @@ def predict(
         By file: "class", "score" and "box" of each detection, best first. Boxes are left, top,
         right, bottom in pixels of the photo, 0-based and half-open.
     """
-    if overwritten := [str(file) for file in files if file.resolve().parent == out.resolve()]:
-        raise ValueError(f"{overwritten[0]} lies in {out}: give another --out for the pictures")
+    if not isinstance(state, dict) or "model_options" not in state:
+        raise ValueError("the checkpoint is none of train.py's")
+    for file in files:  # a link in OUT leads to the photo, too
+        if out.resolve() in (file.resolve().parent, file.parent.resolve()):
+            raise ValueError(f"{file} lies in {out}: give another --out for the pictures")
     device = torch.device(device)
     photos = photo_set(files, state["options"]["size"])
     loader = loader_for(photos, 8, seed=0, num_workers=num_workers, device=device)

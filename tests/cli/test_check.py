@@ -729,6 +729,8 @@ def test_a_single_image_is_checked(tmp_path, capsys):
     cut(image, 0.5)
     code, lines, _ = run(capsys, image, *ONE_WORKER)
     assert (code, [path for path, _ in lines]) == (1, [str(image)])
+    _, ((_, reason),), _ = run(capsys, tmp_path / "set" / "Annotations" / "a.xml", *ONE_WORKER)
+    assert reason == "the root element is <annotation>, not <dataset>; VOC takes its folder."
 
 
 @pytest.fixture

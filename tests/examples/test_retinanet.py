@@ -334,8 +334,8 @@ def test_a_run_begins_with_weights_that_fit_and_refuses_others(example, cells, t
     assert example.train.main([*command, "--depth", "50"]) == 1
     said = capsys.readouterr().err
     assert "layer1.0.conv1.weight is (8, 8, 3, 3) in the file and (8, 8, 1, 1) here" in said
-    for content in (backbone, [1], {"model": backbone.state_dict()}):
-        torch.save(content, weights)
+    for content in (backbone, [1], {"model": backbone.state_dict()}, b"hello"):
+        torch.save(content, weights) if content != b"hello" else weights.write_bytes(content)
         assert example.train.main(command) == 1
         assert f"ValueError: {weights} is damaged, or holds other" in capsys.readouterr().err
 
@@ -374,15 +374,22 @@ def test_detections_are_drawn_where_they_are(example, cells, tmp_path, monkeypat
 def test_photos_are_not_overwritten_and_bad_ones_are_named(example, cells, tmp_path, capsys):
     (tmp_path / "bad.jpg").write_bytes(b"no photo")
     checkpoint, photos = tmp_path / "checkpoint.pt", cells / "JPEGImages"
+    link = tmp_path / "links" / "face.jpg"
+    link.parent.mkdir()
+    link.symlink_to(min(photos.iterdir()))
     example.checkpoint.save(untrained(example, (96, 128)), checkpoint)
     for photo, out, wanted in (
         (tmp_path / "bad.jpg", tmp_path / "out", "bad.jpg"),
         (tmp_path / "none.jpg", tmp_path / "out", "none.jpg"),
         (photos, photos, "give another --out"),
+        (link, link.parent, "give another --out"),
     ):
         command = [str(photo), "--checkpoint", str(checkpoint), "--out", str(out)]
         assert example.predict.main([*command, "--num-workers", "0"]) == 1
         assert wanted in capsys.readouterr().err
+    torch.save({"conv1.weight": torch.zeros(1)}, checkpoint)
+    assert example.predict.main(command) == 1
+    assert "none of train.py's" in capsys.readouterr().err
 
 
 # Folders that are not like BCCD

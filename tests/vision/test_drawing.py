@@ -74,6 +74,10 @@ def test_labels_of_any_form_are_drawn(labels):
     assert (drawn(given, ["cow"])[79, 50] != GROUND).any()
 
 
+def test_masks_without_labels_are_drawn():
+    assert (drawn(sample(masks=np.ones((1, 120, 160), bool)))[5, 5] != GROUND).any()
+
+
 @pytest.mark.parametrize(
     "box", [[0, 0, 160, 120], [-500, -500, -400, -400], [150, 110, 900, 900], [-5, -5, 8, 8],
             [40, 40, 40, 40], [80, 90, 20, 10], [1e30, 0, -1e30, 5], [np.nan, 0, 5, 5]],

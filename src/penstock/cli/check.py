@@ -68,10 +68,10 @@ def check(
     """Find broken images, annotations or records of a folder or store.
 
     Every image is decoded whole, in worker processes; of a store every checksum is compared, and
-    every record with the index. Annotations of VOC, YOLO, COCO and imglab are read, and their
-    images looked for. For each broken one a line goes to stdout: its path or key, a tab, and what
-    is wrong. Images in files without an image's suffix are counted on stderr. The exit status is 1
-    if anything is broken, otherwise 0.
+    every record with the index. Annotations of VOC, YOLO and imglab are read, and their images
+    looked for; COCO's JSON and lists where they are named. For each broken one a line goes to
+    stdout: its path or key, a tab, and what is wrong. Images of formats that are not read are
+    counted on stderr. The exit status is 1 if anything is broken, otherwise 0.
     """
     if list_columns and not what.lower().endswith((".txt", ".json")):
         raise ConfigError(f"{options.option_of(next(iter(list_columns)))} is for text lists.")

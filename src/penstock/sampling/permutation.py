@@ -257,10 +257,10 @@ def _encipher(values: NDArray[np.int64], a: Any, b: Any, keys: Any) -> None:  # 
         hashed ^= np.right_shift(hashed, _SHIFT_16, out=shifted)
         # Modulo `modulus`, which is at most 2^31: the sum is below 2^32, and what would be
         # negative wraps round to more than it was, so that the remainder is the smaller one.
-        np.multiply(hashed, modulus, out=wide)
+        np.multiply(hashed, modulus, out=wide, dtype=np.uint64)  # numpy 1: else of 32 bits
         np.right_shift(wide, _SHIFT_32, out=wide)
         half += wide.astype(np.uint32)
         np.minimum(half, np.subtract(half, modulus_32, out=shifted), out=half)
         half, other = other, half
-    np.multiply(left, b, out=wide)
+    np.multiply(left, b, out=wide, dtype=np.uint64)
     wide += right

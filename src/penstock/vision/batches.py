@@ -8,6 +8,7 @@ stacked, padded to one size or as a list, and a list with what is marked in each
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import sys
 from collections.abc import Mapping
@@ -292,9 +293,10 @@ def _as_dict(sample: Any) -> Mapping[Any, Any]:  # noqa: ANN401
         image, target = sample
         if isinstance(target, Mapping):
             return {**target, "image": image}
-        shape = np.shape(target)
-        if len(shape) == 2 or shape == (0,):
-            return {_ITEM: target, "image": image}
+        with contextlib.suppress(ValueError):  # of rows of several lengths
+            shape = np.shape(target)
+            if len(shape) == 2 or shape == (0,):
+                return {_ITEM: target, "image": image}
     return {}
 
 

@@ -202,10 +202,11 @@ def _draw_objects(
 ) -> None:
     """Draw what is marked in a sample into its image, which is `scale` (x, y) times its own."""
     labels = list(sample.get("labels", ()))
+    colours = {n: class_colour(_class_of(label, class_names)) for n, label in enumerate(labels)}
     masks = np.asarray(sample.get("masks", ()))
-    for label, mask in zip(labels, masks if masks.ndim == 3 else (), strict=False):
+    for n, mask in enumerate(masks if masks.ndim == 3 else ()):
         shade = Image.fromarray(np.where(mask, _SHADE, np.uint8(0))).resize(picture.size)
-        picture.paste(class_colour(_class_of(label, class_names)), (0, 0), shade)
+        picture.paste(colours.get(n, class_colour(0)), (0, 0), shade)
     draw = ImageDraw.Draw(picture)
     boxes = np.asarray(sample.get("boxes", ()), np.float64).reshape(-1, 4) * np.tile(scale, 2)
     boxes = boxes.clip(-_FAR, _FAR)
@@ -218,7 +219,7 @@ def _draw_objects(
         if min(right - left, bottom - top) >= _SMALL_PX:  # dark lines on both sides for any ground
             outline = (left - 1, top - 1, right + 1, bottom + 1)
             draw.rectangle(outline, outline=_DARK, width=line_px + 2)
-        colour = class_colour(_class_of(labels[n], class_names) if n < len(labels) else 0)
+        colour = colours.get(n, class_colour(0))
         draw.rectangle((left, top, right, bottom), outline=colour, width=line_px)
     points = np.asarray(sample.get("landmarks", ()), np.float64)
     if points.ndim == 3 and points.shape[-1] == 2:
@@ -232,8 +233,7 @@ def _draw_objects(
                 draw.ellipse(place, None if seen == _HIDDEN else colour, colour)
     for n in order:  # again, so that no box lies over a name
         if n < len(labels):
-            colour = class_colour(_class_of(labels[n], class_names))
-            _draw_tag(picture, boxes[n], class_text(labels[n], class_names), colour)
+            _draw_tag(picture, boxes[n], class_text(labels[n], class_names), colours[n])
 
 
 def _draw_tag(picture: Image.Image, box: NDArray[np.float64], name: str, colour: Colour) -> None:

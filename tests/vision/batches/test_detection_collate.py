@@ -286,7 +286,10 @@ def test_rows_that_do_not_match_name_the_sample():
     assert "in sample 1 of the batch" in caught.value.__notes__[0]
 
 
-@pytest.mark.parametrize("sample", [(np.zeros((3, 3, 3)), 1), {"boxes": np.zeros((0, 4))}])
+@pytest.mark.parametrize(
+    "sample",
+    [(np.zeros((3, 3, 3)), of) for of in (1, [[1, 2], [3]])] + [{"boxes": np.zeros((0, 4))}],
+)
 def test_what_is_no_such_sample_is_an_error(sample):
     with pytest.raises(ConfigError, match=r'takes dicts with an "image", or pairs .* sample 1 of'):
         detection_collate([sample_of(1), sample])

@@ -224,7 +224,7 @@ def parse_xml(data: bytes | str, tag: str) -> ElementTree.Element:
     except ElementTree.ParseError as error:
         raise ValueError(f"not well-formed XML: {error}") from error
     if root.tag != tag:
-        raise ValueError(f"the root element is <{root.tag}>, not <{tag}>")
+        raise ValueError(f"the root element is <{root.tag}>, not <{tag}>; VOC takes its folder")
     return root
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
 
@@ -40,7 +39,7 @@ from penstock.vision.datasets.rules import (
 from penstock.vision.datasets.table import FLAGS, TableBuilder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -52,13 +51,12 @@ if TYPE_CHECKING:
 
 SIZES: Final = "sizes_px"  # in metadata: 56 kB for 10,000 images of as many sizes
 _NUM_TOGETHER: Final = 64  # records that are read for their headers
-Transform = Callable[[Any], Any] | None
 
 
 class DatasetOptions(TypedDict, total=False):
     """Arguments that all datasets of annotated images have."""
 
-    transform: Transform
+    transform: Callable[[Any], Any] | None
     rules: AnnotationRules | None
     decode: Decode
     repair: bool

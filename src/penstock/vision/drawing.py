@@ -137,7 +137,7 @@ def _tile(sample: dict[str, Any], class_names: Sequence[str], tile_px: int) -> I
     scale = size[0] / image.width, size[1] / image.height
     how = Image.Resampling.BILINEAR if max(scale) <= _COARSE else Image.Resampling.NEAREST
     picture = image.resize(size, Image.Resampling.BOX if min(scale) < 1 else how)
-    _draw_objects(picture, sample, class_names, scale, 2 if tile_px >= 200 else 1)
+    _draw_objects(picture, sample, class_names)
     tile.paste(picture, ((tile_px - size[0]) // 2, 0))
     names = [str(sample["image_id"])] if "image_id" in sample else []
     names += [class_text(sample["label"], class_names)] if "label" in sample else []
@@ -168,14 +168,11 @@ def _legend(
         yield np.asarray(line)
 
 
-def _draw_objects(
-    picture: Image.Image,
-    sample: dict[str, Any],
-    class_names: Sequence[str],
-    scale: tuple[float, float],
-    line_px: int,
-) -> None:
-    """Draw what is marked in a sample into its image, which is `scale` (x, y) times its own."""
+def _draw_objects(picture: Image.Image, sample: dict[str, Any], class_names: Sequence[str]) -> None:
+    """Draw what is marked in a sample into its image, which was scaled to a tile."""
+    height, width = sample["image"].shape[:2]
+    scale = picture.width / width, picture.height / height
+    line_px = 2 if max(picture.size) >= 200 else 1
     labels = list(sample.get("labels", ()))
     masks = np.asarray(sample.get("masks", ()))
     for label, mask in zip(labels, masks if masks.ndim == 3 else (), strict=False):

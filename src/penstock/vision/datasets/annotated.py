@@ -206,6 +206,9 @@ class AnnotatedImages(_MaskedImages):
     All annotations are read when the dataset is made, into arrays that workers share; of image
     files then only the header, where no annotation says a size that is needed.
 
+    Attributes:
+        box_counts: What was found about the boxes of the files, and done.
+
     Example:
         >>> import tempfile
         >>> from pathlib import Path
@@ -224,6 +227,7 @@ class AnnotatedImages(_MaskedImages):
     """
 
     store: AnnotationStore
+    box_counts: BoxCounts
 
     def __init__(
         self,
@@ -278,17 +282,12 @@ class AnnotatedImages(_MaskedImages):
         rules = rules if added_px is None else replace(rules, added_px=added_px)
         all_labels = table.labels
         table, counts = settled(table, rules)
-        self._box_counts = replace(counts, total=counts.total + num_unsized, unsized=num_unsized)
+        self.box_counts = replace(counts, total=counts.total + num_unsized, unsized=num_unsized)
         if given_classes is not None:
             warn_of_absent(table.class_names, all_labels)
         self._rules = rules
         store = AnnotationStore(table, rules.orientation, name, root)
         StoreDataset.__init__(self, store, **options)
-
-    @property
-    def box_counts(self) -> BoxCounts:
-        """What was found about the boxes of the files, and done."""
-        return self._box_counts
 
     @property
     def landmark_names(self) -> tuple[str, ...]:
@@ -326,7 +325,7 @@ class AnnotatedImages(_MaskedImages):
         yield from super()._summary()
         if self.num_landmarks:
             yield "landmarks", f"{self.num_landmarks} each"
-        yield "boxes", str(self._box_counts)
+        yield "boxes", str(self.box_counts)
 
 
 class PackedAnnotations(_MaskedImages):

@@ -71,7 +71,7 @@ def test_a_loader_keeps_what_it_was_given(make):
     assert loader._options.backend_options is options
     assert make(DATA, backend="ray").backend == "ray"
     assert "backend=Ray(address='auto')" in repr(loader)
-    assert loader._settings()["backend"] == "ray"  # of recordings, as without options
+    assert loader._settings()["backend"] == "Ray"  # of recordings
 
 
 @LOADERS

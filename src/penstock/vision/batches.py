@@ -159,7 +159,10 @@ class DetectionCollate:
         self, arrays: list[NDArray[Any]], out: BatchMemory
     ) -> tuple[Any, tuple[int, int] | None]:
         """Return the images, and where they were padded, height and width of all."""
-        shapes = [self._shape(array) for array in arrays]
+        shapes = [
+            (array.shape[2], *array.shape[:2]) if self._is_converted(array) else array.shape
+            for array in arrays
+        ]
         if self._images == "list":
             pairs = zip(arrays, shapes, strict=True)
             places = [out.empty(shape, self._dtype(array)) for array, shape in pairs]
@@ -205,12 +208,6 @@ class DetectionCollate:
 
     def _dtype(self, array: NDArray[Any]) -> np.dtype[Any]:
         return np.dtype(np.float32) if self._is_converted(array) else array.dtype
-
-    def _shape(self, array: NDArray[Any]) -> tuple[int, ...]:
-        if not self._is_converted(array):
-            return array.shape
-        height, width, channels = array.shape
-        return channels, height, width
 
     def _write_all(self, arrays: list[NDArray[Any]], places: list[NDArray[Any]]) -> None:
         planes: list[NDArray[np.uint8]] = []  # memory to work in

@@ -164,7 +164,10 @@ class Flip(ShownByArguments):
         if isinstance(sample, dict):
             height, width = image.shape[:2]
             scale, shift = ((-1, 1), (width, 0)) if self.is_across else ((1, -1), (0, height))
-            sample = self._reordered(moved(sample, scale, shift))
+            sample = moved(sample, scale, shift)
+            if self.landmark_order and len(sample.get("landmarks", ())):
+                order = list(self.landmark_order)
+                sample |= {key: sample[key][:, order] for key in _BY_LANDMARK if key in sample}
         return with_image(sample, mirror(image), mirror)
 
     def _check_landmarks(self, sample: dict[str, Any]) -> None:
@@ -185,12 +188,6 @@ class Flip(ShownByArguments):
                 f"landmark_order has {len(order)} numbers, but the sample has "
                 f"{num_landmarks} landmarks for each object"
             )
-
-    def _reordered(self, sample: dict[str, Any]) -> dict[str, Any]:
-        if not self.landmark_order or not len(sample.get("landmarks", ())):
-            return sample
-        order = list(self.landmark_order)
-        return sample | {key: sample[key][:, order] for key in _BY_LANDMARK if key in sample}
 
 
 def _checked_order(order: Any) -> tuple[int, ...] | Literal[False] | None:  # noqa: ANN401

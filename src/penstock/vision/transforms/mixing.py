@@ -187,7 +187,7 @@ class LabelMixing(PartneredDataset):
             return sample[0], sample[1]
         raise ConfigError(
             f"{type(self).__name__} takes pairs (image, class); got a {type(sample).__name__}. "
-            "For detection samples, which are dicts, there are Mosaic and MixUp"
+            "Use Mosaic or MixUp for detection samples, which are dicts"
         )
 
     def _soft(self, label: Any) -> NDArray[np.float32]:  # noqa: ANN401

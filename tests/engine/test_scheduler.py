@@ -44,7 +44,7 @@ class World:
     ):
         self.choose = choose
         self.scheduler = Scheduler(num_workers, lookahead, in_order=in_order, **beginning)
-        self.lookahead = lookahead
+        self.lookahead, self.in_order = lookahead, in_order
         self.first_step = beginning.get("first_step", 0)
         self.to_draw = None
         if num_steps is not None:
@@ -164,6 +164,10 @@ class World:
         self.is_waiting = True
         self.carry_out(self.scheduler.request())
 
+    def check_all_delivered(self, num_steps):
+        steps = [step for step, _ in self.delivered]
+        assert (steps if self.in_order else sorted(steps)) == list(range(num_steps))
+
     def movable_workers(self):
         return [w for w, queue in enumerate(self.queues) if queue and w not in self.dead]
 
@@ -246,11 +250,16 @@ class World:
         raise AssertionError("the epoch does not end")
 
 
-worlds = {
-    "num_workers": st.integers(1, 5),
-    "prefetch": st.integers(1, 4),
-    "in_order": st.booleans(),
-}
+def _world(num_workers, prefetch, in_order):
+    lookahead = num_workers * prefetch
+    return {"num_workers": num_workers, "lookahead": lookahead, "in_order": in_order}
+
+
+def _shards(how):
+    return st.lists(st.integers(0, 9), min_size=how["num_workers"], max_size=how["num_workers"])
+
+
+worlds = {"how": st.builds(_world, st.integers(1, 5), st.integers(1, 4), st.booleans())}
 
 
 @given(
@@ -261,11 +270,11 @@ worlds = {
     **worlds,
 )
 def test_every_step_that_was_not_given_is_delivered_once_and_in_order_whatever_happens_when(
-    data, first, rest, any_worker, num_workers, prefetch, in_order
+    data, first, rest, any_worker, how
 ):
     steps = range(first, first + rest)
     skipped = data.draw(st.sets(st.sampled_from(steps))) if rest else set()
-    lookahead = num_workers * prefetch
+    num_workers, lookahead = how["num_workers"], how["lookahead"]
 
     def choose(movers):
         assert len(world.scheduler._tasks) <= lookahead
@@ -274,9 +283,7 @@ def test_every_step_that_was_not_given_is_delivered_once_and_in_order_whatever_h
 
     world = World(
         choose,
-        num_workers=num_workers,
-        lookahead=lookahead,
-        in_order=in_order,
+        **how,
         num_steps=rest,
         any_worker=any_worker,
         first_step=first,
@@ -286,7 +293,7 @@ def test_every_step_that_was_not_given_is_delivered_once_and_in_order_whatever_h
     world.run()
     wanted = [step for step in steps if step not in skipped]
     delivered = [step for step, _ in world.delivered]
-    assert (delivered if in_order else sorted(delivered)) == wanted
+    assert (delivered if how["in_order"] else sorted(delivered)) == wanted
     assert all(outcome == ("made", step) for step, outcome in world.delivered)
     assert world.scheduler._tasks == {}
     # Indices are counted from 0 here: those of step s are number s - first.
@@ -294,7 +301,7 @@ def test_every_step_that_was_not_given_is_delivered_once_and_in_order_whatever_h
     for turn, (step, (worker_id, _)) in enumerate(world.submitted.items(), first):
         if any_worker:  # the one with the least to do gets it
             assert world.loads[step][worker_id] == min(world.loads[step])
-        elif in_order:
+        elif how["in_order"]:
             assert worker_id == turn % num_workers
 
 
@@ -307,44 +314,27 @@ def test_an_epoch_that_is_over_stays_over():
 
 
 @given(data=st.data(), **worlds)
-def test_shares_of_an_iterable_end_at_different_times_and_nothing_is_lost(
-    data, num_workers, prefetch, in_order
-):
-    shards = data.draw(
-        st.lists(st.integers(0, 9), min_size=num_workers, max_size=num_workers), label="shards"
-    )
-    world = World.drawn(
-        data,
-        num_workers=num_workers,
-        lookahead=num_workers * prefetch,
-        in_order=in_order,
-        num_steps=None,
-        shards=shards,
-    )
+def test_shares_of_an_iterable_end_at_different_times_and_nothing_is_lost(data, how):
+    shards = data.draw(_shards(how))
+    world = World.drawn(data, **how, num_steps=None, shards=shards)
     world.run()
     made = sorted((w, left) for w, shard in enumerate(shards) for left in range(shard))
     assert sorted(outcome for _, outcome in world.delivered) == made
-    if in_order:
+    if how["in_order"]:
         steps = [step for step, _ in world.delivered]
         assert all(a < b for a, b in pairwise(steps))
 
 
 @given(data=st.data(), num_steps=st.integers(1, 30), moves=st.integers(0, 60), **worlds)
 def test_a_death_fails_the_epoch_after_what_is_ready_and_never_hangs_it(
-    data, num_steps, moves, num_workers, prefetch, in_order
+    data, num_steps, moves, how
 ):
-    victim = data.draw(st.integers(0, num_workers - 1))
-    world = World.drawn(
-        data,
-        num_workers=num_workers,
-        lookahead=num_workers * prefetch,
-        in_order=in_order,
-        num_steps=num_steps,
-    )
+    victim = data.draw(st.integers(0, how["num_workers"] - 1))
+    world = World.drawn(data, **how, num_steps=num_steps)
     world.run(kill_after=(moves, victim))
     steps = [step for step, _ in world.delivered]
     assert len(set(steps)) == len(steps)
-    if in_order:
+    if how["in_order"]:
         assert steps == list(range(len(steps)))
     if world.failed:
         assert world.failed == Fail(victim, "killed")
@@ -361,14 +351,14 @@ def test_the_steps_a_dead_worker_held_can_be_named():
 
 @given(data=st.data(), num_steps=st.integers(0, 30), any_worker=st.booleans(), **worlds)
 def test_workers_may_die_at_any_moment_and_every_step_is_delivered_once(
-    data, num_steps, any_worker, num_workers, prefetch, in_order
+    data, num_steps, any_worker, how
 ):
     """Deaths that no task is to blame for: none is lost, none comes twice, the order holds."""
     deaths_left = data.draw(st.integers(0, 12), label="deaths")
 
     def choose(movers):
         nonlocal deaths_left
-        worker_id = data.draw(st.sampled_from([None, None, *range(num_workers)]))
+        worker_id = data.draw(st.sampled_from([None, None, *range(how["num_workers"])]))
         if deaths_left and worker_id is not None:
             deaths_left -= 1
             world.die(worker_id)
@@ -377,9 +367,7 @@ def test_workers_may_die_at_any_moment_and_every_step_is_delivered_once(
 
     world = World(
         choose,
-        num_workers=num_workers,
-        lookahead=num_workers * prefetch,
-        in_order=in_order,
+        **how,
         num_steps=num_steps,
         any_worker=any_worker,
         max_respawns=12,
@@ -387,33 +375,23 @@ def test_workers_may_die_at_any_moment_and_every_step_is_delivered_once(
     )
     world.run()
     assert world.failed is None
-    steps = [step for step, _ in world.delivered]
-    assert (steps if in_order else sorted(steps)) == list(range(num_steps))
+    world.check_all_delivered(num_steps)
     assert world.quarantined == []
     assert len(world.scheduler._tasks) == 0
 
 
 @given(data=st.data(), num_steps=st.integers(1, 30), **worlds)
 def test_samples_that_kill_are_quarantined_at_the_second_death_and_nothing_else_is(
-    data, num_steps, num_workers, prefetch, in_order
+    data, num_steps, how
 ):
     """Whether the sample is known at once, or only the batch is, and its samples are tried."""
-    world = World.drawn(
-        data,
-        num_workers=num_workers,
-        lookahead=num_workers * prefetch,
-        in_order=in_order,
-        num_steps=num_steps,
-        max_respawns=100,
-        can_quarantine=True,
-    )
+    world = World.drawn(data, **how, num_steps=num_steps, max_respawns=100, can_quarantine=True)
     steps_that_kill = data.draw(st.sets(st.sampled_from(range(num_steps)), max_size=4))
     world.deadly = {step: data.draw(st.integers(0, 7)) for step in steps_that_kill}
     world.known_at_once = data.draw(st.sets(st.sampled_from(range(num_steps))))
     world.run()
     assert world.failed is None
-    steps = [step for step, _ in world.delivered]
-    assert (steps if in_order else sorted(steps)) == list(range(num_steps))
+    world.check_all_delivered(num_steps)
     assert sorted(world.quarantined) == sorted(world.deadly.items())
     assert world.num_respawns == 2 * len(world.deadly)
 
@@ -426,14 +404,12 @@ def test_samples_that_kill_are_quarantined_at_the_second_death_and_nothing_else_
     **worlds,
 )
 def test_an_epoch_fails_with_the_first_death_that_it_may_not_survive(
-    data, num_steps, max_respawns, can_quarantine, num_workers, prefetch, in_order
+    data, num_steps, max_respawns, can_quarantine, how
 ):
     """Respawns are spent; or a sample is to blame, and may not be left out."""
     world = World.drawn(
         data,
-        num_workers=num_workers,
-        lookahead=num_workers * prefetch,
-        in_order=in_order,
+        **how,
         num_steps=num_steps,
         max_respawns=max_respawns,
         can_quarantine=can_quarantine,
@@ -450,23 +426,15 @@ def test_an_epoch_fails_with_the_first_death_that_it_may_not_survive(
         assert len(steps) == num_steps
     else:
         assert not world.deadly.keys() & set(steps) - {s for s, _ in world.quarantined}
-        if in_order:
+        if how["in_order"]:
             assert steps == list(range(len(steps)))
 
 
 @given(data=st.data(), num_steps=st.integers(1, 12), limit=st.integers(2, 3), **worlds)
 def test_a_batch_that_kills_though_each_of_its_samples_passes_ends_the_epoch(
-    data, num_steps, limit, num_workers, prefetch, in_order
+    data, num_steps, limit, how
 ):
-    world = World.drawn(
-        data,
-        num_workers=num_workers,
-        lookahead=num_workers * prefetch,
-        in_order=in_order,
-        num_steps=num_steps,
-        max_respawns=100,
-        can_quarantine=True,
-    )
+    world = World.drawn(data, **how, num_steps=num_steps, max_respawns=100, can_quarantine=True)
     victim = data.draw(st.sampled_from(range(num_steps)))
     world.deadly = {victim: None}
     world.run()
@@ -493,15 +461,13 @@ def test_a_worker_killed_from_outside_thrice_over_one_sample_has_it_quarantined_
 
 
 @given(data=st.data(), deaths=st.integers(0, 6), **worlds)
-def test_shares_of_an_iterable_go_on_with_the_worker_that_takes_the_place(
-    data, deaths, num_workers, prefetch, in_order
-):
-    shards = data.draw(st.lists(st.integers(0, 6), min_size=num_workers, max_size=num_workers))
+def test_shares_of_an_iterable_go_on_with_the_worker_that_takes_the_place(data, deaths, how):
+    shards = data.draw(_shards(how))
     left = deaths
 
     def choose(movers):
         nonlocal left
-        worker_id = data.draw(st.sampled_from([None, *range(num_workers)]))
+        worker_id = data.draw(st.sampled_from([None, *range(how["num_workers"])]))
         if left and worker_id is not None and worker_id not in world.dead:
             left -= 1
             if world.shards[worker_id] < 0:
@@ -514,15 +480,7 @@ def test_shares_of_an_iterable_go_on_with_the_worker_that_takes_the_place(
             movers = [*world.movable_workers(), *(["user"] if "user" in movers else [])]
         return data.draw(st.sampled_from(movers))
 
-    world = World(
-        choose,
-        num_workers=num_workers,
-        lookahead=num_workers * prefetch,
-        in_order=in_order,
-        num_steps=None,
-        shards=shards,
-        max_respawns=6,
-    )
+    world = World(choose, **how, num_steps=None, shards=shards, max_respawns=6)
     world.run()
     assert world.failed is None
     made = sorted((w, left) for w, shard in enumerate(shards) for left in range(shard))
@@ -550,24 +508,15 @@ def _deadly_samples(data, num_steps):
 
 @given(data=st.data(), num_steps=st.integers(1, 30), **worlds)
 def test_a_worker_may_have_died_of_any_step_it_holds_and_only_the_deadly_sample_is_quarantined(
-    data, num_steps, num_workers, prefetch, in_order
+    data, num_steps, how
 ):
     """What it had made may have been lost with it; which step it was at is then not known."""
-    world = World.drawn(
-        data,
-        num_workers=num_workers,
-        lookahead=num_workers * prefetch,
-        in_order=in_order,
-        num_steps=num_steps,
-        max_respawns=100,
-        can_quarantine=True,
-    )
+    world = World.drawn(data, **how, num_steps=num_steps, max_respawns=100, can_quarantine=True)
     world.deadly = _deadly_samples(data, num_steps)
     world.may_have_answered = True
     world.run()
     assert world.failed is None
-    steps = [step for step, _ in world.delivered]
-    assert (steps if in_order else sorted(steps)) == list(range(num_steps))
+    world.check_all_delivered(num_steps)
     assert sorted(world.quarantined) == sorted(world.deadly.items())
     # Each is met twice at most: in its batch, and by itself. One death may do for several batches.
     assert len(world.deadly) <= world.num_respawns <= 2 * len(world.deadly)
@@ -581,7 +530,7 @@ def test_a_worker_may_have_died_of_any_step_it_holds_and_only_the_deadly_sample_
     **worlds,
 )
 def test_machines_may_go_at_any_moment_and_cost_no_respawn(
-    data, num_steps, max_respawns, may_have_answered, num_workers, prefetch, in_order
+    data, num_steps, max_respawns, may_have_answered, how
 ):
     """Between deaths that count, and whether or not one of these has ended the epoch."""
     losses_left = data.draw(st.integers(0, 12), label="lost machines")
@@ -589,7 +538,7 @@ def test_machines_may_go_at_any_moment_and_cost_no_respawn(
 
     def choose(movers):
         nonlocal losses_left, num_lost
-        worker_id = data.draw(st.sampled_from([None, None, *range(num_workers)]))
+        worker_id = data.draw(st.sampled_from([None, None, *range(how["num_workers"])]))
         if movers == [False, True]:  # whether answers are lost; no one else moves in between
             return data.draw(st.booleans())
         if losses_left and worker_id is not None and worker_id not in world.dead:
@@ -602,9 +551,7 @@ def test_machines_may_go_at_any_moment_and_cost_no_respawn(
 
     world = World(
         choose,
-        num_workers=num_workers,
-        lookahead=num_workers * prefetch,
-        in_order=in_order,
+        **how,
         num_steps=num_steps,
         max_respawns=max_respawns,
         can_quarantine=True,
@@ -621,7 +568,7 @@ def test_machines_may_go_at_any_moment_and_cost_no_respawn(
     if max_respawns >= 2 * len(world.deadly):
         assert world.failed is None
     if world.failed is None:
-        assert (steps if in_order else sorted(steps)) == list(range(num_steps))
+        assert (steps if how["in_order"] else sorted(steps)) == list(range(num_steps))
         assert sorted(world.quarantined) == sorted(world.deadly.items())
 
 
@@ -762,18 +709,14 @@ def test_nobody_waits_for_a_newcomer_that_is_lost_when_the_sampler_gave_nothing(
 
 
 @given(data=st.data(), num_steps=st.integers(0, 20), **worlds)
-def test_no_step_waits_for_a_worker_that_has_not_started(
-    data, num_steps, num_workers, prefetch, in_order
-):
-    starting = data.draw(st.sets(st.integers(0, num_workers - 1)))
+def test_no_step_waits_for_a_worker_that_has_not_started(data, num_steps, how):
+    starting = data.draw(st.sets(st.integers(0, how["num_workers"] - 1)))
     never = data.draw(st.sets(st.sampled_from(sorted(starting)))) if starting else set()
-    if len(never) == num_workers:
+    if len(never) == how["num_workers"]:
         never.pop()
     world = World.drawn(
         data,
-        num_workers=num_workers,
-        lookahead=num_workers * prefetch,
-        in_order=in_order,
+        **how,
         num_steps=num_steps,
         any_worker=True,
         starting=starting,
@@ -791,5 +734,4 @@ def test_no_step_waits_for_a_worker_that_has_not_started(
         assert movers, "no one can move"
         mover = world.choose(movers)
         world.request() if mover == "user" else world.move(mover)
-    steps = [step for step, _ in world.delivered]
-    assert (steps if in_order else sorted(steps)) == list(range(num_steps))
+    world.check_all_delivered(num_steps)

@@ -26,7 +26,7 @@ from penstock.insight.trace import read_trace
 from penstock.stores import open_store
 from penstock.vision import ImageFolder
 from penstock.vision.annotations.imglab import read_imglab
-from penstock.vision.annotations.lists import read_image_list, read_landmark_list
+from penstock.vision.annotations.lists import landmark_lines, read_image_list
 from penstock.vision.annotations.voc_folder import read_voc_folder
 from penstock.vision.annotations.yolo import read_yolo
 
@@ -123,7 +123,7 @@ READERS = {
     "labels of YOLO": (yolo, "labels/train/1.txt"),
     "imglab": (single(read_imglab, "a.xml"), ""),
     "list of images": (single(read_image_list, "a.csv"), ""),
-    "list of landmarks": (single(read_landmark_list, "a.txt"), ""),
+    "list of landmarks": (single(lambda path: list(landmark_lines(path)), "a.txt"), ""),
     "trace": (single(read_trace, "a.json"), ""),
     "index": (store(packed_by_0_1), ".penstock-index"),
     "record": (store(packed_by_0_1), "0.record"),

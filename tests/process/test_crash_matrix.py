@@ -85,81 +85,35 @@ SKIPS_SEGFAULT = Skips(WorkerDied, "killed by SIGSEGV")
 SKIPS_KILLED = Skips(WorkerDied, "killed by SIGKILL")
 SKIPS_STUCK = Skips(WorkerDied, "killed, as no batch came within .?timeout")
 
-# Place, fault:      on_error="raise", on_error="skip"
+# Fault: on_error="raise", on_error="skip"
 # fmt: off
+# What sets a worker up is no sample, so there is nothing to skip.
+SETTING_UP = {
+    "raise":       (BROKEN,     BROKEN),
+    "unpicklable": (AS_TEXT,    AS_TEXT),
+    "sys.exit(0)": (EXITS_0,    EXITS_0),
+    "os._exit(3)": (EXITS_3,    EXITS_3),
+    "SIGSEGV":     (SEGFAULTS,  SEGFAULTS),
+    "SIGKILL":     (KILLED,     KILLED),
+    "hang":        (TimesOut(), STUCK),
+    "MemoryError": (NO_MEMORY,  NO_MEMORY),
+}
+IN_A_SAMPLE = {
+    "raise":       (BROKEN,     SKIPS_BROKEN),
+    "unpicklable": (AS_TEXT,    SKIPS_AS_TEXT),
+    "sys.exit(0)": (EXITS_0,    SKIPS_EXIT_0),
+    "os._exit(3)": (EXITS_3,    SKIPS_EXIT_3),
+    "SIGSEGV":     (SEGFAULTS,  SKIPS_SEGFAULT),
+    "SIGKILL":     (KILLED,     SKIPS_KILLED),
+    "hang":        (TimesOut(), SKIPS_STUCK),
+    "MemoryError": (NO_MEMORY,  SKIPS_NO_MEMORY),
+}
 MATRIX = {
-    # What sets a worker up is no sample, so there is nothing to skip.
-    "worker init": {
-        "raise":       (BROKEN,     BROKEN),
-        "unpicklable": (AS_TEXT,    AS_TEXT),
-        "sys.exit(0)": (EXITS_0,    EXITS_0),
-        "os._exit(3)": (EXITS_3,    EXITS_3),
-        "SIGSEGV":     (SEGFAULTS,  SEGFAULTS),
-        "SIGKILL":     (KILLED,     KILLED),
-        "hang":        (TimesOut(), STUCK),
-        "MemoryError": (NO_MEMORY,  NO_MEMORY),
-    },
-    "unpickling": {
-        "raise":       (BROKEN,     BROKEN),
-        "unpicklable": (AS_TEXT,    AS_TEXT),
-        "sys.exit(0)": (EXITS_0,    EXITS_0),
-        "os._exit(3)": (EXITS_3,    EXITS_3),
-        "SIGSEGV":     (SEGFAULTS,  SEGFAULTS),
-        "SIGKILL":     (KILLED,     KILLED),
-        "hang":        (TimesOut(), STUCK),
-        "MemoryError": (NO_MEMORY,  NO_MEMORY),
-    },
-    "__getitem__": {
-        "raise":       (BROKEN,     SKIPS_BROKEN),
-        "unpicklable": (AS_TEXT,    SKIPS_AS_TEXT),
-        "sys.exit(0)": (EXITS_0,    SKIPS_EXIT_0),
-        "os._exit(3)": (EXITS_3,    SKIPS_EXIT_3),
-        "SIGSEGV":     (SEGFAULTS,  SKIPS_SEGFAULT),
-        "SIGKILL":     (KILLED,     SKIPS_KILLED),
-        "hang":        (TimesOut(), SKIPS_STUCK),
-        "MemoryError": (NO_MEMORY,  SKIPS_NO_MEMORY),
-    },
-    "get_batch": {
-        "raise":       (BROKEN,     SKIPS_BROKEN),
-        "unpicklable": (AS_TEXT,    SKIPS_AS_TEXT),
-        "sys.exit(0)": (EXITS_0,    SKIPS_EXIT_0),
-        "os._exit(3)": (EXITS_3,    SKIPS_EXIT_3),
-        "SIGSEGV":     (SEGFAULTS,  SKIPS_SEGFAULT),
-        "SIGKILL":     (KILLED,     SKIPS_KILLED),
-        "hang":        (TimesOut(), SKIPS_STUCK),
-        "MemoryError": (NO_MEMORY,  SKIPS_NO_MEMORY),
-    },
-    "collate": {
-        "raise":       (BROKEN,     SKIPS_BROKEN),
-        "unpicklable": (AS_TEXT,    SKIPS_AS_TEXT),
-        "sys.exit(0)": (EXITS_0,    SKIPS_EXIT_0),
-        "os._exit(3)": (EXITS_3,    SKIPS_EXIT_3),
-        "SIGSEGV":     (SEGFAULTS,  SKIPS_SEGFAULT),
-        "SIGKILL":     (KILLED,     SKIPS_KILLED),
-        "hang":        (TimesOut(), SKIPS_STUCK),
-        "MemoryError": (NO_MEMORY,  SKIPS_NO_MEMORY),
-    },
-    "sending": {
-        "raise":       (BROKEN,     SKIPS_BROKEN),
-        "unpicklable": (AS_TEXT,    SKIPS_AS_TEXT),
-        "sys.exit(0)": (EXITS_0,    SKIPS_EXIT_0),
-        "os._exit(3)": (EXITS_3,    SKIPS_EXIT_3),
-        "SIGSEGV":     (SEGFAULTS,  SKIPS_SEGFAULT),
-        "SIGKILL":     (KILLED,     SKIPS_KILLED),
-        "hang":        (TimesOut(), SKIPS_STUCK),
-        "MemoryError": (NO_MEMORY,  SKIPS_NO_MEMORY),
-    },
+    "worker init": SETTING_UP,
+    "unpickling": SETTING_UP,
+    **dict.fromkeys(PLACES_OF_SAMPLES, IN_A_SAMPLE),
     # All batches are there by then; what a worker does while it ends is no one's loss.
-    "shutdown": {
-        "raise":       (Unharmed(), Unharmed()),
-        "unpicklable": (Unharmed(), Unharmed()),
-        "sys.exit(0)": (Unharmed(), Unharmed()),
-        "os._exit(3)": (Unharmed(), Unharmed()),
-        "SIGSEGV":     (Unharmed(), Unharmed()),
-        "SIGKILL":     (Unharmed(), Unharmed()),
-        "hang":        (Unharmed(), Unharmed()),
-        "MemoryError": (Unharmed(), Unharmed()),
-    },
+    "shutdown": dict.fromkeys(FAULTS, (Unharmed(), Unharmed())),
 }
 # fmt: on
 

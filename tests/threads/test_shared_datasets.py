@@ -19,6 +19,7 @@ pytest.importorskip("PIL")
 pytest.importorskip("lmdb")
 
 from tests.stores.mongod import mongod, mongod_program  # noqa: E402, F401 - found by their names
+from tests.support.comparing import assert_same  # noqa: E402
 
 from penstock.stores import EncodedImage, LMDBDataset, StoreDataset, pack  # noqa: E402
 from penstock.vision import (  # noqa: E402
@@ -60,14 +61,6 @@ def leaves(tree):
     if isinstance(tree, (list, tuple)):
         return [leaf for item in tree for leaf in leaves(item)]
     return [bytes(tree.data) if isinstance(tree, EncodedImage) else tree]
-
-
-def assert_same(one, other):
-    one, other = leaves(one), leaves(other)
-    assert len(one) == len(other)
-    for a, b in zip(one, other, strict=True):
-        assert type(a) is type(b)
-        assert np.array_equal(a, b) if isinstance(a, np.ndarray) else a == b
 
 
 def first(batch):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import socket
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +15,7 @@ from penstock.transport.channel import Channel
 
 @pytest.fixture
 def ends():
-    one, two = (Channel(sock) for sock in Channel.pair())
+    one, two = (Channel(sock) for sock in socket.socketpair())
     yield one, two
     one.close()
     two.close()
@@ -23,7 +24,7 @@ def ends():
 @settings(deadline=None)
 @given(st.lists(st.binary(max_size=300_000), max_size=6))
 def test_frames_arrive_whole_and_in_order_and_posting_never_blocks(messages):
-    ours, theirs = (Channel(sock) for sock in Channel.pair())
+    ours, theirs = (Channel(sock) for sock in socket.socketpair())
     for message in messages:
         ours.post(message)  # far more than the socket takes: the rest waits here
     received = []
@@ -82,7 +83,7 @@ def test_what_was_sent_before_the_end_is_still_received(ends):
 
 
 def test_descriptors_that_were_never_taken_are_closed_with_the_channel():
-    one, two = (Channel(sock) for sock in Channel.pair())
+    one, two = (Channel(sock) for sock in socket.socketpair())
     before = len(os.listdir("/proc/self/fd"))
     read_fd, write_fd = os.pipe()
     one.post(b"x" * 10, [write_fd])

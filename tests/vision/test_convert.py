@@ -12,7 +12,7 @@ import pytest
 
 from penstock.errors import ConfigError, StoreError
 from penstock.vision.annotations.imglab import read_imglab
-from penstock.vision.annotations.lists import LandmarkColumns, read_landmark_list
+from penstock.vision.annotations.lists import LandmarkColumns, landmark_lines
 from penstock.vision.annotations.voc_folder import read_voc_folder
 from penstock.vision.annotations.yolo import read_yolo
 from penstock.vision.convert import Source, convert
@@ -173,7 +173,7 @@ def test_a_landmark_list_comes_back_from_xml_and_its_lines_are_one_image(tmp_pat
     )
     text = (tmp_path / "again.txt").read_text()
     assert text == ("voc/JPEGImages/x.jpg 1 2 3.5 4 f\nvoc/JPEGImages/x.jpg 5 6 nan nan m\n")
-    assert len(read_landmark_list(tmp_path / "again.txt", **options)) == 2
+    assert len(list(landmark_lines(tmp_path / "again.txt", **options))) == 2
 
 
 def test_images_are_copied_linked_or_left(source, tmp_path):

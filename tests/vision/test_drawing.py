@@ -11,7 +11,6 @@ from penstock.errors import ConfigError
 from penstock.vision import contact_sheet
 from penstock.vision.drawing import (
     LINE_PX,
-    Unshown,
     class_colour,
     class_text,
     fitted,
@@ -197,19 +196,6 @@ def test_a_sheet_that_would_fill_the_memory_is_refused_with_its_numbers():
     with pytest.raises(ConfigError, match=message):
         contact_sheet([np.zeros((8, 9, 3), np.uint8)] * 400, tile_px=4096)
     assert contact_sheet(wide, tile_px=400, columns=40).shape[1] == 40 * 408 + 8
-
-
-def test_what_cannot_be_shown_has_a_tile_with_the_reason():
-    lost = Unshown("b.jpg", "cannot read b.jpg: no such file " * 9)
-    sheet = contact_sheet([sample(), lost, sample()], columns=3, tile_px=100)
-    tile = sheet[8 : 8 + 66, 8 + 108 : 8 + 208]
-    assert (tile[2, 2] == tile[64, 97]).all()
-    assert (tile[2, 2] != sheet[0, 0]).any()
-    dark = (tile < 100).all(axis=2)
-    assert dark.any(axis=1).sum() > 25  # several lines
-    assert not dark[:, :8].any()
-    assert not dark[:, -8:].any()
-    assert contact_sheet([lost], tile_px=40).shape[1] == 56
 
 
 PHOTOS = np.random.default_rng(0).integers(0, 256, (3, 24, 32, 3), dtype=np.uint8)

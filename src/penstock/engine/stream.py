@@ -46,8 +46,9 @@ if TYPE_CHECKING:
     from penstock.engine.backends import Backend
     from penstock.engine.plan import Epoch, Plan, Progress, ShardPosition
     from penstock.engine.task import TaskResult
-    from penstock.engine.timing import Observer, WorkerSettings
+    from penstock.engine.timing import WorkerSettings
     from penstock.faults import Failure
+    from penstock.insight.monitor import Monitor
 
 _FOLD_AT: Final = 1024  # light rows: some 300 KB
 # Measuring a batch costs up to 50 us in the main process: 1 % of this.
@@ -123,7 +124,7 @@ class BatchStream:
         plan: Plan,
         epoch: Epoch,
         faults: FaultLog | None = None,
-        observer: Observer | None = None,
+        observer: Monitor | None = None,
         hook: DeliveryHook | None = None,
     ) -> None:
         """Begin `epoch`."""
@@ -306,7 +307,7 @@ class BatchStream:
 
     def _observe(
         self,
-        observer: Observer,
+        observer: Monitor,
         made: TaskResult,
         indices: object,
         worker_id: int = 0,
@@ -349,13 +350,13 @@ class BatchStream:
             stacklevel=users_level(),
         )
 
-    def _fold(self, observer: Observer) -> None:
+    def _fold(self, observer: Monitor) -> None:
         try:
             observer.fold()
         except Exception as error:
             self._end_accounts(error)
 
-    def _note_long(self, observer: Observer) -> None:
+    def _note_long(self, observer: Monitor) -> None:
         """Count a batch so long, with the loop's own code, that measuring it costs little."""
         if self.num_yielded - self._long_since > _RECENT:
             self._num_long, self._long_since = 0, self.num_yielded

@@ -21,13 +21,10 @@ import os
 import struct
 import threading
 import time
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from collections import deque
     from collections.abc import Callable
-
-    from penstock.engine.plan import Epoch
 
 UNKNOWN: Final = -1  # starved time where the system does not say
 
@@ -163,41 +160,6 @@ class WorkerSettings(NamedTuple):
 
     num_workers: int
     prefetch_factor: int
-
-
-class Observer(Protocol):
-    """Receives the timing of every batch, in the consumer's thread, whose time it takes.
-
-    Attributes:
-        measures: Whether it receives each batch's whole row (`batch_given`). Otherwise the fields
-            of `LIGHT` are appended to `light`.
-    """
-
-    measures: bool
-
-    @property
-    def light(self) -> deque[tuple[int, ...]]:
-        """Rows that `fold` has not added up yet; always the same object."""
-
-    def batches_are_long(self) -> None:
-        """Take note that batches take so long that measuring them costs next to nothing."""
-
-    def fold(self) -> None:
-        """Add up what `light` holds."""
-
-    def batch_given(
-        self, row: TimingRow, indices: object, sample_us: bytes, epoch: Epoch
-    ) -> WorkerSettings | None:
-        """Take note of a batch of `epoch`; return new settings, or None."""
-
-    def worker_replaced(self) -> None:
-        """Take note that a worker died, and that another takes its place."""
-
-    def epoch_ended(self, epoch: Epoch, end: EpochEnd) -> None:
-        """Take note that the consumer asked for a batch after the last one."""
-
-    def epoch_left(self, epoch: Epoch) -> None:
-        """Take note that no more batches of `epoch` come: it is over, or was left."""
 
 
 _pread = ctypes.PyDLL(None).pread

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from penstock.engine.plan import Epoch, Plan
     from penstock.engine.stream import DeliveryHook
     from penstock.engine.task import TaskResult
-    from penstock.engine.timing import Observer
+    from penstock.insight.monitor import Monitor
 
 _ADDED_AT_ONCE: Final = 2  # per batch; a fork of a large process takes tens of milliseconds
 _DEEPEST: Final = 3  # a transform of a part of a dataset
@@ -229,7 +229,7 @@ class WorkerStream(BatchStream):
         self._end()
         raise StopIteration
 
-    def _tell(self, observer: Observer, delivery: scheduler.Deliver, num_ready: int) -> None:
+    def _tell(self, observer: Monitor, delivery: scheduler.Deliver, num_ready: int) -> None:
         _, worker_id, made, indices = delivery
         num_workers, prefetch_factor = self._wanted
         lookahead = num_workers * prefetch_factor

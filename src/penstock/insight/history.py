@@ -108,7 +108,7 @@ class History:
         self._since_ns: tuple[int, ...] = ()  # of the iterator that goes on, once there is one
 
     def add(self, row: TimingRow, indices: object = None, sample_us: bytes = b"") -> None:
-        """Take note of a batch (see `Observer.batch_given`); 3 us, but for calls that fold."""
+        """Take note of a batch (see `Monitor.batch_given`); 3 us, but for calls that fold."""
         self._pending.append((row, indices, sample_us))
         self._pending_samples += row.num_samples
         if len(self._pending) >= _FOLD_AT or self._pending_samples >= _FOLD_AT_SAMPLES:

@@ -136,7 +136,7 @@ class Monitor:
 
         keeps_workers = options.persistent_workers
         self._history = History(dataset, backend=options.backend, persistent_workers=keeps_workers)
-        # See `penstock.engine.timing.Observer`.
+        # A stream appends the fields of `timing.LIGHT`, and calls the two functions.
         self.light, self.fold = self._history.light, self._history.fold
         self.worker_replaced = self._history.note_replacement
         self._started = ""
@@ -199,12 +199,12 @@ class Monitor:
         """Measure from now on, unless the user has said "light"."""
         self.measures = self.measures or self._may_measure
 
-    batches_are_long = measure  # as `penstock.engine.timing.Observer` has it
+    batches_are_long = measure  # then it costs next to nothing
 
     def batch_given(
         self, row: TimingRow, indices: object, sample_us: bytes, epoch: Epoch
     ) -> WorkerSettings | None:
-        """See `penstock.engine.timing.Observer`."""
+        """Take note of a batch of `epoch`; return new settings, or None."""
         self._history.add(row, indices, sample_us)
         # Of several iterators at once, one shows its progress and has its workers chosen.
         is_newest = epoch is self._newest
@@ -226,7 +226,7 @@ class Monitor:
         return workers
 
     def epoch_ended(self, epoch: Epoch, end: EpochEnd) -> None:
-        """See `penstock.engine.timing.Observer`."""
+        """Take note that the consumer asked for a batch after the last one."""
         self._history.epoch_ended(epoch.number, end)
         if self._bar is not None and epoch is self._newest:
             self._bar.add_failed(end.num_failed)
@@ -235,7 +235,7 @@ class Monitor:
             self._call(subscriber)
 
     def epoch_left(self, epoch: Epoch) -> None:
-        """See `penstock.engine.timing.Observer`; another iterator may have begun since."""
+        """Take note that `epoch` is over, or left; another iterator may have begun since."""
         if self._newest is epoch:
             self._newest = None
             if self._bar is not None:

@@ -65,11 +65,6 @@ class Channel:
         self._landing = bytearray(_RECEIVE_BYTES)
         self.has_ended = False
 
-    @staticmethod
-    def pair() -> tuple[socket.socket, socket.socket]:
-        """Return two connected sockets."""
-        return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-
     def fileno(self) -> int:
         """Return the socket's descriptor, -1 once closed."""
         return self._socket.fileno()

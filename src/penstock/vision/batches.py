@@ -33,7 +33,7 @@ from penstock.vision.samples import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from numpy.typing import DTypeLike, NDArray
+    from numpy.typing import NDArray
 
     from penstock.collate import BatchMemory
 
@@ -122,9 +122,9 @@ class DetectionCollate:
 
     def __call__(self, samples: Sequence[Any]) -> tuple[Any, list[Any]]:
         """Return the batch in memory of its own."""
-        holds_tensors = any(map(_holds_tensors, samples))
-        out: BatchMemory = _TensorMemory() if holds_tensors else Collator(np.empty)
-        return self.collate_into(samples, out)
+        holds_tensors = any(is_tensor(of) for s in samples for of in _as_dict(s).values())
+        wrap = sys.modules["torch"].from_numpy if holds_tensors else None
+        return self.collate_into(samples, Collator(np.empty, wrap))
 
     def collate_into(self, samples: Sequence[Any], out: BatchMemory) -> tuple[Any, list[Any]]:
         """Return the batch in memory of `out`; otherwise as calling it does."""
@@ -145,8 +145,12 @@ class DetectionCollate:
                 if padded is not None:
                     item["image_size"] = _size(image)
                 if "masks" in item:
-                    masks = _padded_masks(item["masks"], padded or _size(image), out)
-                    item["masks"] = out.leaf(masks)
+                    num_masks, height, width = item["masks"].shape
+                    shape = num_masks, *(padded or _size(image))
+                    place = out.empty(shape, item["masks"].dtype)
+                    place[:, height:], place[:, :height, width:] = 0, 0  # added at these sides
+                    place[:, :height, :width] = item["masks"]
+                    item["masks"] = out.leaf(place)
         leaves = {key: _leaf(values, out) for key, values in fields.items()}
         first = next((key for key in (*fields, "boxes") if key in taken[0]), None)
         counts = [len(sample[first]) for sample in taken] if first is not None else []
@@ -156,7 +160,10 @@ class DetectionCollate:
         self, arrays: list[NDArray[Any]], out: BatchMemory
     ) -> tuple[Any, tuple[int, int] | None]:
         """Return the images, and where they were padded, height and width of all."""
-        shapes = [self._shape(array) for array in arrays]
+        shapes = [
+            (array.shape[2], *array.shape[:2]) if self._is_converted(array) else array.shape
+            for array in arrays
+        ]
         if self._images == "list":
             pairs = zip(arrays, shapes, strict=True)
             places = [out.empty(shape, self._dtype(array)) for array, shape in pairs]
@@ -203,12 +210,6 @@ class DetectionCollate:
     def _dtype(self, array: NDArray[Any]) -> np.dtype[Any]:
         return np.dtype(np.float32) if self._is_converted(array) else array.dtype
 
-    def _shape(self, array: NDArray[Any]) -> tuple[int, ...]:
-        if not self._is_converted(array):
-            return array.shape
-        height, width, channels = array.shape
-        return channels, height, width
-
     def _write_all(self, arrays: list[NDArray[Any]], places: list[NDArray[Any]]) -> None:
         planes: list[NDArray[np.uint8]] = []  # memory to work in
         for array, place in zip(arrays, places, strict=True):
@@ -238,15 +239,6 @@ def _size(image: NDArray[Any]) -> tuple[int, int]:
     return height, width
 
 
-def _padded_masks(masks: NDArray[Any], size: tuple[int, int], out: BatchMemory) -> NDArray[Any]:
-    """Return masks in memory of `out`, with 0 in what was added at the right and bottom."""
-    num_masks, height, width = masks.shape
-    place = out.empty((num_masks, *size), masks.dtype)
-    place[:, height:], place[:, :height, width:] = 0, 0
-    place[:, :height, :width] = masks
-    return place
-
-
 def _check_alike(arrays: list[NDArray[Any]], shapes: list[tuple[int, ...]]) -> None:
     first = arrays[0]
     for position, (array, shape) in enumerate(zip(arrays, shapes, strict=True)):
@@ -264,25 +256,11 @@ def _described(array: NDArray[Any]) -> str:
     return f"{array.dtype} of shape {array.shape}"
 
 
-def _holds_tensors(sample: object) -> bool:
-    return any(map(is_tensor, _as_dict(sample).values()))
-
-
 def _leaf(values: NDArray[Any], out: BatchMemory) -> Any:  # noqa: ANN401
     """What the batch has for an array; itself, as of texts, where torch has no such type."""
     dtype = values.dtype
     is_number = dtype.kind in "biufc" and dtype.char not in "gG" and dtype.isnative
     return out.leaf(values) if is_number else values
-
-
-class _TensorMemory:
-    """Ordinary memory, of which leaves are tensors."""
-
-    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-        return np.empty(shape, dtype)
-
-    def leaf(self, array: NDArray[Any]) -> Any:  # noqa: ANN401
-        return sys.modules["torch"].from_numpy(array)
 
 
 def _as_dict(sample: Any) -> Mapping[Any, Any]:  # noqa: ANN401
@@ -351,27 +329,20 @@ def _field(key: str, parts: list[NDArray[Any]], out: BatchMemory) -> NDArray[Any
         return out.empty((0, *trailing), dtype)
     first = parts[filled[0]]
     for position in filled:
-        _check_like(key, first, parts[position], (filled[0], position))
+        other = parts[position]
+        is_like = first.dtype == other.dtype or first.dtype.kind + other.dtype.kind in ("UU", "SS")
+        if first.shape[1:] != other.shape[1:] or not is_like:  # texts may differ in length
+            raise CollateError(
+                f"{_quoted(key)} should differ in its number of rows alone, but that of {{first}} "
+                f"is {_described(first)} and that of {{other}} is {_described(other)}. Make them "
+                "alike in the dataset or a transform; what belongs to the image as a whole should "
+                "be no array, but a number, str, tuple or dict.",
+                (filled[0], position),
+            )
     dtype = np.result_type(*(parts[position].dtype for position in filled))
     values = out.empty((sum(map(len, parts)), *first.shape[1:]), dtype)
     np.concatenate([parts[position] for position in filled], out=values)
     return values
-
-
-def _check_like(
-    key: str, first: NDArray[Any], other: NDArray[Any], positions: tuple[int, int]
-) -> None:
-    """Raise unless two arrays of objects can be rows of one; texts may differ in length."""
-    kinds = first.dtype.kind + other.dtype.kind
-    if first.shape[1:] == other.shape[1:] and (first.dtype == other.dtype or kinds in ("UU", "SS")):
-        return
-    raise CollateError(
-        f"{_quoted(key)} should differ in its number of rows alone, but that of {{first}} is "
-        f"{_described(first)} and that of {{other}} is {_described(other)}. Make them alike in "
-        "the dataset or a transform; what belongs to the image as a whole should be no array, but "
-        "a number, str, tuple or dict.",
-        positions,
-    )
 
 
 def _quoted(key: object) -> str:

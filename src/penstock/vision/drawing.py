@@ -6,11 +6,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import textwrap
-import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
@@ -24,12 +22,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _PAPER: Final = (245, 245, 245)
-_ERROR_PAPER: Final = (253, 224, 221)  # behind what stands for an image that cannot be shown
 _GAP_PX: Final = 8
 _TEXT_PX: Final = 12
 LINE_PX: Final = 16  # of text
 _CHIP_PX: Final = 12  # side of a colour in the legend
-_LETTER_PX: Final = 7  # of a wrapped text, about
 _MOST_CLASSES: Final = 60  # of the legend
 _MOST_PX: Final = 200_000_000  # of a sheet: 600 MB; few programs open more
 _COARSE: Final = 3.0  # enlarged more than this, pixels stay pixels
@@ -61,13 +57,6 @@ _SLACK: Final = 0.02  # beyond 0..1 of rounding, and of a resampling that oversh
 _USUAL: Final = (((0.5,), (0.5,)), ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
 
 Colour = tuple[int, int, int]
-
-
-class Unshown(NamedTuple):
-    """A sample that cannot be made, in a contact sheet: what it is called, and why."""
-
-    name: str
-    reason: str
 
 
 def contact_sheet(
@@ -108,10 +97,9 @@ def contact_sheet(
             f"a contact sheet needs a sample, tile_px of 32 or more and columns of 1 or more, but "
             f"got {len(samples)} samples, tile_px={tile_px}, columns={columns}"
         )
-    made = [one if isinstance(one, Unshown) else sample_of(one) for one in samples]
-    found = [sample for sample in made if not isinstance(sample, Unshown)]
+    made = list(map(sample_of, samples))
     # Classes without numbers are numbered here. Otherwise two might have the same colour.
-    labels = [label for sample in found for label in sample.get("labels", ())]
+    labels = [label for sample in made for label in sample.get("labels", ())]
     texts = {str(label) for label in labels if isinstance(label, str)}
     class_names = [*class_names, *sorted(texts.difference(class_names))]
     columns = min(len(made), columns or math.ceil(math.sqrt(len(made))))
@@ -134,39 +122,26 @@ def contact_sheet(
     return np.concatenate([np.asarray(sheet), *_legend(labels, class_names, width)])
 
 
-def _size_in_tile(sample: dict[str, Any] | Unshown, tile_px: int) -> tuple[int, int]:
-    """Return width and height of an image, scaled to a tile; of the page that stands for it."""
-    if isinstance(sample, Unshown):
-        return tile_px, max(LINE_PX + 2 * _GAP_PX, tile_px * 2 // 3)
+def _size_in_tile(sample: dict[str, Any], tile_px: int) -> tuple[int, int]:
+    """Return width and height of an image, scaled to a tile."""
     height, width = sample["image"].shape[:2]
     scale = tile_px / max(height, width)
     return max(1, round(width * scale)), max(1, round(height * scale))
 
 
-def _tile(
-    sample: dict[str, Any] | Unshown, class_names: Sequence[str], tile_px: int
-) -> Image.Image:
-    """Return an image, scaled and drawn into, with its caption; or the reason why there is none."""
+def _tile(sample: dict[str, Any], class_names: Sequence[str], tile_px: int) -> Image.Image:
+    """Return an image, scaled and drawn into, with its caption."""
     size = _size_in_tile(sample, tile_px)
     tile = Image.new("RGB", (tile_px, size[1] + LINE_PX), _PAPER)
-    if isinstance(sample, Unshown):
-        picture, caption = Image.new("RGB", size, _ERROR_PAPER), sample.name
-        most_px = tile_px - 2 * _GAP_PX
-        lines = textwrap.wrap(sample.reason, max(1, most_px // _LETTER_PX))
-        for row, line in enumerate(lines[: max(1, size[1] // LINE_PX - 1)]):
-            place = _GAP_PX, _GAP_PX + row * LINE_PX
-            _write(picture, fitted(line, most_px), place, _ERROR_PAPER)
-    else:
-        image = Image.fromarray(sample["image"])
-        scale = size[0] / image.width, size[1] / image.height
-        how = Image.Resampling.BILINEAR if max(scale) <= _COARSE else Image.Resampling.NEAREST
-        picture = image.resize(size, Image.Resampling.BOX if min(scale) < 1 else how)
-        _draw_objects(picture, sample, class_names, scale, 2 if tile_px >= 200 else 1)
-        names = [str(sample["image_id"])] if "image_id" in sample else []
-        names += [class_text(sample["label"], class_names)] if "label" in sample else []
-        caption = "  ".join(names)
+    image = Image.fromarray(sample["image"])
+    scale = size[0] / image.width, size[1] / image.height
+    how = Image.Resampling.BILINEAR if max(scale) <= _COARSE else Image.Resampling.NEAREST
+    picture = image.resize(size, Image.Resampling.BOX if min(scale) < 1 else how)
+    _draw_objects(picture, sample, class_names)
     tile.paste(picture, ((tile_px - size[0]) // 2, 0))
-    caption = fitted(caption, tile_px)
+    names = [str(sample["image_id"])] if "image_id" in sample else []
+    names += [class_text(sample["label"], class_names)] if "label" in sample else []
+    caption = fitted("  ".join(names), tile_px)
     _write(tile, caption, ((tile_px - text_width(caption)) // 2, size[1] + 1), _PAPER)
     return tile
 
@@ -176,10 +151,10 @@ def _legend(
 ) -> Iterator[NDArray[np.uint8]]:
     """Yield lines with the colour, the name and the number of the objects of each class."""
     plain = [label for label in labels if isinstance(label, str) or not np.ndim(label)]
-    counts = Counter(_class_of(label, class_names) for label in plain)
-    del counts[None]
+    numbers = (_class_of(label, class_names) for label in plain)
+    counts = Counter(number for number in numbers if number is not None)
     left, line = width, None
-    for label in sorted(counts, key=lambda it: (isinstance(it, str), it))[:_MOST_CLASSES]:
+    for label in sorted(counts)[:_MOST_CLASSES]:
         text = fitted(f"{class_text(label, class_names)} ({counts[label]})", width // 2)
         needed = _CHIP_PX + 4 + text_width(text) + 3 * _GAP_PX
         if line is None or left + needed > width:
@@ -193,14 +168,11 @@ def _legend(
         yield np.asarray(line)
 
 
-def _draw_objects(
-    picture: Image.Image,
-    sample: dict[str, Any],
-    class_names: Sequence[str],
-    scale: tuple[float, float],
-    line_px: int,
-) -> None:
-    """Draw what is marked in a sample into its image, which is `scale` (x, y) times its own."""
+def _draw_objects(picture: Image.Image, sample: dict[str, Any], class_names: Sequence[str]) -> None:
+    """Draw what is marked in a sample into its image, which was scaled to a tile."""
+    height, width = sample["image"].shape[:2]
+    scale = picture.width / width, picture.height / height
+    line_px = 2 if max(picture.size) >= 200 else 1
     labels = list(sample.get("labels", ()))
     colours = {n: class_colour(_class_of(label, class_names)) for n, label in enumerate(labels)}
     masks = np.asarray(sample.get("masks", ()))
@@ -249,20 +221,19 @@ def _draw_tag(picture: Image.Image, box: NDArray[np.float64], name: str, colour:
     _write(picture, name, (left + 2, top), colour)
 
 
-def class_colour(label: int | str | None) -> Colour:
-    """Return the colour of a class by its number or name; grey for None, which is no class."""
-    if label is None:
+def class_colour(number: int | None) -> Colour:
+    """Return the colour of a class by its number; grey for None, which is no class."""
+    if number is None:
         return _NO_CLASS
-    number = zlib.crc32(label.encode("utf-8", "replace")) if isinstance(label, str) else label
     shade = _SHADES[number // len(_COLOURS) % len(_SHADES)]
     red, green, blue = (round(shade * part) for part in _COLOURS[number % len(_COLOURS)])
     return red, green, blue
 
 
-def _class_of(label: Any, class_names: Sequence[str]) -> int | str | None:  # noqa: ANN401
+def _class_of(label: Any, class_names: Sequence[str]) -> int | None:  # noqa: ANN401
     """Return the number of a class, of a mixture that of its largest part; None for no class."""
     if isinstance(label, str):
-        return class_names.index(label) if label in class_names else str(label)
+        return class_names.index(label)
     weights = np.asarray(label)
     if weights.dtype.kind not in "biuf" or not weights.size or not np.isfinite(weights).all():
         return None
@@ -271,10 +242,12 @@ def _class_of(label: Any, class_names: Sequence[str]) -> int | str | None:  # no
 
 def class_text(label: Any, class_names: Sequence[str]) -> str:  # noqa: ANN401
     """Return what a class is called; of a mixture, its largest part."""
-    number = label if isinstance(label, str) else _class_of(label, class_names)
-    if isinstance(number, int):
-        return class_names[number] if 0 <= number < len(class_names) else str(number)
-    return (number or "").partition("\n")[0]  # a packed VOC folder has whole files here
+    if isinstance(label, str):
+        return label.partition("\n")[0]  # a packed VOC folder has whole files here
+    number = _class_of(label, class_names)
+    if number is None:
+        return ""
+    return class_names[number] if 0 <= number < len(class_names) else str(number)
 
 
 @functools.cache

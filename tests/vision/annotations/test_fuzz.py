@@ -13,7 +13,7 @@ import pytest
 from penstock.errors import StoreError
 from penstock.vision.annotations.coco import masks_of, read_coco, write_coco
 from penstock.vision.annotations.imglab import read_imglab
-from penstock.vision.annotations.lists import read_image_list, read_landmark_list
+from penstock.vision.annotations.lists import landmark_lines, read_image_list
 from penstock.vision.annotations.voc import parse_voc, read_voc, write_voc
 from penstock.vision.annotations.yolo import read_yolo
 
@@ -129,11 +129,12 @@ def test_damaged_files_of_coco(read_file):
     assert 5 < read_all(read_file(coco), COCO, 600) < 590
 
 
-def test_damaged_lists(read_file):
-    def landmarks(path):
-        return read_landmark_list(path, num_landmarks=4, classes=("who",))
+def read_landmarks(path):
+    return list(landmark_lines(path, num_landmarks=4, classes=("who",)))
 
-    assert 5 < read_all(read_file(landmarks), LANDMARKS, 300) < 290
+
+def test_damaged_lists(read_file):
+    assert 5 < read_all(read_file(read_landmarks), LANDMARKS, 300) < 290
     assert 5 < read_all(read_file(read_image_list), IMAGES, 100) < 100
 
 
@@ -162,7 +163,7 @@ def test_20_000_damaged_xml_files(data_dir, read_file):
 
 @pytest.mark.parametrize(
     "read",
-    [read_imglab, read_landmark_list, read_image_list, read_yolo, partial(read_coco, by_id=True)],
+    [read_imglab, read_landmarks, read_image_list, read_yolo, partial(read_coco, by_id=True)],
 )
 def test_a_pipe_is_not_waited_for(tmp_path, read):
     os.mkfifo(tmp_path / "pipe")

@@ -15,7 +15,7 @@ from tests.vision.annotations.making import BOX, POINT, WORD, same
 from penstock.errors import ConfigError, StoreError
 from penstock.vision.annotations.lists import (
     LandmarkColumns,
-    read_landmark_list,
+    landmark_lines,
     samples_of_lines,
     write_landmark_list,
 )
@@ -29,7 +29,7 @@ def read(tmp_path):
     def of(text, **options):
         file = tmp_path / "list.txt"
         file.write_bytes(text if isinstance(text, bytes) else text.encode())
-        return read_landmark_list(file, **options)
+        return list(landmark_lines(file, **options))
 
     return of
 
@@ -161,7 +161,7 @@ def test_what_is_written_is_read_again(tmp_path_factory, made):
     file = tmp_path_factory.getbasetemp() / "written.txt"
     file.write_bytes(write_landmark_list(images, columns))
     options = {f.name: getattr(columns, f.name) for f in dataclasses.fields(columns)}
-    found = read_landmark_list(file, **options)
+    found = list(landmark_lines(file, **options))
     assert same([image.objects for image in found], [image.objects for image in images])
 
 

@@ -148,7 +148,6 @@ def test_what_is_written_is_read_again(image):
     [
         (AnnotatedObject(""), "object 0 has no class"),
         (AnnotatedObject("a\0"), "which XML cannot hold"),
-        (AnnotatedObject("a", landmarks_xy_px=((1, 1),), visibility=(1, 1)), "1 landmarks and 2"),
     ],
 )
 def test_what_xml_cannot_say_is_not_written(found, message):

@@ -26,10 +26,6 @@ from penstock.vision.transforms.mixing import Mosaic
 A = pytest.importorskip("albumentations")
 
 
-def as_list(samples):
-    return samples
-
-
 def equal(one, other):
     for key, value in one.items():
         np.testing.assert_array_equal(value, other[key])
@@ -139,7 +135,7 @@ def test_samples_depend_on_the_seed_and_not_on_the_workers():
             batch_size=2,
             shuffle=True,
             num_workers=num_workers,
-            collate_fn=as_list,
+            collate_fn=list,
         )
         runs.append([sample for _ in range(2) for batch in loader for sample in batch])
     for one, other in zip(*runs, strict=True):

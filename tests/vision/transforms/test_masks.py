@@ -82,7 +82,7 @@ def test_mixup_has_the_masks_of_both():
         mixed = vision.MixUp(dataset)[2]
     masks = [dataset[n]["masks"] for n in range(7)]
     assert any(np.array_equal(mixed["masks"], [*masks[2], *other]) for other in masks)
-    with pytest.raises(ConfigError, match="not detection samples"):
+    with pytest.raises(ConfigError, match="detection samples"):
         vision.CutMix(dataset)[0]
 
 

@@ -20,10 +20,6 @@ from penstock.vision.transforms.geometry import HorizontalFlip, Letterbox, Rando
 from penstock.vision.transforms.mixing import MixUp, Mosaic
 
 
-def as_list(samples):
-    return samples
-
-
 def flat(value, size=(64, 64)):
     """An image of one value without objects."""
     return {
@@ -175,7 +171,7 @@ def loaded(num_workers, transform=None):
         shuffle=True,
         seed=7,
         num_workers=num_workers,
-        collate_fn=as_list,
+        collate_fn=list,
     )
     return [sample for _ in range(2) for batch in loader for sample in batch]
 
@@ -201,7 +197,7 @@ class Broken(Scenes):
 
 
 def test_a_partner_that_fails_is_named_and_the_exception_keeps_its_type():
-    loader = penstock.Loader(Mosaic(Broken(), 32), seed=1, collate_fn=as_list)
+    loader = penstock.Loader(Mosaic(Broken(), 32), seed=1, collate_fn=list)
     with pytest.raises(OSError, match="the disk is gone") as caught:
         list(loader)
     notes = "\n".join(caught.value.__notes__)
@@ -221,7 +217,7 @@ def test_a_broken_partner_is_the_one_that_failed_and_costs_no_good_sample(on_err
             seed=1,
             on_error=policy,
             num_workers=num_workers,
-            collate_fn=as_list,
+            collate_fn=list,
         )
         found = r"1 bad sample .*\n  sample 3 \(scene/3.png\), a partner of sample (\d): OSError"
         with pytest.warns(UserWarning, match=found):
@@ -267,7 +263,7 @@ class Chosen:
 def test_a_subset_of_mosaics_gives_the_samples_that_it_gives_one_by_one(kind, num_workers):
     def loaded(dataset, num_workers):
         loader = penstock.Loader(
-            dataset, batch_size=3, seed=7, num_workers=num_workers, collate_fn=as_list
+            dataset, batch_size=3, seed=7, num_workers=num_workers, collate_fn=list
         )
         return [sample for _ in range(2) for batch in loader for sample in batch]
 

@@ -1,24 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Backends, which run the tasks: one Protocol, one file per backend.
-
-BACKENDS                    the backends by name, with the traits of their workers
-open_backend(plan)          returns the plan's backend
-Backend.start()             workers begin to start; does not wait for them
-Backend.begin_epoch(epoch)  before any task, and for each epoch: datasets are iterated anew
-Backend.begin_ahead(epoch)  begins the next epoch beside the current one
-Backend.adopt_ahead(g, e)   makes it the current one
-Backend.await_start()       the workers still starting; `events` reports each as WorkerReady
-Backend.submit(w, task)     gives a worker a task; never blocks
-Backend.respawn(w)          another worker in the place of one that died
-Backend.add_worker(w)       one worker more, which joins the epoch
-Backend.remove_worker(w)    one worker fewer; it has no tasks
-Backend.kill(w, why)        ends a worker that is stuck
-Backend.diagnose(w)         what a worker is doing
-Backend.events(timeout_s)   events since the last call: blocks until there is one, or time is up
-Backend.close()             ends all workers before it returns; may be called again
-
-close_at_exit serves several backends.
-"""
+"""Backends, which run the tasks: one Protocol, one file per backend."""
 
 from __future__ import annotations
 

@@ -32,6 +32,7 @@ import multiprocessing.process
 import os
 import select
 import signal
+import socket
 import threading
 import time
 import warnings
@@ -366,7 +367,7 @@ class ProcessBackend:
         if plan.page_lock is not None:
             max_free += math.ceil(_BATCHES_AHEAD_OF_DEVICE / identity.num_workers)
         identity = identity._replace(joins_late=joins_late, max_free_slots=max_free)
-        ours, theirs = Channel.pair()
+        ours, theirs = socket.socketpair()
         channel = Channel(ours)
         status_page = StatusPage()
         try:

@@ -98,16 +98,14 @@ def read_coco(
         said.categories.sort(key=lambda category: category.id)
         categories = {category.id: category for category in said.categories}
         objects: dict[int | str, list[_Annotation]] = {image.id: [] for image in said.images}
-        for what, found, known in (
-            ("images have the id", said.images, objects),
-            ("categories have the id", said.categories, categories),
-        ):
-            if len(known) < len(found):
-                raise ValueError(f"two {what} {first_repeated(str(one.id) for one in found)}")
         ids = {category.name: category.id for category in said.categories}
-        if len(ids) < len(categories):
-            twice = first_repeated(category.name for category in said.categories)
-            raise ValueError(f"two categories are called {twice!r}: rename one in the file")
+        for what, values in (
+            ("images have the id", [image.id for image in said.images]),
+            ("categories have the id", [category.id for category in said.categories]),
+            ("categories are called", [category.name for category in said.categories]),
+        ):
+            if (twice := first_repeated(map(repr, values))) is not None:
+                raise ValueError(f"two {what} {twice}: change one in the file")
         for number, item in enumerate(said.annotations):
             for what, one, known in (
                 ("image", item.image_id, objects),

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 from xml.etree.ElementTree import Element
 
 from penstock.opening import MAX_TREE_BYTES, read_annotation
@@ -85,15 +85,14 @@ def _object(box: Element, where: str, names: list[str]) -> AnnotatedObject:
             raise ValueError(f"{where} has part {name!r} twice")
         place = f"{where}: part {name!r}"
         points[name] = _number(part, "x", place), _number(part, "y", place)
+    flags: Any = {name: flag(box.get(name), f"{where}: {name}") for name in _FLAGS}
     return AnnotatedObject(
         class_name=(box.findtext("label") or "").strip(),
         box_xyxy_px=(left, top, left + width, top + height),
         landmarks_xy_px=tuple(points.get(n, (math.nan, math.nan)) for n in names if points),
         landmark_names=tuple(names) if points else (),
         extra={n: value.strip() for n, value in box.items() if n not in _BOX_ATTRIBUTES},
-        difficult=flag(box.get("difficult"), f"{where}: difficult"),
-        truncated=flag(box.get("truncated"), f"{where}: truncated"),
-        occluded=flag(box.get("occluded"), f"{where}: occluded"),
+        **flags,
     )
 
 

@@ -108,11 +108,6 @@ class LandmarkColumns:
         return 2 * (self.num_landmarks or 0) + 4 * self.has_box + len(self.classes)
 
 
-def read_landmark_list(path: str | Path, **options: Any) -> list[AnnotatedImage]:  # noqa: ANN401
-    """Return `landmark_lines` as a list."""
-    return list(landmark_lines(path, **options))
-
-
 def landmark_lines(
     path: str | Path,
     *,

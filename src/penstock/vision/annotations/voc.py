@@ -42,7 +42,6 @@ import numpy as np
 
 from penstock.vision.annotations.model import AnnotatedImage, AnnotatedObject
 from penstock.vision.annotations.reading import (
-    MAX_LANDMARKS,
     add_element,
     coordinate,
     coordinate_text,
@@ -174,8 +173,6 @@ def _landmarks(item: Element, where: str, origin: int) -> list[_Point]:
         raise ValueError(f"{where} has landmarks twice: <{holders[0].tag}>, <{holders[1].tag}>")
     points = _points(holders[0], f"{where}: {holders[0].tag}", origin)
     names = [name for _, _, name, _ in points]
-    if len(points) > MAX_LANDMARKS:
-        raise ValueError(f"{where} has {len(points):,} landmarks; {MAX_LANDMARKS:,} is the most")
     if any(names) and not all(names):
         raise ValueError(f"{where}: landmark {names.index('')} has no name, and others have one")
     twice = first_repeated(names)
@@ -255,9 +252,6 @@ def _add_object(
         raise ValueError(f"{where} has no class, and VOC has no object without a <name>")
     where = f"{where} ({found.class_name})"
     points, names, visibility = found.landmarks_xy_px, found.landmark_names, found.visibility
-    for what, values in (("names", names), ("visibilities", visibility)):
-        if values and len(values) != len(points):
-            raise ValueError(f"{where} has {len(points)} landmarks and {len(values)} {what}")
     item = add_element(parent, tag)
     add_element(item, "name", found.class_name)
     if found.pose:

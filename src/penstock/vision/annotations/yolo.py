@@ -165,8 +165,6 @@ def label_line(
         repr((bottom - top) / height_px),
     ]
     points = found.landmarks_xy_px or (_NAN,) * labels.num_landmarks
-    if len(points) != labels.num_landmarks:
-        raise ValueError(f"it has {len(points)} landmarks, and others {labels.num_landmarks}")
     for place, (x, y) in enumerate(points):
         is_marked = not (math.isnan(x) or math.isnan(y))
         seen = found.visibility[place] if found.visibility else 2

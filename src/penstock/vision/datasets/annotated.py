@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
 
@@ -40,7 +39,7 @@ from penstock.vision.datasets.rules import (
 from penstock.vision.datasets.table import FLAGS, TableBuilder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -52,13 +51,12 @@ if TYPE_CHECKING:
 
 SIZES: Final = "sizes_px"  # in metadata: 56 kB for 10,000 images of as many sizes
 _NUM_TOGETHER: Final = 64  # records that are read for their headers
-Transform = Callable[[Any], Any] | None
 
 
 class DatasetOptions(TypedDict, total=False):
     """Arguments that all datasets of annotated images have."""
 
-    transform: Transform
+    transform: Callable[[Any], Any] | None
     rules: AnnotationRules | None
     decode: Decode
     repair: bool
@@ -208,6 +206,9 @@ class AnnotatedImages(_MaskedImages):
     All annotations are read when the dataset is made, into arrays that workers share; of image
     files then only the header, where no annotation says a size that is needed.
 
+    Attributes:
+        box_counts: What was found about the boxes of the files, and done.
+
     Example:
         >>> import tempfile
         >>> from pathlib import Path
@@ -226,6 +227,7 @@ class AnnotatedImages(_MaskedImages):
     """
 
     store: AnnotationStore
+    box_counts: BoxCounts
 
     def __init__(
         self,
@@ -280,17 +282,12 @@ class AnnotatedImages(_MaskedImages):
         rules = rules if added_px is None else replace(rules, added_px=added_px)
         all_labels = table.labels
         table, counts = settled(table, rules)
-        self._box_counts = replace(counts, total=counts.total + num_unsized, unsized=num_unsized)
+        self.box_counts = replace(counts, total=counts.total + num_unsized, unsized=num_unsized)
         if given_classes is not None:
             warn_of_absent(table.class_names, all_labels)
         self._rules = rules
         store = AnnotationStore(table, rules.orientation, name, root)
         StoreDataset.__init__(self, store, **options)
-
-    @property
-    def box_counts(self) -> BoxCounts:
-        """What was found about the boxes of the files, and done."""
-        return self._box_counts
 
     @property
     def landmark_names(self) -> tuple[str, ...]:
@@ -328,7 +325,7 @@ class AnnotatedImages(_MaskedImages):
         yield from super()._summary()
         if self.num_landmarks:
             yield "landmarks", f"{self.num_landmarks} each"
-        yield "boxes", str(self._box_counts)
+        yield "boxes", str(self.box_counts)
 
 
 class PackedAnnotations(_MaskedImages):

@@ -21,7 +21,15 @@ if TYPE_CHECKING:
     from penstock.stores.dataset import Decode
 
 
-class ImageFolder(StoreDataset):
+class _FilesDataset(StoreDataset):
+    store: FolderStore
+
+    def describe(self, index: int) -> str:
+        """Return the path of an image: what errors call it."""
+        return str(self.store.file_of(index))
+
+
+class ImageFolder(_FilesDataset):
     """Images of `ROOT/CLASS/**/NAME.jpg`, with their class.
 
     Classes, samples and their order are those of torchvision's ImageFolder, and so are the names
@@ -79,7 +87,6 @@ class ImageFolder(StoreDataset):
             decode=decode,
             repair=repair,
         )
-        self._store = store
         if not allow_empty and not has_index:  # an index has the classes that were packed
             present = set(np.unique(np.asarray(self.labels)).tolist())
             empty = [name for n, name in enumerate(self.classes) if n not in present]
@@ -93,7 +100,7 @@ class ImageFolder(StoreDataset):
     @property
     def root(self) -> Path:
         """The folder."""
-        return self._store.path
+        return self.store.path
 
     @property
     def classes(self) -> list[str]:
@@ -116,16 +123,12 @@ class ImageFolder(StoreDataset):
         labels: Any = self.labels
         return [] if labels is None else labels.tolist()
 
-    def describe(self, index: int) -> str:
-        """Return the path of an image: what errors call it."""
-        return str(self._store.file_of(index))
-
     def __getstate__(self) -> dict[str, Any]:
         """Leave the long lists behind, which any copy can make for itself."""
         return {k: v for k, v in self.__dict__.items() if k not in ("samples", "targets")}
 
 
-class ImageList(StoreDataset):
+class ImageList(_FilesDataset):
     """A line for each image: `path label`. A sample is (image, class), as of `ImageFolder`.
 
     The label is the last column; the path is all before it. Labels that are whole numbers, written
@@ -150,25 +153,19 @@ class ImageList(StoreDataset):
         path: str | Path,
         root: str | Path | None = None,
         *,
-        transform: Callable[[Any], Any] | None = None,
-        target_transform: Callable[[Any], Any] | None = None,
         class_names: Sequence[str] | None = None,
         separator: str | None = None,
-        decode: Decode = "rgb",
-        repair: bool = False,
+        **options: Any,  # noqa: ANN401 - those of StoreDataset
     ) -> None:
         """Read the list.
 
         Args:
             path: The text file.
             root: Folder that paths are relative to; that of the list if not given.
-            transform: Takes the image.
-            target_transform: Takes the class.
             class_names: The classes in their order; for labels that are numbers the name of each.
             separator: What separates path and label; blanks and tabs if not given. The last one
                 of a line counts, so that a path may have some.
-            decode: As for `StoreDataset`.
-            repair: Whether JPEG files without an end are given one.
+            **options: As for `ImageFolder`: `transform`, `target_transform`, `decode`, `repair`.
 
         Raises:
             StoreError: there is no such file, no image in it, or a line is damaged; or a label is
@@ -180,18 +177,7 @@ class ImageList(StoreDataset):
         labels, names = _numbered([label for _, label in entries], class_names, path)
         folder = Path(path).parent if root is None else root
         store = ListedStore(folder, (image for image, _ in entries), labels, names, name=str(path))
-        super().__init__(
-            store,
-            transform=transform,
-            target_transform=target_transform,
-            decode=decode,
-            repair=repair,
-        )
-        self._store = store
-
-    def describe(self, index: int) -> str:
-        """Return the path of an image: what errors call it."""
-        return str(self._store.file_of(index))
+        super().__init__(store, **options)
 
 
 def _numbered(

@@ -15,7 +15,7 @@ from penstock.vision.annotations.imglab import read_imglab
 from penstock.vision.annotations.lists import (
     CLASS_COLUMN,
     LandmarkColumns,
-    read_landmark_list,
+    landmark_lines,
     samples_of_lines,
 )
 from penstock.vision.annotations.reading import folder_of
@@ -353,10 +353,10 @@ class LandmarkList(AnnotatedImages):
                 it.
         """
         columns = LandmarkColumns() if columns is None else columns
-        images = read_landmark_list(path, root=root, **asdict(columns))
+        lines = landmark_lines(path, root=root, **asdict(columns))
         others = [name for name in columns.classes if name != CLASS_COLUMN]
         builder = TableBuilder({**dict.fromkeys(others, ()), **(attributes or {})})
-        builder.add(_with_classes(image, columns.classes) for image in samples_of_lines(images))
+        builder.add(_with_classes(image, columns.classes) for image in samples_of_lines(lines))
         table = builder.table(class_names, has_numbers=True)
         self._take(
             replace(table, is_bare=None),  # a line without box and landmarks is of the whole image

@@ -66,7 +66,6 @@ _SLACK: Final = 1e-5
 _REMEDY: Final = (
     "Correct the files, or choose bad_boxes='fix', 'drop' or 'keep' (AnnotationRules, --bad-boxes)."
 )
-_NAMES_SHOWN: Final = 10  # in a warning
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,11 +383,10 @@ def _report_unknown(table: AnnotationTable, rules: AnnotationRules) -> None:
             "or leave such objects out by AnnotationRules(unknown_classes='drop')."
         )
     counts = Counter(sorted(unknown)).most_common()
-    parts = [f"{count:,} {name!r:.80}" for name, count in counts[:_NAMES_SHOWN]]
-    more = ", …" if len(counts) > _NAMES_SHOWN else ""
+    parts = [f"{count:,} {name!r:.80}" for name, count in counts]
     warn(
         f"{len(unknown):,} of {table.num_objects:,} objects are of none of the classes asked for, "
-        f"and are left out: {', '.join(parts)}{more}."
+        f"and are left out: {', '.join(parts):.500}."
     )
 
 

@@ -159,12 +159,10 @@ class AnnotationTable:
 
     def image(self, position: int) -> AnnotatedImage:
         """Return what the table has of one image, in the form that files are read to."""
-        rows, masks = self.objects_of(position), self.segmentations_of(position)
+        rows = self.objects_of(position)
+        masks = self.segmentations_of(position) or ("",) * len(rows["labels"])
         height, width = self.sizes_px[position].tolist()
-        objects = (self._object(rows, number) for number in range(len(rows["labels"])))
-        if masks is not None:
-            pairs = zip(objects, masks, strict=True)
-            objects = (replace(item, segmentation=mask) for item, mask in pairs)
+        objects = (self._object(rows, number, mask) for number, mask in enumerate(masks))
         return AnnotatedImage(
             path=Path(self.paths[position]),
             key=self.keys[position],
@@ -174,7 +172,9 @@ class AnnotationTable:
             source=self.sources[position],
         )
 
-    def _object(self, rows: Mapping[str, NDArray[Any]], number: int) -> AnnotatedObject:
+    def _object(
+        self, rows: Mapping[str, NDArray[Any]], number: int, segmentation: str
+    ) -> AnnotatedObject:
         box = rows["boxes"][number].tolist()
         points = rows["landmarks"][number].tolist() if "landmarks" in rows else []
         flags: Any = {name: bool(rows[name][number]) for name in FLAGS if name in rows}
@@ -186,6 +186,7 @@ class AnnotationTable:
             visibility=tuple(rows["visibility"][number].tolist()) if "visibility" in rows else (),
             area_px=float(rows["area"][number]) if "area" in rows else None,
             extra={name: names[rows[name][number]] for name, names in self.attribute_names.items()},
+            segmentation=segmentation,
             **flags,
         )
 
@@ -279,14 +280,17 @@ class TableBuilder:
         if self._says_areas:
             columns["area"] = np.frombuffer(self._areas, np.float32)
         masks = np.frombuffer(self._segmentations, np.uint8)
+        ends = np.frombuffer(self._ends, np.int64)
         unknown = tuple(sorted(self._classes.names.keys() - set(names)))
         points, columns_of_points = self._points.columns(landmark_names)
         return AnnotationTable(
             paths=PackedList(self._paths),
             keys=PackedList(self._keys),
             sources=PackedList(self._sources),
-            sizes_px=int64_of(self._sizes).reshape(-1, 2),
-            offsets=np.concatenate([np.zeros(1, np.int64), np.cumsum(int64_of(self._counts))]),
+            sizes_px=np.frombuffer(self._sizes, np.int64).reshape(-1, 2),
+            offsets=np.concatenate(
+                [np.zeros(1, np.int64), np.cumsum(np.frombuffer(self._counts, np.int64))]
+            ),
             boxes=np.frombuffer(self._boxes, np.float64).reshape(-1, 4),
             labels=self._classes.as_numbers_of(names, unknown),
             class_names=names,
@@ -295,7 +299,7 @@ class TableBuilder:
             attribute_names=attributes,
             unknown_classes=unknown,
             is_bare=np.frombuffer(self._bare, np.bool_),
-            segmentations=PackedList.from_utf8(masks, int64_of(self._ends)) if len(masks) else None,
+            segmentations=PackedList.from_utf8(masks, ends) if len(masks) else None,
         )
 
     def _attribute_columns(self) -> tuple[dict[str, tuple[str, ...]], dict[str, NDArray[Any]]]:
@@ -334,7 +338,7 @@ class _Words:
         if len(places) < len(names) + len(others):
             raise ConfigError(f"a name is there twice: {list(names)!r:.200}.")
         table = np.array([places.get(name, -1) for name in self.names], np.int64)
-        return table[int64_of(self.numbers)]
+        return table[np.frombuffer(self.numbers, np.int64)]
 
 
 class _Landmarks:
@@ -400,7 +404,7 @@ class _Landmarks:
             names = next(whole, tuple(sorted(found, key=_natural_order)))
         if not names:
             return (), {}
-        order_of = int64_of(self._order_of)
+        order_of = np.frombuffer(self._order_of, np.int64)
         lengths = np.array([len(order) for order in self._orders], np.int64)
         starts = np.cumsum(lengths[order_of]) - lengths[order_of]
         xy = np.frombuffer(self._xy, np.float32).reshape(-1, 2)
@@ -420,11 +424,6 @@ class _Landmarks:
         if self._says_visibility:
             columns["visibility"] = visibility
         return names if found else (), columns
-
-
-def int64_of(values: array[int]) -> NDArray[np.int64]:
-    """Return the values of an array of type "q"; a view."""
-    return np.frombuffer(values, np.int64) if len(values) else np.empty(0, np.int64)
 
 
 def numbered_names(names: Iterable[str]) -> list[str]:

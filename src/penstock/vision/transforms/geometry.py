@@ -160,11 +160,14 @@ class Flip(ShownByArguments):
         if sample_rng().random() >= self.probability:
             return without_letterbox(sample)
         image = image_of(sample)
-        mirror = _mirrored if self.is_across else _upended
+        mirror = functools.partial(_mirrored, is_across=self.is_across)
         if isinstance(sample, dict):
             height, width = image.shape[:2]
             scale, shift = ((-1, 1), (width, 0)) if self.is_across else ((1, -1), (0, height))
-            sample = self._reordered(moved(sample, scale, shift))
+            sample = moved(sample, scale, shift)
+            if self.landmark_order and len(sample.get("landmarks", ())):
+                order = list(self.landmark_order)
+                sample |= {key: sample[key][:, order] for key in _BY_LANDMARK if key in sample}
         return with_image(sample, mirror(image), mirror)
 
     def _check_landmarks(self, sample: dict[str, Any]) -> None:
@@ -186,12 +189,6 @@ class Flip(ShownByArguments):
                 f"{num_landmarks} landmarks for each object"
             )
 
-    def _reordered(self, sample: dict[str, Any]) -> dict[str, Any]:
-        if not self.landmark_order or not len(sample.get("landmarks", ())):
-            return sample
-        order = list(self.landmark_order)
-        return sample | {key: sample[key][:, order] for key in _BY_LANDMARK if key in sample}
-
 
 def _checked_order(order: Any) -> tuple[int, ...] | Literal[False] | None:  # noqa: ANN401
     if order is None or order is False:
@@ -205,15 +202,11 @@ def _checked_order(order: Any) -> tuple[int, ...] | Literal[False] | None:  # no
     return numbers
 
 
-def _mirrored(image: NDArray[Any]) -> NDArray[Any]:
-    """Left and right exchanged. OpenCV takes a tenth of the time that numpy takes."""
+def _mirrored(image: NDArray[Any], *, is_across: bool) -> NDArray[Any]:
+    """Left and right exchanged: OpenCV takes a tenth of numpy's time. Or top and bottom."""
     if image.dtype in _MIRRORED_BY_CV2 and image.shape[2:] in ((), (1,), (2,), (3,), (4,)):
-        return np.asarray(cv2.flip(image, 1)).reshape(image.shape)
-    return np.ascontiguousarray(image[:, ::-1])
-
-
-def _upended(image: NDArray[Any]) -> NDArray[Any]:
-    return np.ascontiguousarray(image[::-1])
+        return np.asarray(cv2.flip(image, int(is_across))).reshape(image.shape)
+    return np.ascontiguousarray(image[:, ::-1] if is_across else image[::-1])
 
 
 class HorizontalFlip(Flip):

@@ -144,12 +144,14 @@ class PartneredDataset(Dataset[Any]):
 class LabelMixing(PartneredDataset):
     """Knows how labels become soft: a share for each class."""
 
+    _usual_alpha: ClassVar = 1.0
+
     @removed_arguments(p="probability=")
     def __init__(
         self,
         dataset: Any,  # noqa: ANN401 - anything with an index and a length
         probability: float = 1.0,
-        alpha: float = 1.0,
+        alpha: float | None = None,
         *,
         num_classes: int | None = None,
         transform: Callable[[Any], Any] | None = None,
@@ -161,7 +163,7 @@ class LabelMixing(PartneredDataset):
             dataset: Map-style, with a length; its images of one size.
             probability: Of a mixture, 0 to 1.
             alpha: Of the Beta distribution that the share is drawn from, above 0. 32: near to one
-                half; 0.2: mostly near 0 or 1.
+                half; 0.2: mostly near 0 or 1. None: 32 for `MixUp`, 1 for `CutMix`.
             num_classes: For pairs; None: as many as the dataset has `class_names`.
             transform: Applied to the result.
             until_epoch: Epochs from this one on have no mixture. None: all have.
@@ -169,7 +171,7 @@ class LabelMixing(PartneredDataset):
         super().__init__(
             dataset, probability=probability, transform=transform, until_epoch=until_epoch
         )
-        self.alpha = checked_number("alpha", alpha, 1e-6)
+        self.alpha = checked_number("alpha", self._usual_alpha if alpha is None else alpha, 1e-6)
         self.num_classes = checked_optional("num_classes", num_classes, 1)
 
     def _share(self) -> float:
@@ -184,7 +186,8 @@ class LabelMixing(PartneredDataset):
             image_of(sample[0])  # or it says what it is
             return sample[0], sample[1]
         raise ConfigError(
-            f"{type(self).__name__} takes pairs (image, class); got a {type(sample).__name__}"
+            f"{type(self).__name__} takes pairs (image, class); got a {type(sample).__name__}. "
+            "Use Mosaic or MixUp for detection samples, which are dicts"
         )
 
     def _soft(self, label: Any) -> NDArray[np.float32]:  # noqa: ANN401
@@ -238,15 +241,7 @@ class MixUp(LabelMixing):
         (dtype('float32'), 1.0, True)
     """
 
-    def __init__(
-        self,
-        dataset: Any,  # noqa: ANN401 - anything with an index and a length
-        probability: float = 1.0,
-        alpha: float = 32.0,
-        **options: Any,  # noqa: ANN401 - those of the class above
-    ) -> None:
-        """Say how often, and how evenly: as `CutMix`."""
-        super().__init__(dataset, probability, alpha, **options)
+    _usual_alpha = 32.0
 
     def _alone(self, sample: Any) -> Any:  # noqa: ANN401
         return without_letterbox(sample) if isinstance(sample, dict) else super()._alone(sample)
@@ -268,7 +263,8 @@ class CutMix(LabelMixing):
     """Pairs (image, class), a rectangle of each image from another one.
 
     The rectangle has the image's aspect ratio and (1 - share) of its area. The label is float32
-    (num_classes,): the exact share of the pixels that each class has. Dicts are refused.
+    (num_classes,): the exact share of the pixels that each class has. Dicts are refused: a box over
+    what is half covered would be wrong.
 
     Reference:
         Yun and others, "CutMix: Regularization Strategy to Train Strong Classifiers with
@@ -280,14 +276,6 @@ class CutMix(LabelMixing):
         >>> bool(image.mean() == label[1])
         True
     """
-
-    def _pair(self, sample: Any) -> tuple[Any, Any]:  # noqa: ANN401
-        if isinstance(sample, dict):
-            raise ConfigError(
-                "CutMix takes pairs (image, class), not detection samples: a box over what is "
-                "half covered would be wrong. Use Mosaic or MixUp for those"
-            )
-        return super()._pair(sample)
 
     def _combined(self, index: int) -> Any:  # noqa: ANN401
         (partner,) = self._partners(1)

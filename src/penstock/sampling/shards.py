@@ -355,10 +355,7 @@ def lengths_in(source: Any, who: str, what: str) -> dict[Any, int]:  # noqa: ANN
         for name, part in (parts.items() if isinstance(parts, Mapping) else enumerate(parts))
     }
     if not 0 < sum(lengths.values()) <= LARGEST:
-        raise ConfigError(
-            f"{len(lengths)} {what}s have {sum(lengths.values())} samples in all: there should be "
-            "one or more, and at most 2**62."
-        )
+        raise ConfigError(f"{what}s have {sum(lengths.values())} samples, not from 1 to 2**62.")
     return lengths
 
 
@@ -368,10 +365,7 @@ def _length_in(what: str, value: Any) -> int:  # noqa: ANN401
     except TypeError:
         length = -1
     if length < 0:
-        raise ConfigError(
-            f"{what} should be a dataset with a length, or the length, 0 or more; got "
-            f"{value!r:.80}."
-        )
+        raise ConfigError(f"{what} should be a dataset or a length, 0 or more; got {value!r:.80}.")
     return length
 
 

@@ -587,8 +587,8 @@ def test_draws_that_cannot_have_been_saved_are_refused(draws, message):
 @pytest.mark.parametrize(
     ("share", "message"),
     [
-        ([1, "x", 0, None], "has_ended should be a boolean value, but got has_ended='x'"),
-        ([1, 1e30, 0, None], "has_ended should be a boolean value"),
+        ([1, "x", 0, None], "has_ended should be true or false, but got 'x'"),
+        ([1, 1e30, 0, None], "has_ended should be true or false"),
         ([[1], False, 0, None], "num_batches should be an integer"),
         ([float("nan"), False, 0, None], "num_batches should be an integer"),
         ([1, False, -1, None], "state_at should be 0 or more"),

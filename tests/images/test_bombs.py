@@ -39,24 +39,19 @@ def jpeg2000_of(height, width, claimed=(24, 36)):
     return bytes(data)
 
 
+def patched(name, place, form, *numbers):
+    data = bytearray(FORMS[name])
+    struct.pack_into(form, data, place, *numbers)
+    return bytes(data)
+
+
 def gif_of(height, width):
-    data = bytearray(FORMS["flat.gif"])
-    struct.pack_into("<HH", data, 6, width, height)
-    return bytes(data)
+    return patched("flat.gif", 6, "<HH", width, height)
 
 
-def gif_with_frame_of(height, width):
-    data = bytearray(FORMS["flat.gif"])
-    place = data.find(struct.pack("<cHHHH", b",", 0, 0, WIDTH, HEIGHT))
-    struct.pack_into("<HH", data, place + 5, width, height)
-    return bytes(data)
-
-
-def gif_with_frame_at(top, left):
-    data = bytearray(FORMS["transparent.gif"])
-    place = data.find(struct.pack("<cHHHH", b",", 0, 0, WIDTH, HEIGHT))
-    struct.pack_into("<HH", data, place + 1, left, top)
-    return bytes(data)
+def gif_with_frame(name, top, left, height, width):
+    place = FORMS[name].find(struct.pack("<cHHHH", b",", 0, 0, WIDTH, HEIGHT))
+    return patched(name, place + 1, "<HHHH", left, top, width, height)
 
 
 def webp_of(height, width):
@@ -67,9 +62,7 @@ def webp_of(height, width):
 
 
 def bmp_of(height, width):
-    data = bytearray(FORMS["rgb.bmp"])
-    struct.pack_into("<II", data, 18, width, height)
-    return bytes(data)
+    return patched("rgb.bmp", 18, "<II", width, height)
 
 
 def tiff_of(height, width):
@@ -124,7 +117,7 @@ HUGE = {
     "png": png_file(200_000, 200_000, b""),
     "largest png": png_file(2**32 - 1, 2**32 - 1, b""),
     "gif": gif_of(65535, 65535),
-    "gif by its frame": gif_with_frame_of(65535, 65535),
+    "gif by its frame": gif_with_frame("flat.gif", 0, 0, 65535, 65535),
     "webp": webp_of(16383, 16383),
     "bmp": bmp_of(100_000, 100_000),
     "tiff": tiff_of(100_000, 100_000),
@@ -154,7 +147,7 @@ COSTLY = {
     "tiff of a huge tile, said twice": tiled_tiff(1, 1, (26_000, 26_000), (16, 16)),
     "big tiff of a huge tile": tiled_tiff(1, 1, (26_000, 26_000), big=True),
     "gif of a small picture on a huge screen": gif_of(9000, 11000),
-    "gif of a picture far out": gif_with_frame_at(8970, 10960),
+    "gif of a picture far out": gif_with_frame("transparent.gif", 8970, 10960, HEIGHT, WIDTH),
     # Text and a profile that unpack to 50 MB each, many times.
     "png with text": png_file(1, 1, b"\0abc", before=png_chunk(b"zTXt", b"k\0\0" + TEXT) * 20),
     "png with profile": png_file(1, 1, b"\0abc", before=png_chunk(b"iCCP", b"k\0\0" + TEXT)),

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 import pickle
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import lmdb
 import numpy as np
+import psutil
 import pytest
 from tests.support.processes import completed, holds_in_child, python
 from tests.support.stores import refused
@@ -127,11 +127,7 @@ def file(tmp_path):
 
 
 def open_descriptors(path):
-    targets = []
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):
-            targets.append(os.readlink(f"/proc/self/fd/{name}"))
-    return targets.count(str(path))
+    return [file.path for file in psutil.Process().open_files()].count(str(path))
 
 
 def test_making_a_dataset_leaves_no_environment_open(file):

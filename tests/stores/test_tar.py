@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import io
 import os
@@ -12,6 +11,7 @@ import tarfile
 import tracemalloc
 
 import numpy as np
+import psutil
 import pytest
 from tests.support.stores import refused
 
@@ -392,11 +392,7 @@ def test_more_shards_than_are_kept_open_are_read(shards, monkeypatch):
 
 
 def shards_open():
-    found = []
-    for fd in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # that of the listing itself
-            found.append(os.readlink(f"/proc/self/fd/{fd}"))
-    return sorted(path for path in found if path.endswith(".tar"))
+    return [file.path for file in psutil.Process().open_files() if file.path.endswith(".tar")]
 
 
 def test_a_store_that_is_dropped_leaves_nothing_open(shards):

@@ -44,7 +44,7 @@ def checked_count(name: str, value: object) -> int:
 def checked_flag(name: str, value: object) -> bool:
     """Return a bool."""
     if not isinstance(value, bool):
-        raise TypeError(f"{name} should be a boolean value, but got {name}={value!r}.")
+        raise TypeError(f"{name} should be true or false, but got {value!r}.")
     return value
 
 

@@ -16,13 +16,7 @@ import numpy as np
 
 from penstock.data.dataset import is_current, length_of
 from penstock.errors import ConfigError, StateError
-from penstock.randomness.keys import (
-    Purpose,
-    checked_count,
-    checked_epoch,
-    checked_flag,
-    seed_sequence,
-)
+from penstock.randomness.keys import Purpose, checked_count, checked_epoch, seed_sequence
 from penstock.sampling.permutation import Permutation
 from penstock.summary import Summarized
 
@@ -434,7 +428,8 @@ class RandomSampler(CountedSampler):
         self.data_source = data_source
         self.replacement = replacement
         self._num_samples = num_samples
-        checked_flag("replacement", replacement)
+        if not isinstance(replacement, bool):
+            raise TypeError(f"replacement should be a boolean value, but got {replacement=}.")
         check_positive("num_samples", self.num_samples)
 
     @property

@@ -104,7 +104,7 @@ def test_arrays_land_in_the_memory_given():
 
 @pytest.mark.parametrize("bad", [[], [np.zeros(2), np.zeros(3)], [np.float64(1)]])
 def test_array_dataset_refuses_what_has_no_common_length(bad):
-    with pytest.raises(ConfigError, match="ArrayDataset takes one array or more"):
+    with pytest.raises(ConfigError, match="ArrayDataset takes one or more arrays"):
         ArrayDataset(*bad)
 
 

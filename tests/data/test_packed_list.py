@@ -96,7 +96,7 @@ def test_it_cannot_be_changed():
 
 @pytest.mark.parametrize("index", [3, -4, 1 << 70])
 def test_an_index_out_of_range_names_itself_and_the_length(index):
-    with pytest.raises(IndexError, match=rf"index {index} is out of range for a PackedList of 3 "):
+    with pytest.raises(IndexError, match=rf"index {index} is out of range for 3 items"):
         PackedList("abc")[index]
 
 

@@ -4,11 +4,10 @@
 from __future__ import annotations
 
 import io
-import subprocess
-import sys
 
 import numpy as np
 import pytest
+from tests.support.processes import python
 
 pytest.importorskip("simplejpeg")
 cv2 = pytest.importorskip("cv2")
@@ -165,7 +164,7 @@ def test_pnm_is_scaled_by_its_largest_value(data, expected):
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int32])
 def test_32_bits_are_refused(dtype):
-    with pytest.raises(ValueError, match=r"of [FI] pixels \(32 bits\) has no one meaning"):
+    with pytest.raises(ValueError, match=r"of [FI] pixels \(32 bits\) has no meaning"):
         decode_image(saved(GREY.astype(dtype), "TIFF"))
 
 
@@ -319,7 +318,5 @@ def test_nothing_is_written_to_stderr_for_files_that_are_whole_or_cut_off(tmp_pa
         "            continue\n"
         "        raise AssertionError(name)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = python("-c", script)
     assert (done.returncode, done.stderr) == (0, "")

@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import io
-
 import numpy as np
 import pytest
 import simplejpeg
 from PIL import Image
-from tests.images.making import oriented, with_frame
+from tests.images.making import oriented, saved, with_frame
+from tests.images.mutate import part_or_none
 
 from penstock.images import decode_image, read_header
 from penstock.images import regions as regions_module
@@ -28,10 +27,8 @@ def photo(height=HEIGHT, width=WIDTH):
 
 
 def jpeg(subsampling="420", **options):
-    file = io.BytesIO()
     number = {"444": 0, "422": 1, "420": 2}[subsampling]
-    Image.fromarray(photo()).save(file, "JPEG", subsampling=number, quality=85, **options)
-    return file.getvalue()
+    return saved(photo(), "JPEG", subsampling=number, quality=85, **options)
 
 
 FILES = {
@@ -189,14 +186,14 @@ def test_a_small_file_of_endless_scans_is_refused():
     data = jpeg(progressive=True)
     last = data.rfind(b"\xff\xda")
     bomb = data[:last] + data[last:-2] * 120 + data[-2:]
-    with pytest.raises(ValueError, match=r"a JPEG file of 1\d\d scans, more than 100"):
+    with pytest.raises(ValueError, match=r"a JPEG file of 1\d\d scans; at most 100"):
         decode_region(bomb, read_header(bomb), Region(0, 0, 50, 50))
 
 
 @pytest.mark.parametrize("progressive", [False, True])
 def test_a_file_without_the_bytes_for_its_pixels_is_refused_unseen(progressive):
     data = with_frame(jpeg(progressive=progressive), height=9000, width=11000)
-    with pytest.raises(ValueError, match="bytes cannot be an image of 9000 x 11000 px"):
+    with pytest.raises(ValueError, match="bytes for 9000 x 11000 px"):
         decode_region(data, read_header(data), Region(0, 0, 50, 50))
 
 
@@ -245,13 +242,6 @@ def test_a_file_cut_off_and_given_an_end_passes_if_the_part_lies_above_the_cut()
             decode_region(cut, header, part, whole=every_row)
 
 
-def verdict(decode, *arguments, **how):
-    try:
-        return decode(*arguments, **how)
-    except ValueError:
-        return None
-
-
 def test_of_changed_bits_all_rows_show_as_much_as_the_whole_file_and_fewer_rows_less():
     """JPEG has no checksums: most changes give other pixels, without a sign."""
     data = jpeg()
@@ -262,10 +252,10 @@ def test_of_changed_bits_all_rows_show_as_much_as_the_whole_file_and_fewer_rows_
     for place in rng.integers(header.jpeg.scan_offset, len(data) - 2, 400):
         damaged = bytearray(data)
         damaged[place] ^= 1 << int(rng.integers(8))
-        image = verdict(decode_image, bytes(damaged))
-        got = verdict(decode_region, bytes(damaged), header, part, fast=False)
+        image = part_or_none(decode_image, bytes(damaged))
+        got = part_or_none(decode_region, bytes(damaged), header, part, fast=False)
         for factor in (1, 4):
-            every = verdict(decode_region, bytes(damaged), header, part, factor, whole=True)
+            every = part_or_none(decode_region, bytes(damaged), header, part, factor, whole=True)
             assert (every is None) == (image is None)
         noticed_by_all += image is None
         noticed_by_part += got is None
@@ -275,9 +265,7 @@ def test_of_changed_bits_all_rows_show_as_much_as_the_whole_file_and_fewer_rows_
 
 
 def test_other_forms_are_reduced_by_averaging():
-    file = io.BytesIO()
-    Image.fromarray(photo()).save(file, "PNG")
-    data = file.getvalue()
+    data = saved(photo(), "PNG")
     got = decode_region(data, read_header(data), Region(0, 0, 200, 300), 2)
     blocks = photo()[:200, :300].reshape(100, 2, 150, 2, 3).mean((1, 3))
     assert np.abs(got - blocks).max() <= 0.5

@@ -5,14 +5,13 @@ import json
 import logging
 import os
 import random
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.processes import python
 
 from penstock.errors import ConfigError
 from penstock.randomness.everything import seed_everything, seeded
@@ -60,21 +59,11 @@ def draws_after_seeding(seed):
     return draws()
 
 
-def in_a_fresh_process(code, *arguments, **environment):
-    """Run a script that prints JSON."""
-    started = subprocess.Popen(
-        [sys.executable, "-c", code, *arguments],
-        env={**os.environ, **environment},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    return lambda: (started.communicate(timeout=60)[0], started.returncode)
-
-
-def result_of(process):
-    output, code = process()
-    assert code == 0
-    return json.loads(output.splitlines()[-1])
+def result_of(code, **environment):
+    """Run a script in a fresh process; what it prints is JSON."""
+    done = python("-c", code, env={**os.environ, **environment})
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 # --- what is seeded
@@ -102,9 +91,9 @@ def test_children_hash_strings_with_the_seed(seed):
     assert 0 <= int(value) < 1 << 32
     assert (value == str(seed)) == (seed < 1 << 32)
     code = "import json; print(json.dumps(hash('penstock')))"
-    inherited = result_of(in_a_fresh_process(code))
-    assert inherited == result_of(in_a_fresh_process(code, PYTHONHASHSEED=value))
-    assert inherited != result_of(in_a_fresh_process(code, PYTHONHASHSEED="1"))
+    inherited = result_of(code)
+    assert inherited == result_of(code, PYTHONHASHSEED=value)
+    assert inherited != result_of(code, PYTHONHASHSEED="1")
 
 
 def test_the_log_says_what_was_seeded(caplog):
@@ -163,21 +152,19 @@ def test_every_rank_draws_numbers_of_its_own_and_none_of_a_neighbouring_seed():
 
 # --- torch that is imported later
 
-LATE = """
-import json, sys
-from penstock.randomness.everything import seed_everything, seeded
 
+def test_torch_is_seeded_by_the_last_call_before_its_import():
+    code = """
+import json, sys
+from penstock.randomness.everything import seed_everything
 seed_everything(5)
 seed_everything(6)
 assert "torch" not in sys.modules
 import torch
 print(json.dumps(torch.rand(4).tolist()))
 """
-
-
-def test_torch_is_seeded_by_the_last_call_before_its_import():
     torch.manual_seed(6)
-    assert result_of(in_a_fresh_process(LATE)) == torch.rand(4).tolist()
+    assert result_of(code) == torch.rand(4).tolist()
 
 
 def test_seeding_does_not_import_torch():
@@ -191,9 +178,9 @@ with seeded(8, deterministic=True):
 modes = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.deterministic
 print(json.dumps([is_loaded, *modes]))
 """
-    assert result_of(in_a_fresh_process(code)) == [False, True, True]
+    assert result_of(code) == [False, True, True]
     code = code.replace("seed_everything(7, deterministic=True)", "")
-    assert result_of(in_a_fresh_process(code)) == [False, False, False]
+    assert result_of(code) == [False, False, False]
 
 
 # --- the block

@@ -75,7 +75,7 @@ def test_every_kind_is_found_in_the_dataset_its_transforms_and_lists_of_them(rng
 
 
 def test_the_processs_own_generators_samplers_and_data_are_none():
-    assert (
+    assert not (
         paths_of(
             a=np.random.mtrand._rand,
             b=random._inst,
@@ -87,7 +87,6 @@ def test_the_processs_own_generators_samplers_and_data_are_none():
             h=np.arange(8),
             i=Jitter,
         )
-        == []
     )
 
 

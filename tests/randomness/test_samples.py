@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -13,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
+from tests.support.processes import python
 
 from penstock import renumbered_samples, sample_rng
 from penstock.randomness.generators import GlobalStates
@@ -204,11 +203,8 @@ def test_without_torch_random_and_numpy_draw_the_same():
         "    print(repr([random.random(), np.random.random(), sample_rng().random()]))\n"
         "assert 'torch' not in sys.modules\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-    )
     expected = [GOLDEN["random"], GOLDEN["numpy"], GOLDEN["rng"]]
-    assert done.stdout.strip() == repr(expected)
+    assert python("-c", code).stdout.strip() == repr(expected)
 
 
 def test_samples_read_within_a_sample_draw_on_from_its_stream():

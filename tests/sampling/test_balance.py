@@ -269,8 +269,8 @@ def test_labels_of_bytes_are_texts():
 @pytest.mark.parametrize(
     ("sampler", "said"),
     [
-        ([0, 5], "the sampler gave index 5, but there are labels of 3 samples"),
-        ([-1], "the sampler gave index -1, but"),
+        ([0, 5], "do not fit: it gave index 5, of 3 samples"),
+        ([-1], "do not fit: it gave index -1"),
         (np.array([0.5]), "counts integers, indices of samples, but the sampler gave"),
         (["a"], "counts integers"),
     ],

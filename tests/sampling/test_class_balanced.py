@@ -235,40 +235,25 @@ def test_balance_moves_from_natural_to_equal_over_the_epochs():
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("labels", "options", "message"),
     [
-        (lambda: ClassBalancedSampler([]), "no label at all"),
-        (lambda: ClassBalancedSampler([[], []]), "no label at all"),
-        (lambda: ClassBalancedSampler([0, 1], -1), "alpha=-1"),
-        (lambda: ClassBalancedSampler([0, 1], "sqrt"), "alpha='sqrt'"),
-        (lambda: ClassBalancedSampler([0, 1], num_samples=0), "num_samples"),
-        (lambda: ClassBalancedSampler([0, 1], num_samples="over"), "num_samples='over'"),
-        (lambda: ClassBalancedSampler([0, 1], replacement="yes"), "replacement='yes'"),
-        (lambda: ClassBalancedSampler([0, 1], exact=1), "exact=1"),
-        (lambda: ClassBalancedSampler([0, 1], "effective", beta=1.0), r"beta=1\.0"),
-        (
-            lambda: ClassBalancedSampler([[0], [1, 0]], replacement=False),
-            "one label per sample, but sample 1 has 2",
-        ),
-        (
-            lambda: ClassBalancedSampler([0, 1], 1, "oversample", replacement=False),
-            "which replacement=False rules out",
-        ),
-        (
-            lambda: ClassBalancedSampler(["cat"] * 5 + ["dog"], num_samples=4, replacement=False),
-            "at most 2 samples .* num_samples=4: class dog has 1",
-        ),
-        (lambda: ClassBalancedSampler([0, 1], (0, 1), num_epochs=0), "num_epochs"),
-        (lambda: ClassBalancedSampler([0, 1], (0, 1)), "num_epochs"),
-        (lambda: ClassBalancedSampler([0, 1], num_epochs=3), "num_epochs is for a pair as alpha"),
-        (lambda: ClassBalancedSampler([0, 1], ("effective", 1), num_epochs=2), "of two numbers"),
-        (
-            lambda: ClassBalancedSampler([0, 1], (0, 1), None, False, num_epochs=2),
-            "replacement=False",
-        ),
-        (lambda: ClassBalancedSampler([0, 1], (0, 1), "oversample", num_epochs=2), "of one size"),
+        ([], {}, "have no label"),
+        ([[], []], {}, "have no label"),
+        ([0, 1], {"num_samples": 0}, "num_samples"),
+        ([0, 1], {"num_samples": "over"}, "num_samples='over'"),
+        ([0, 1], {"replacement": "yes"}, "not 'yes'"),
+        ([0, 1], {"exact": 1}, "exact=1"),
+        ([[0], [1, 0]], {"replacement": False}, "one label per sample, but sample 1 has 2"),
+        ([0, 1], {"num_samples": "oversample", "replacement": False}, "which replacement=False"),
+        (list("aaab"), {"num_samples": 4, "replacement": False}, "at most 2 .*=4: class b has 1"),
+        ([0, 1], {"alpha": (0, 1), "num_epochs": 0}, "num_epochs"),
+        ([0, 1], {"alpha": (0, 1)}, "num_epochs"),
+        ([0, 1], {"num_epochs": 3}, "num_epochs is for a pair as alpha"),
+        ([0, 1], {"alpha": ("effective", 1), "num_epochs": 2}, "of two numbers"),
+        ([0, 1], {"alpha": (0, 1), "replacement": False, "num_epochs": 2}, "replacement=False"),
+        ([0, 1], {"alpha": (0, 1), "num_samples": "oversample", "num_epochs": 2}, "of one size"),
     ],
 )
-def test_what_makes_no_sense_is_an_error(make, message):
+def test_what_makes_no_sense_is_an_error(labels, options, message):
     with pytest.raises(ConfigError, match=message):
-        make()
+        ClassBalancedSampler(labels, **options)

@@ -492,10 +492,7 @@ def test_torchrun_s_variables_say_which_rank_this_is(monkeypatch):
         ({"num_nodes": 2, "node": 2}, "node should be 0 to 1 and .* got node=2"),
         ({"num_nodes": 0, "node": 0}, "num_nodes should be a positive integer"),
         ({"ranks_per_node": 2}, "and so ranks_per_node and local_rank"),
-        (
-            {"num_nodes": 1, "node": 0, "ranks_per_node": 2, "local_rank": -1},
-            "local_rank 0 to 1, but got .*local_rank=-1",
-        ),
+        ({"num_nodes": 1, "node": 0, "ranks_per_node": 2, "local_rank": -1}, "got .*rank=-1"),
         ({"open_shards": 0}, "open_shards should be a positive integer"),
         ({"pad": "some"}, "pad should be 'repeat', 'drop' or 'none'"),
         ({"assignment": "mine"}, "assignment should be 'fixed', 'epoch' or a list"),

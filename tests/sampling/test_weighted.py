@@ -140,7 +140,10 @@ def test_without_replacement_no_index_comes_twice(weights, data):
         (lambda: WeightedRandomSampler([1], True), "num_samples=True"),
         (lambda: WeightedRandomSampler([1], 1, 1), "replacement=1"),
         (lambda: WeightedRandomSampler([[1]], 1), r"1d sequence .* \(1, 1\)"),
-        (lambda: WeightedRandomSampler(["1", "2"], 1), r"list of numbers, but got \['1', '2'\]"),
+        (
+            lambda: WeightedRandomSampler(["1", "2"], 1),
+            r"weights should be numbers, but got \['1', '2'\]",
+        ),
         (lambda: WeightedRandomSampler((w for w in [1]), 1), "but got <generator"),
         (lambda: WeightedRandomSampler([1, -1], 1), r"weights\[1\] is -1.0"),
         (lambda: WeightedRandomSampler([np.nan], 1), r"weights\[0\] is nan"),

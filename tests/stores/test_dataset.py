@@ -4,15 +4,14 @@
 from __future__ import annotations
 
 import io
-import os
 import pickle
-import subprocess
-import sys
 
 import cv2
 import numpy as np
 import pytest
 from PIL import Image
+from tests.support.processes import python
+from tests.support.stores import Program
 
 import penstock
 from penstock import Loader
@@ -260,7 +259,7 @@ def test_repr_names_what_matters_and_labels_are_there_without_a_record(path, ope
     [
         ("redis://host/1", {}, ConfigError, "redis:// are not known"),
         ("lmdb:a", {"layout": "json"}, ConfigError, "lmdb stores is 'records' or 'pickle'"),
-        ("folder:a", {"layout": "pickle"}, ConfigError, "layout of folder stores is 'auto'"),
+        ("folder:a", {"layout": "pickle"}, ConfigError, "layout is 'auto'"),
         ("tar:a", {"layout": "pickle"}, ConfigError, "tar stores have no option 'layout'"),
         ("mongodb:ada:s3cret@host/db.c", {}, ConfigError, "has the form mongodb://USER:PASSWORD@"),
         ("mongodb//ada:s3cret@host/db.c", {}, ConfigError, "has the form mongodb://USER:PASSWORD@"),
@@ -319,14 +318,6 @@ def test_the_layout_that_scripts_make_by_hand_is_read_if_it_is_trusted(
     assert safe[11] == (FILES[11], 2)
 
 
-class Program:
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return os.mkdir, (self.path,)
-
-
 def test_labels_of_numpy_and_a_length_as_text_are_understood(tmp_path, opened):
     import lmdb
 
@@ -345,7 +336,7 @@ def test_labels_of_numpy_and_a_length_as_text_are_understood(tmp_path, opened):
 
 @pytest.mark.parametrize("index", [slice(3), "a", None, 1.5])
 def test_an_index_that_is_no_integer_is_named(path, opened, index):
-    with pytest.raises(TypeError, match="an index of a dataset is an integer, not"):
+    with pytest.raises(TypeError, match="positions are a list of integers, not"):
         _ = opened(path)[index]
 
 
@@ -392,22 +383,14 @@ def test_a_damaged_pickle_is_named(tmp_path, opened):
 
 
 def test_a_missing_extra_is_named():
-    script = (
-        "import sys\n"
-        "sys.modules['lmdb'] = None\n"
-        "from penstock.stores import open_store\n"
-        "try:\n"
-        "    open_store('lmdb:a')\n"
-        "except ImportError as error:\n"
-        "    print(type(error).__name__, error)\n"
-    )
-    command = [sys.executable, "-c", script]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.stderr == ""
-    assert done.stdout == (
-        "MissingExtraError this store needs lmdb, which is not installed. Install it with: "
-        f"{install_command('lmdb')}\n"
-    )
+    script = """
+    import sys
+    sys.modules["lmdb"] = None
+    from penstock.stores import open_store
+    open_store("lmdb:a")
+    """
+    said = "MissingExtraError: this store needs lmdb, which is not installed. Install it with: "
+    assert f"{said}{install_command('lmdb')}\n" in python("-c", script).stderr
 
 
 class Numbered(StoreDataset):

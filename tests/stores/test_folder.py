@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.support.stores import refused
 
 from penstock.data import PackedList
 from penstock.errors import ConfigError, StoreError
@@ -112,8 +113,7 @@ def test_links_are_followed_once_and_no_class_loses_an_image_to_a_link(tmp_path)
     (root / "d").symlink_to(tmp_path / "nowhere")
     assert list(FolderStore(root).keys) == ["a/x/9.jpg", "b/1.jpg", "c/1.jpg"]
     (root / "e").symlink_to(root / "b")
-    with pytest.raises(StoreError, match=r"the classes 'b' and 'e' of .* are one folder"):
-        len(FolderStore(root))
+    refused(FolderStore(root), r"the classes 'b' and 'e' of .* are one folder")
 
 
 def test_a_folder_that_cannot_be_listed_is_an_error(tmp_path):
@@ -125,8 +125,7 @@ def test_a_folder_that_cannot_be_listed_is_an_error(tmp_path):
         folders.append(os.open("x" * 250, os.O_RDONLY, dir_fd=folders[-1]))
     for folder in folders:
         os.close(folder)
-    with pytest.raises(StoreError, match=r"cannot list .*/a/x.*: File name too long"):
-        len(FolderStore(tmp_path))
+    refused(FolderStore(tmp_path), r"cannot list .*/a/x.*: File name too long")
 
 
 def test_a_folder_that_vanishes_is_an_error(tmp_path):
@@ -153,14 +152,13 @@ def test_a_pipe_is_not_waited_for_and_what_is_missing_is_named(tmp_path):
 
 def test_options_that_do_not_fit_are_config_errors(tmp_path):
     touch(tmp_path, "a/1.jpg")
-    with pytest.raises(ConfigError, match=r"layout of folder stores is 'auto', .*, not 'b'"):
+    with pytest.raises(ConfigError, match=r"layout is 'auto', .*, not 'b'"):
         open_store(tmp_path, layout="b")
     for layout in ("flat", "auto"):
         with pytest.raises(ConfigError, match=r"split='train' is for Pascal VOC.* Annotations"):
             open_store(tmp_path, layout=layout, split="train")
     touch(tmp_path, "a.tar.gz")
-    with pytest.raises(StoreError, match="a compressed tar file has to be unpacked"):
-        len(open_store(tmp_path / "a.tar.gz"))
+    refused(open_store(tmp_path / "a.tar.gz"), "unpack a compressed tar file")
 
 
 def test_the_fingerprint_changes_with_name_size_and_time(tmp_path):
@@ -213,8 +211,7 @@ def test_voc_gives_image_and_xml_with_the_classes_of_its_objects(tmp_path):
 
 def test_voc_with_parts_missing_or_damaged_says_which(tmp_path):
     voc(tmp_path, {"1": ["cat"], "2": ["dog"]}, train="1\n3")
-    with pytest.raises(StoreError, match=r"names 1 image.s. without annotations: 3\.xml"):
-        len(open_store(tmp_path, split="train"))
+    refused(open_store(tmp_path, split="train"), r"names 1 image.s. without annotations: 3\.xml")
     (tmp_path / "JPEGImages/1.jpg").unlink()
     with pytest.raises(StoreError, match=r"not there: .*/JPEGImages/1\.jpg"):
         open_store(tmp_path).get_many([0])
@@ -226,8 +223,7 @@ def test_voc_with_parts_missing_or_damaged_says_which(tmp_path):
     with pytest.warns(UserWarning, match="1 image.s. in .* have no file in Annotations .* '2' is"):
         assert list(open_store(tmp_path).keys) == ["1"]
     touch(tmp_path, "JPEGImages/2.PNG")
-    with pytest.raises(StoreError, match=r"has '2.PNG' and '2.jpg': which of them"):
-        len(open_store(tmp_path))
+    refused(open_store(tmp_path), r"has '2.PNG' and '2.jpg': which of them")
 
 
 @pytest.mark.parametrize(
@@ -242,8 +238,7 @@ def test_voc_with_parts_missing_or_damaged_says_which(tmp_path):
 def test_a_damaged_annotation_is_named(tmp_path, xml, message):
     voc(tmp_path, {"1": ["cat"]})
     touch(tmp_path, "Annotations/1.xml", data=xml.encode())
-    with pytest.raises(StoreError, match=rf"cannot read .*/Annotations/1\.xml: {message}"):
-        len(open_store(tmp_path))
+    refused(open_store(tmp_path), rf"cannot read .*/Annotations/1\.xml: {message}")
 
 
 def test_an_image_that_a_voc_folder_lacks_is_named_with_its_annotation(tmp_path):
@@ -262,18 +257,15 @@ def test_a_pipe_or_a_huge_file_among_annotations_is_not_read(tmp_path):
     voc(tmp_path, {"1": ["cat"]}, train="1")
     pipe = tmp_path / "Annotations/2.xml"
     os.mkfifo(pipe)
-    with pytest.raises(StoreError, match=r"cannot read .*/2\.xml: .*not a regular file"):
-        len(open_store(tmp_path))
+    refused(open_store(tmp_path), r"cannot read .*/2\.xml: .*not a regular file")
     pipe.unlink()
     with pipe.open("wb") as file:
         file.truncate(300 << 20)  # takes no room on the disk
-    with pytest.raises(StoreError, match=r"2\.xml: it has 314,572,800 bytes, and 268,435,456 is"):
-        len(open_store(tmp_path))
+    refused(open_store(tmp_path), r"2\.xml: it has 314,572,800 bytes, and 268,435,456 is")
     pipe.unlink()
     (tmp_path / "ImageSets/Main/train.txt").unlink()
     os.mkfifo(tmp_path / "ImageSets/Main/train.txt")
-    with pytest.raises(StoreError, match=r"train\.txt: .*not a regular file"):
-        len(open_store(tmp_path, split="train"))
+    refused(open_store(tmp_path, split="train"), r"train\.txt: .*not a regular file")
 
 
 # Packed by release 0.1
@@ -317,8 +309,7 @@ def test_a_folder_with_an_index_is_read_by_it(tmp_path):
 @pytest.mark.parametrize("path", ["../1.jpg", "/1.jpg", "a/../../1.jpg", "a\\b.jpg"])
 def test_an_index_that_names_files_elsewhere_is_not_followed(tmp_path, path):
     packed(tmp_path, paths=utf8(["b/1.jpg", path]))
-    with pytest.raises(StoreError, match="names a file outside of the folder"):
-        len(FolderStore(tmp_path))
+    refused(FolderStore(tmp_path), "names a file outside of the folder")
 
 
 NONSENSE = {
@@ -338,8 +329,7 @@ NONSENSE = {
 @pytest.mark.parametrize("name", NONSENSE)
 def test_an_index_that_says_nonsense_is_named(tmp_path, name):
     packed(tmp_path, **NONSENSE[name])
-    with pytest.raises(StoreError, match=rf"the index {tmp_path}/{INDEX_NAME} is damaged: "):
-        len(FolderStore(tmp_path))
+    refused(FolderStore(tmp_path), rf"the index {tmp_path}/{INDEX_NAME} is damaged: ")
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "pickle"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 import pickle
 import subprocess
 import sys
@@ -15,7 +14,10 @@ from pathlib import Path
 
 import lmdb
 import numpy as np
+import psutil
 import pytest
+from tests.support.processes import completed, holds_in_child, python
+from tests.support.stores import refused
 
 from penstock.errors import StoreError
 from penstock.stores import LMDBDataset, open_store, pack
@@ -125,11 +127,7 @@ def file(tmp_path):
 
 
 def open_descriptors(path):
-    targets = []
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):
-            targets.append(os.readlink(f"/proc/self/fd/{name}"))
-    return targets.count(str(path))
+    return [file.path for file in psutil.Process().open_files()].count(str(path))
 
 
 def test_making_a_dataset_leaves_no_environment_open(file):
@@ -201,8 +199,7 @@ def test_a_truncated_file_is_an_error_and_no_bus_error(file):
 def test_what_is_no_lmdb_file_is_an_error(tmp_path, content):
     path = tmp_path / "a.lmdb"
     path.write_bytes(content)
-    with pytest.raises(StoreError, match=r"a\.lmdb"):
-        len(LMDBStore(path))
+    refused(LMDBStore(path), r"a\.lmdb")
     assert path.read_bytes() == content
 
 
@@ -237,21 +234,17 @@ def test_what_an_unfinished_file_says_of_itself_may_be_damaged(tmp_path):
 
 
 def test_an_unfinished_file_that_was_cut_is_an_error_and_no_bus_error(tmp_path):
-    script = (
-        "import sys\n"
-        "from penstock.stores.lmdb.writer import LMDBWriter\n"
-        "from penstock.stores.records import encode_record\n"
-        "writer = LMDBWriter(sys.argv[1])\n"
-        "writer.put_many([encode_record(f'{k}', bytes(3000)) for k in range(20)])\n"
-        "writer.close()\n"
-        "import os\n"
-        "os.truncate(sys.argv[1] + '.partial', 9 * 4096)\n"
-        "LMDBWriter(sys.argv[1], resume=True)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path / "a.lmdb")],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    script = """
+    import os, sys
+    from penstock.stores.lmdb.writer import LMDBWriter
+    from penstock.stores.records import encode_record
+    writer = LMDBWriter(sys.argv[1])
+    writer.put_many([encode_record(f"{k}", bytes(3000)) for k in range(20)])
+    writer.close()
+    os.truncate(sys.argv[1] + ".partial", 9 * 4096)
+    LMDBWriter(sys.argv[1], resume=True)
+    """
+    done = python("-c", script, tmp_path / "a.lmdb")
     assert done.returncode == 1, done.stderr
     assert "a.lmdb.partial is damaged: page" in done.stderr
 
@@ -260,8 +253,7 @@ def test_a_shard_that_was_copied_over_another_is_named(tmp_path):
     pack([b"one", b"two", b"three", b"four"], f"lmdb:{tmp_path}/s", num_shards=2)
     first, second = sorted((tmp_path / "s").glob("*.lmdb"))
     second.write_bytes(first.read_bytes())
-    with pytest.raises(StoreError, match=r"00001-of.* has the same records as another shard"):
-        len(open_store(f"lmdb:{tmp_path}/s"))
+    refused(open_store(f"lmdb:{tmp_path}/s"), r"00001-of.* has the same records as another shard")
 
 
 def test_a_missing_shard_is_named(tmp_path):
@@ -293,8 +285,7 @@ def test_a_file_replaced_between_its_verification_and_its_opening_is_refused(fil
         write(file, records_of(10, 500))
 
     monkeypatch.setattr(environments, "check_pages", replace)
-    with pytest.raises(StoreError, match="was replaced while it was opened"):
-        len(LMDBStore(file))
+    refused(LMDBStore(file), "was replaced while it was opened")
 
 
 def test_a_dataset_pickled_before_its_file_was_replaced_says_so(file):
@@ -309,8 +300,7 @@ def test_a_record_is_verified_once_in_a_process_or_as_often_as_asked(file):
     with LMDBStore(file) as once, LMDBStore(file, verify="always") as always:
         for store in (once, always):
             assert store.get_many([7])[0].key == "000007"
-        with opened_elsewhere(file, 7) as flip:
-            flip()
+        flip(file, 7)
         assert once.get_many([7])[0].key == "000007"
         with pytest.raises(StoreError, match=r"record 7 \('000007'\) of lmdb:.*checksum"):
             always.get_many([7])
@@ -320,19 +310,13 @@ def test_a_record_is_verified_once_in_a_process_or_as_often_as_asked(file):
         assert never.get_many([7])[0].key == "000007"
 
 
-@contextlib.contextmanager
-def opened_elsewhere(path, position):
+def flip(path, position):
     """Change the last byte of a record in the file itself, as a failing disk does."""
-
-    def flip():
-        with path.open("r+b") as data:
-            content = data.read()
-            record = records_of(40)[position].data
-            place = content.index(record) + len(record) - 1
-            data.seek(place)
-            data.write(bytes([content[place] ^ 1]))
-
-    yield flip
+    content, record = path.read_bytes(), records_of(40)[position].data
+    place = content.index(record) + len(record) - 1
+    with path.open("r+b") as data:
+        data.seek(place)
+        data.write(bytes([content[place] ^ 1]))
 
 
 def test_what_is_got_outlives_the_store_and_what_is_borrowed_is_read_only(tmp_path):
@@ -362,14 +346,7 @@ def test_a_child_forked_while_a_thread_reads_goes_on(file):
     thread = threading.Thread(target=read)
     thread.start()
     is_reading.wait(60)
-    pid = os.fork()
-    if pid == 0:
-        try:
-            code = 0 if store.get_many([5])[0].key == "000005" else 1
-        except BaseException:
-            code = 2
-        os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert holds_in_child(lambda: store.get_many([5])[0].key == "000005")
     may_end.set()
     thread.join()
     assert store.get_many([6])[0].key == "000006"
@@ -404,7 +381,7 @@ def in_a_small_disk(tmp_path, megabytes, script):
     disk.mkdir()
     mount = f'mount -t tmpfs -o size={megabytes}m penstock-test "$1" && exec "$0" -c "$2" "$1"'
     command = ["unshare", "-m", "sh", "-c", mount, sys.executable, str(disk), script]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    return completed(command)
 
 
 FILL = """
@@ -444,20 +421,14 @@ def test_children_forked_while_a_thread_opens_and_closes_the_file_read_it(file):
             with LMDBStore(file) as store:
                 store.get_many([0])
 
-    codes = []
+    def reads():
+        return LMDBStore(file).get_many([5])[0].key == "000005"
+
     with ThreadPoolExecutor(1) as pool:
         pool.submit(open_and_close)
-        for _ in range(60):
-            pid = os.fork()
-            if pid == 0:
-                code = 1
-                try:
-                    code = 0 if LMDBStore(file).get_many([5])[0].key == "000005" else 2
-                finally:
-                    os._exit(code)
-            codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        are_right = [holds_in_child(reads) for _ in range(60)]
         stop.set()
-    assert codes == [0] * 60
+    assert all(are_right)
 
 
 def test_what_an_error_leaves_behind_can_be_looked_at_when_the_file_is_closed(file):
@@ -493,8 +464,7 @@ SUMMARIES = [
 def test_a_forged_summary_is_an_error(file, summary):
     with opened(file, write=True) as txn:
         txn.put(b"penstock.summary", encode_record("summary", summary).data)
-    with pytest.raises(StoreError, match="summary"):
-        len(LMDBStore(file))
+    refused(LMDBStore(file), "summary")
 
 
 def index_tree():

@@ -8,8 +8,6 @@ import multiprocessing
 import os
 import pickle
 import re
-import subprocess
-import sys
 import threading
 import time
 import traceback
@@ -19,6 +17,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.support.processes import python
+from tests.support.stores import refused
 
 if os.environ.get("PENSTOCK_REQUIRE_MONGO") != "1":
     pytest.importorskip("pymongo", reason='no pymongo: pip install "penstock[mongo]"')
@@ -318,10 +318,8 @@ itself.append(itself)
 len(itself[0])
 del itself
 """
-    ended = subprocess.run(
-        [sys.executable, "-W", "error", "-X", "dev", "-c", script], capture_output=True, timeout=60
-    )
-    assert (ended.returncode, ended.stderr) == (0, b"")
+    ended = python("-W", "error", "-X", "dev", "-c", script)
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_options_of_the_uri_come_before_ours(mongod, tmp_path):  # noqa: F811
@@ -359,25 +357,28 @@ def test_a_forked_child_makes_its_own_client_and_leaves_the_parents_alone(uri):
     store.close()
 
 
+class Listener(pymongo.monitoring.CommandListener):
+    """Calls a function with each command that is sent."""
+
+    def __init__(self, started):
+        self.started = started
+
+    def succeeded(self, event):
+        pass
+
+    failed = succeeded
+
+
 def test_a_batch_is_one_query_and_names_what_it_needs(uri):
     written(uri, records(200))
     queries = []
-
-    class Listener(pymongo.monitoring.CommandListener):
-        def started(self, event):
-            queries.append((event.command_name, event.command))
-
-        def succeeded(self, event): ...
-
-        def failed(self, event): ...
-
-    with MongoStore(uri, client_options={"event_listeners": [Listener()]}) as store:
+    with MongoStore(uri, client_options={"event_listeners": [Listener(queries.append)]}) as store:
         len(store)
         queries.clear()
         found = store.get_many(np.random.default_rng(0).permutation(200).repeat(2))
     assert len(found) == 400
-    assert [name for name, _ in queries if name != "endSessions"] == ["find"]
-    assert set(queries[0][1]["projection"]) == {"record", "file", "fingerprint"}
+    assert [q.command_name for q in queries if q.command_name != "endSessions"] == ["find"]
+    assert set(queries[0].command["projection"]) == {"record", "file", "fingerprint"}
 
 
 # The server goes away
@@ -502,34 +503,22 @@ def test_an_index_larger_than_a_document_comes_in_parts(uri, collection):
         assert store.labels.tolist() == list(range(180))
         assert store.keys[179] == items[179].key
     collection.delete_one({"_id": "penstock.index.1"})
-    with pytest.raises(StoreError, match=r"speaks of 3 parts of its index, and 2 are there"):
-        len(MongoStore(uri))
-
-
-class BeforeTheSecondPart(pymongo.monitoring.CommandListener):
-    """Calls a function once, before the rest of what a query finds is asked for."""
-
-    def __init__(self, call):
-        self.calls = [call]
-
-    def started(self, event):
-        if event.command_name == "getMore" and self.calls:
-            self.calls.pop()()
-
-    def succeeded(self, event):
-        pass
-
-    failed = succeeded
+    refused(MongoStore(uri), r"speaks of 3 parts of its index, and 2 are there")
 
 
 def test_a_collection_that_is_replaced_while_its_index_is_read_is_found(uri, monkeypatch):
     monkeypatch.setattr(mongo_writer, "_INDEX_PART_BYTES", 8)  # more than one reply can hold
     written(uri, records(40))
-    listener = BeforeTheSecondPart(lambda: written(uri, records(30)))
-    with MongoStore(uri, client_options={"event_listeners": [listener]}) as store:
+    counts = [30]
+
+    def replace(event):  # before the rest of what a query finds is asked for
+        if event.command_name == "getMore" and counts:
+            written(uri, records(counts.pop()))
+
+    with MongoStore(uri, client_options={"event_listeners": [Listener(replace)]}) as store:
         assert len(store) == 30
         assert len(store.get_many(range(30))) == 30
-    assert not listener.calls
+    assert not counts
 
 
 def test_a_collection_packed_anew_is_not_read_with_the_old_index(uri, collection):
@@ -601,8 +590,7 @@ def test_documents_of_the_index_that_were_damaged_are_named(
 
 def test_fields_are_not_named_for_a_packed_collection(uri):
     written(uri, records(1))
-    with pytest.raises(ConfigError, match="was packed by Penstock"):
-        len(MongoStore(uri, image_field="record"))
+    refused(MongoStore(uri, image_field="record"), "was packed by Penstock", ConfigError)
 
 
 @pytest.mark.parametrize("suffix", ["", ".partial"])
@@ -919,8 +907,7 @@ def test_a_manifest_decides_on_order_and_labels(foreign, uri, tmp_path):
         "{": r"path_list.*truncated",
     }.items():
         manifest.write_text(text)
-        with pytest.raises(StoreError, match=expected):
-            len(MongoStore(uri, **fields))
+        refused(MongoStore(uri, **fields), expected)
     repeated = ["1.jpg", "2.jpg", "1.jpg", "1.jpg"]
     manifest.write_text(json.dumps({"path_list": repeated, "label_list": [1, 0, 1, 1]}))
     with MongoStore(uri, **fields) as store:
@@ -938,8 +925,7 @@ def test_a_manifest_decides_on_order_and_labels(foreign, uri, tmp_path):
     with pytest.raises(StoreError, match=r"manifest given of .*missing required field .label_l"):
         len(MongoStore(uri, **{**fields, "manifest": {"path_list": paths}}))
     manifest.unlink()
-    with pytest.raises(StoreError, match=rf"cannot read {manifest}: No such file"):
-        len(MongoStore(uri, **fields))
+    refused(MongoStore(uri, **fields), rf"cannot read {manifest}: No such file")
     with pytest.raises(ConfigError, match="not from both"):
         MongoStore(uri, label_field="meta.class", **fields)
 
@@ -987,15 +973,12 @@ def test_a_field_that_no_document_has_is_refused_on_opening_with_those_there_are
 def test_a_label_of_another_kind_is_named(foreign, uri, label):
     foreign.update_one({"path": "8.jpg"}, {"$set": {"meta.number": label}})
     fields = {"image_field": "data", "label_field": "meta.number", "key_field": "path"}
-    with pytest.raises(StoreError, match=r"label of '8.jpg' in"):
-        len(MongoStore(uri, **fields))
+    refused(MongoStore(uri, **fields), r"label of '8.jpg' in")
 
 
 def test_keys_that_repeat_or_lack_are_refused(foreign, uri):
-    with pytest.raises(StoreError, match="has no field 'name'"):
-        len(MongoStore(uri, image_field="data", key_field="name"))
-    with pytest.raises(StoreError, match="'hen' comes twice"):
-        len(MongoStore(uri, image_field="data", key_field="meta.class"))
+    refused(MongoStore(uri, image_field="data", key_field="name"), "has no field 'name'")
+    refused(MongoStore(uri, image_field="data", key_field="meta.class"), "'hen' comes twice")
 
 
 def test_the_python_of_the_page_runs(foreign, uri, mongod, tmp_path, monkeypatch, capsys):  # noqa: F811
@@ -1039,8 +1022,7 @@ def test_the_python_of_the_page_runs(foreign, uri, mongod, tmp_path, monkeypatch
 def test_a_later_layout_is_refused(uri, collection):
     written(uri, records(1))
     collection.update_one({"_id": "penstock.summary"}, {"$set": {"version": 9}})
-    with pytest.raises(StoreError, match="version 9 of the layout"):
-        len(MongoStore(uri))
+    refused(MongoStore(uri), "version 9 of the layout")
 
 
 def test_records_that_wait_for_long_are_inserted(uri, collection):

@@ -15,6 +15,7 @@ import cv2
 import numpy as np
 import pytest
 from PIL import Image
+from tests.images.making import saved
 
 from penstock.data import ArrayDataset, ConcatDataset, IterableDataset, Subset
 from penstock.errors import ConfigError, StoreError
@@ -27,9 +28,7 @@ def photo(height, width, seed=0, quality=95):
     generator = np.random.default_rng(seed)
     small = generator.integers(0, 256, (6, 8, 3), np.uint8)
     pixels = cv2.resize(small, (width, height), interpolation=cv2.INTER_CUBIC)
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "JPEG", quality=quality)
-    return file.getvalue()
+    return saved(pixels, "JPEG", quality=quality)
 
 
 def samples_of(address):
@@ -181,11 +180,8 @@ def test_larger_images_are_shrunk_and_smaller_ones_stay_byte_for_byte(tmp_path):
     large, small = photo(300, 400), photo(50, 64)
     exif = Image.Exif()
     exif[0x0112] = 6
-    file = io.BytesIO()
-    Image.open(io.BytesIO(large)).save(file, "JPEG", exif=exif)
-    png = io.BytesIO()
-    Image.open(io.BytesIO(large)).convert("RGBA").save(png, "PNG")
-    files = [large, small, file.getvalue(), png.getvalue()]
+    image = Image.open(io.BytesIO(large))
+    files = [large, small, saved(image, "JPEG", exif=exif), saved(image.convert("RGBA"), "PNG")]
     address = f"lmdb:{tmp_path}/a.lmdb"
     pack([(EncodedImage(data), 0) for data in files], address, resize=100)
     shrunk, kept, turned, from_png = [bytes(image.data) for image, _ in samples_of(address)]

@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import gc
-import os
 
 import pytest
+from tests.support.processes import holds_in_child
 
 from penstock.stores.sharing import Pool
 
@@ -70,14 +70,14 @@ def test_an_error_of_the_maker_keeps_nothing(pool):
 
 def test_a_forked_child_begins_with_none_and_the_parent_keeps_its_own(pool):
     lease = pool.acquire("a", Thing)
-    pid = os.fork()
-    if pid == 0:
-        is_right = not lease.is_usable and Thing.num_open == (0 if pool._is_local else 1)
+
+    def is_right():
+        is_none = not lease.is_usable and Thing.num_open == (0 if pool._is_local else 1)
         anew = pool.acquire("a", Thing)
-        is_right = is_right and anew.thing is not lease.thing
         lease.close()
-        os._exit(0 if is_right and anew.is_usable else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        return is_none and anew.thing is not lease.thing and anew.is_usable
+
+    assert holds_in_child(is_right)
     assert lease.is_usable
     lease.close()
     assert Thing.num_open == 0

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import io
 import os
@@ -12,7 +11,9 @@ import tarfile
 import tracemalloc
 
 import numpy as np
+import psutil
 import pytest
+from tests.support.stores import refused
 
 from penstock.errors import ConfigError, StoreError
 from penstock.stores import EncodedImage, open_store
@@ -156,8 +157,7 @@ def test_a_key_that_two_shards_would_give_is_an_error(tmp_path, monkeypatch):
     write("x.tar", {"y/1.txt": b"", "1.txt": b""})
     write("x/y.tar", {"1.txt": b""})
     write("y.tar", {"1.txt": b""})
-    with pytest.raises(StoreError, match=r"two samples of .* would be called 'x/y/1'"):
-        len(TarStore("{x,x/y,y}.tar"))
+    refused(TarStore("{x,x/y,y}.tar"), r"two samples of .* would be called 'x/y/1'")
 
 
 @pytest.mark.parametrize("keep", [300, 512, 700, 1024, 5000, 9999, "end mark"])
@@ -166,8 +166,7 @@ def test_a_truncated_shard_is_an_error(tmp_path, keep):
     whole = path.read_bytes()
     end = 7 * (512 + 1024)
     path.write_bytes(whole[: end if keep == "end mark" else keep])
-    with pytest.raises(StoreError, match=r"a\.tar is truncated"):
-        len(TarStore(path))
+    refused(TarStore(path), r"a\.tar is truncated")
     path.write_bytes(whole[: end + 512])
     assert len(TarStore(path)) == 7
 
@@ -177,8 +176,7 @@ def test_a_damaged_header_is_an_error_and_not_the_end(tmp_path):
     data = bytearray(path.read_bytes())
     data[3 * 1536 + 10] ^= 0xFF
     path.write_bytes(data)
-    with pytest.raises(StoreError, match="damaged: at byte 4,608 there is neither"):
-        len(TarStore(path))
+    refused(TarStore(path), "damaged: at byte 4,608 there is neither")
 
 
 @pytest.mark.parametrize("number", range(7))
@@ -187,8 +185,7 @@ def test_a_header_of_zeros_is_an_error_and_not_the_end(tmp_path, number):
     data = bytearray(path.read_bytes())
     data[number * 1536 : number * 1536 + 512] = bytes(512)
     path.write_bytes(data)
-    with pytest.raises(StoreError, match=rf"a\.tar is .*damaged: at byte {number * 1536:,} there"):
-        len(TarStore(path))
+    refused(TarStore(path), rf"a\.tar is .*damaged: at byte {number * 1536:,} there")
 
 
 @pytest.mark.parametrize("start", [0, 512, 1536, 4608, 5000, 20 * 1536 + 600])
@@ -198,8 +195,7 @@ def test_a_tail_of_zeros_is_an_error_and_not_the_end(tmp_path, start):
     size_bytes = path.stat().st_size
     os.truncate(path, start)
     os.truncate(path, size_bytes)
-    with pytest.raises(StoreError, match=r"a\.tar is .*damaged: .* more is zeros than"):
-        len(TarStore(path))
+    refused(TarStore(path), r"a\.tar is .*damaged: .* more is zeros than")
 
 
 @pytest.mark.parametrize("record_bytes", [512, 1024, 10_240, 1 << 14, 1 << 20])
@@ -220,8 +216,7 @@ def test_a_header_that_would_fill_the_memory_is_an_error_before_it_is_read(tmp_p
     os.truncate(path, (1 << 32) + 2048)
     tracemalloc.start()
     try:
-        with pytest.raises(StoreError, match=r"a\.tar is .*: a header of 4,294,967,296 bytes"):
-            len(TarStore(path))
+        refused(TarStore(path), r"a\.tar is .*: a header of 4,294,967,296 bytes")
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
@@ -245,19 +240,16 @@ def test_what_follows_the_end_and_is_no_tar_file_is_an_error(tmp_path):
     size_bytes = path.stat().st_size
     with path.open("ab") as file:
         file.write(b"more" * 200)
-    with pytest.raises(StoreError, match=rf"a\.tar is .*damaged: at byte {size_bytes:,} there is"):
-        len(TarStore(path))
+    refused(TarStore(path), rf"a\.tar is .*damaged: at byte {size_bytes:,} there is")
 
 
 def test_shards_without_a_sample_are_an_error_and_one_beside_others_is_none(tmp_path):
     write(tmp_path / "a.tar", {})
-    with pytest.raises(StoreError, match=r"a\.tar has no sample"):
-        len(TarStore(tmp_path / "a.tar"))
+    refused(TarStore(tmp_path / "a.tar"), r"a\.tar has no sample")
     write(tmp_path / "b.tar", pairs(0))
     assert len(TarStore(tmp_path)) == 10
     (tmp_path / "a.tar").write_bytes(bytes(1 << 14))
-    with pytest.raises(StoreError, match=r"a\.tar is .*damaged: .* more is zeros"):
-        len(TarStore(tmp_path))
+    refused(TarStore(tmp_path), r"a\.tar is .*damaged: .* more is zeros")
 
 
 @pytest.mark.parametrize(
@@ -274,15 +266,13 @@ def test_shards_without_a_sample_are_an_error_and_one_beside_others_is_none(tmp_
 )
 def test_a_file_of_another_kind_says_what_to_do(tmp_path, content, message):
     (tmp_path / "a.tar").write_bytes(content)
-    with pytest.raises(StoreError, match=message):
-        len(TarStore(tmp_path / "a.tar"))
+    refused(TarStore(tmp_path / "a.tar"), message)
 
 
 @pytest.mark.parametrize("name", ["../1.jpg", "a/../../1.jpg", "/a/../1.jpg"])
 def test_a_name_that_leads_out_of_a_folder_is_an_error(tmp_path, name):
     write(tmp_path / "a.tar", {"0.jpg": b"...", "..a/1..jpg": b"...", name: b"..."})
-    with pytest.raises(StoreError, match=rf"a\.tar has a file '{name}', which would lie outside"):
-        len(TarStore(tmp_path / "a.tar"))
+    refused(TarStore(tmp_path / "a.tar"), rf"a\.tar has a file '{name}', outside of its folder")
 
 
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE])
@@ -290,8 +280,7 @@ def test_links_are_an_error(tmp_path, kind):
     with tarfile.open(tmp_path / "a.tar", "w") as tar:
         add(tar, "1.jpg", b"...")
         add(tar, "2.jpg", type=kind, linkname="/etc/passwd")
-    with pytest.raises(StoreError, match=r"has a link or a sparse file, '2\.jpg'"):
-        len(TarStore(tmp_path / "a.tar"))
+    refused(TarStore(tmp_path / "a.tar"), r"has a link or a sparse file, '2\.jpg'")
 
 
 def hostile(**options):
@@ -330,25 +319,23 @@ def hostile(**options):
 def test_a_header_that_says_what_cannot_be_is_an_error(tmp_path, options, is_first):
     start = b"" if is_first else hostile()[:1024]
     (tmp_path / "a.tar").write_bytes(start + hostile(**options))
-    with pytest.raises(StoreError, match=r"a\.tar (is|has)"):
-        len(TarStore(tmp_path / "a.tar"))
+    refused(TarStore(tmp_path / "a.tar"), r"a\.tar (is|has)")
 
 
 def test_a_missing_shard_is_named(shards):
     with pytest.raises(StoreError, match=r"cannot read .*shard-003\.tar: No such file"):
         len(TarStore(f"{shards}/shard-{{000..003}}.tar"))
     (shards / "none").mkdir()
-    with pytest.raises(StoreError, match=r"none is a folder without a \.tar file"):
-        len(TarStore(shards / "none"))
+    refused(TarStore(shards / "none"), r"none is a folder without a \.tar file")
 
 
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
-        ("1.cls", b"cat", r"1\.cls in .*a\.tar should hold the number of a class.* holds b'cat'"),
-        ("1.cls", b"1" * 5000, r"1\.cls in .*a\.tar should hold the number"),
-        ("1.cls", b"%d" % 2**63, r"1\.cls in .*a\.tar should hold .* of 64 bits"),
-        ("1.cls", b"1_0", r"1\.cls in .*a\.tar should hold the number of a class"),
+        ("1.cls", b"cat", r"1\.cls in .*a\.tar should hold a 64-bit integer, not b'cat'"),
+        ("1.cls", b"1" * 5000, r"1\.cls in .*a\.tar should hold a 64-bit"),
+        ("1.cls", b"%d" % 2**63, r"1\.cls in .*a\.tar should hold a 64-bit"),
+        ("1.cls", b"1_0", r"1\.cls in .*a\.tar should hold a 64-bit"),
         ("1.json", b"{", r"1\.json in .*a\.tar cannot be read: Expecting"),
         ("1.json", b"[" * 200_000, r"1\.json in .*a\.tar cannot be read"),
         ("1.txt", b"\xff", r"1\.txt in .*a\.tar cannot be read: 'utf-8'"),
@@ -405,11 +392,7 @@ def test_more_shards_than_are_kept_open_are_read(shards, monkeypatch):
 
 
 def shards_open():
-    found = []
-    for fd in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # that of the listing itself
-            found.append(os.readlink(f"/proc/self/fd/{fd}"))
-    return sorted(path for path in found if path.endswith(".tar"))
+    return [file.path for file in psutil.Process().open_files() if file.path.endswith(".tar")]
 
 
 def test_a_store_that_is_dropped_leaves_nothing_open(shards):
@@ -457,5 +440,4 @@ def test_two_files_of_one_name_in_a_sample_are_an_error(tmp_path):
     with tarfile.open(tmp_path / "a.tar", "w") as tar:
         for name in ("1.jpg", "2.jpg", "1.JPG"):
             add(tar, name, b"...")
-    with pytest.raises(StoreError, match=r"a\.tar has two files 1\.jpg"):
-        len(TarStore(tmp_path / "a.tar"))
+    refused(TarStore(tmp_path / "a.tar"), r"a\.tar has two files 1\.jpg")

@@ -52,16 +52,13 @@ class ArrayDataset(Dataset[tuple[Any, ...]]):
 
     _shows = ("length", "arrays")
 
-    arrays: tuple[NDArray[Any], ...]
-
     def __init__(self, *arrays: ArrayLike) -> None:
         """Put arrays side by side: at least one, each of shape (length, ...), none copied."""
-        self.arrays = tuple(np.asanyarray(array) for array in arrays)
+        self.arrays: tuple[NDArray[Any], ...] = tuple(np.asanyarray(array) for array in arrays)
         shapes = [array.shape for array in self.arrays]
         if not shapes or not all(shapes) or len({shape[0] for shape in shapes}) != 1:
             raise ConfigError(
-                "ArrayDataset takes one array or more, of shape (length, ...) with the same "
-                f"length; got shapes {shapes}."
+                f"ArrayDataset takes one or more arrays (length, ...) of one length; got {shapes}."
             )
 
     def __len__(self) -> int:
@@ -121,8 +118,6 @@ class StackDataset(Dataset[Any]):
 
     _shows = ("length", "datasets")
 
-    datasets: tuple[Any, ...] | dict[str, Any]
-
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - anything with an index
         """Put datasets of one length side by side.
 
@@ -135,7 +130,7 @@ class StackDataset(Dataset[Any]):
                 f"StackDataset takes datasets by position or by name, not both; got {len(args)} by "
                 f"position and {sorted(kwargs)} by name."
             )
-        self.datasets = args or kwargs
+        self.datasets: tuple[Any, ...] | dict[str, Any] = args or kwargs
         lengths = [len(dataset) for dataset in self._parts()]
         if len(set(lengths)) != 1:
             raise ConfigError(
@@ -207,12 +202,9 @@ class ConcatDataset(Dataset[T_co]):
 
     _shows = ("length", "datasets")
 
-    datasets: list[Any]
-    cumulative_sizes: list[int]
-
     def __init__(self, datasets: Iterable[Any]) -> None:
         """Put datasets one after the other: at least one, map-style, with a length."""
-        self.datasets = list(datasets)
+        self.datasets: list[Any] = list(datasets)
         streams = [
             type(part).__name__ for part in self.datasets if isinstance(part, IterableDataset)
         ]
@@ -220,8 +212,7 @@ class ConcatDataset(Dataset[T_co]):
             raise AssertionError("datasets should not be an empty iterable: give one or more.")
         if streams:
             raise AssertionError(
-                f"ConcatDataset does not support IterableDataset, but got {streams}. Use "
-                "ChainDataset."
+                f"ConcatDataset does not support IterableDataset, got {streams}: use ChainDataset."
             )
         self.cumulative_sizes = list(itertools.accumulate(map(len, self.datasets)))
 
@@ -363,8 +354,6 @@ class ChainDataset(IterableDataset[T_co]):
 
     _shows = ("length", "datasets")
 
-    datasets: Iterable[Any]
-
     def __init__(self, datasets: Iterable[Any]) -> None:
         """Put streams one after the other; they are looked at when they are iterated."""
         self.datasets = datasets
@@ -395,9 +384,6 @@ class Subset(Dataset[T_co]):
 
     _shows = ("length", "dataset")
 
-    dataset: Any
-    indices: Any
-
     def __init__(self, dataset: Any, indices: Sequence[Any] | NDArray[Any]) -> None:  # noqa: ANN401
         """Choose samples.
 
@@ -418,7 +404,7 @@ class Subset(Dataset[T_co]):
             )
         numbers = _as_int64(indices)
         self.dataset = dataset
-        self.indices = indices if numbers is None else numbers
+        self.indices: Any = indices if numbers is None else numbers
 
     def __len__(self) -> int:
         """Return the number of indices."""
@@ -502,9 +488,8 @@ def random_split(dataset: Any, lengths: Sequence[int | float], seed: int = 0) ->
             f"{list(lengths)} sum to {total}, the dataset has {len(dataset)} samples. Give whole "
             "numbers that sum to it, or fractions that sum to 1."
         )
-    order = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed))).permutation(
-        len(dataset)
-    )
+    rng = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed)))
+    order = rng.permutation(len(dataset))
     return [
         Subset(dataset, order[stop - size : stop])
         for size, stop in zip(sizes, itertools.accumulate(sizes), strict=True)

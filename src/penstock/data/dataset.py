@@ -68,9 +68,7 @@ class Dataset(Summarized, Generic[T_co]):
 
     def __getitem__(self, index: Any) -> T_co:  # noqa: ANN401 - keys may be of any type
         """Return one sample; subclasses define it."""
-        raise NotImplementedError(
-            f"{type(self).__name__} is a Dataset and must define __getitem__(index)."
-        )
+        raise NotImplementedError(f"{type(self).__name__} must define __getitem__(index).")
 
     def __add__(self, other: Dataset[Any]) -> Dataset[Any]:
         """Return a `ConcatDataset` of the two."""

@@ -126,9 +126,7 @@ class PackedList(Sequence[T]):
             return part
         position = operator.index(index)
         if not -len(self) <= position < len(self):
-            raise IndexError(
-                f"index {position} is out of range for a PackedList of {len(self)} items."
-            )
+            raise IndexError(f"index {position} is out of range for {len(self)} items.")
         start, stop = self._bounds[position].tolist()
         return cast("T", self._decode(self._blob.data[start:stop]))
 

@@ -41,9 +41,7 @@ class RaggedArray(Sequence["NDArray[np.int64]"]):
         steps = np.diff(self.offsets)
         ends = self.offsets[[0, -1]].tolist() if len(self.offsets) else None
         if ends != [0, len(self.values)] or bool(np.any(steps < 0)):
-            raise ValueError(
-                f"offsets rise from 0 to {len(self.values)}, the number of values; these do not."
-            )
+            raise ValueError(f"offsets should rise from 0 to {len(self.values)} values.")
 
     @classmethod
     def of(cls, rows: Iterable[Iterable[int]]) -> RaggedArray:
@@ -65,20 +63,6 @@ class RaggedArray(Sequence["NDArray[np.int64]"]):
         """
         joined = np.concatenate(values) if len(values) else np.empty(0, np.int64)
         return RaggedArray(joined, np.append(0, np.cumsum(counts, dtype=np.int64)))
-
-    @classmethod
-    def joined(cls, parts: Sequence[RaggedArray]) -> RaggedArray:
-        """Return the rows of all parts, one part after the other; a copy.
-
-        Example:
-            >>> a, b = RaggedArray.of([[7], []]), RaggedArray.of([[8, 9]])
-            >>> [row.tolist() for row in RaggedArray.joined([a, b, a])]
-            [[7], [], [8, 9], [7], []]
-        """
-        counts = [np.diff(part.offsets) for part in parts]
-        return cls.from_counts(
-            [part.values for part in parts], np.concatenate(counts) if counts else ()
-        )
 
     def __len__(self) -> int:
         """Return the number of samples."""

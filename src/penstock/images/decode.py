@@ -111,10 +111,7 @@ def decode_image(
     header = read_header(data, max_pixels=max_pixels)
     pixels = _decode(data, header, strict=strict)
     if pixels.shape != (header.height_px, header.width_px, 3):
-        said = f"{header.height_px} x {header.width_px}"
-        raise ValueError(
-            f"the header says {said} px (height x width), the pixels are of shape {pixels.shape}"
-        )
+        raise ValueError(f"the header says {_size(header)}, the pixels have shape {pixels.shape}")
     if orientation == "upright":
         pixels = turned_upright(pixels, header.orientation)
     return pixels
@@ -227,9 +224,7 @@ def _decode_jpeg(
         if _UNKNOWN_SAMPLING in str(error):
             pixels = _by_opencv(data if strict else repair_image(data) or data)
             if pixels is None:
-                raise ValueError(
-                    "a JPEG file of rare sampling, and damaged: OpenCV cannot decode it"
-                ) from None
+                raise ValueError("a JPEG file of rare sampling that OpenCV cannot decode") from None
             return pixels
         tidy = _without_gaps(data, jpeg)
         if len(tidy) == len(data):
@@ -249,27 +244,20 @@ def check_jpeg(
             "Convert it, to a PNG file of 16 bits for example"
         )
     if jpeg.num_components not in (1, 3, 4):
-        raise ValueError(
-            f"a JPEG file of {jpeg.num_components} components; 1, 3 and 4 have a meaning"
-        )
+        raise ValueError(f"a JPEG file of {jpeg.num_components} components; 1, 3 or 4 are read")
     num_bytes = len(data) - jpeg.scan_offset
     num_pixels = header.height_px * header.width_px
     is_bounded = strict and "arithmetic" not in jpeg.process
     if is_bounded and num_pixels > (num_bytes + 1) * _JPEG_PIXELS_PER_BYTE:
-        raise ValueError(
-            f"Premature end of JPEG file: {num_bytes} bytes cannot be an image of {_size(header)}"
-        )
+        raise ValueError(f"Premature end of JPEG file: {num_bytes} bytes for {_size(header)}")
     if jpeg.is_single_scan and jpeg.process in ("baseline", "extended", "lossless"):
         return
     num_scans = bytes(data).count(b"\xff\xda")
     if num_scans > _MAX_SCANS:
-        raise ValueError(
-            f"a JPEG file of {num_scans} scans, more than {_MAX_SCANS}: made to keep a decoder busy"
-        )
+        raise ValueError(f"a JPEG file of {num_scans} scans; at most {_MAX_SCANS} are decoded")
 
 
 def _by_turbojpeg(data: bytes | memoryview, jpeg: JpegHeader, strict: bool) -> NDArray[np.uint8]:
-    pixels: NDArray[np.uint8]
     if jpeg.num_components == 4:
         return _from_cmyk(simplejpeg.decode_jpeg(data, "CMYK", strict=strict))
     if jpeg.num_components == 1 and jpeg.process == "lossless":
@@ -277,7 +265,7 @@ def _by_turbojpeg(data: bytes | memoryview, jpeg: JpegHeader, strict: bool) -> N
         # (simplejpeg 1.9).
         grey = simplejpeg.decode_jpeg(data, "GRAY", strict=strict)
         return np.repeat(grey, 3, axis=2)
-    pixels = simplejpeg.decode_jpeg(data, "RGB", strict=strict)
+    pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(data, "RGB", strict=strict)
     return pixels
 
 
@@ -301,9 +289,8 @@ def _without_gaps(data: bytes | memoryview, jpeg: JpegHeader) -> bytes:
 def _by_opencv(data: bytes | memoryview) -> NDArray[np.uint8] | None:
     """Return the pixels as they are stored; None if OpenCV cannot decode them."""
     flags = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
-    image: NDArray[Any] | None
     try:
-        image = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
+        image: NDArray[Any] | None = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
     except cv2.error as error:
         if error.code == cv2.Error.StsNoMem:
             raise MemoryError(str(error)) from None
@@ -323,9 +310,7 @@ def _by_pillow(data: bytes | memoryview, header: ImageHeader) -> NDArray[np.uint
                     f"image of {num_pixels:,} pixels in all: damaged, or made to take memory"
                 )
         if image.mode == "F" or (image.mode == "I" and header.form != "ppm"):
-            raise ValueError(
-                f"an image of {image.mode} pixels (32 bits) has no one meaning in 8 bits"
-            )
+            raise ValueError(f"an image of {image.mode} pixels (32 bits) has no meaning in 8 bits")
         image.load()
         pixels = _as_rgb(image)
     # Pillow turns a TIFF file upright, and no other.

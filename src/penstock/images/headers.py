@@ -51,7 +51,7 @@ MAX_PIXELS: Final = 100_000_000
 _PILLOWS: Final = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "JPEG2000", "AVIF")
 _NUM_BYTES_SHOWN: Final = 24  # enough for "<!DOCTYPE html>" or "version https://git-lfs"
 
-_ORIENTATION: Final = 0x0112  # Exif's tag
+ORIENTATION: Final = 0x0112  # Exif's tag
 _FORMAT_OF_TYPE: Final = {1: "B", 3: "H", 4: "I"}  # a SHORT by the standard; writers differ
 _EXIF_PREFIX: Final = b"Exif\0\0"
 _MAX_ENTRIES: Final = 1000  # of one directory; cameras write some twenty
@@ -180,9 +180,7 @@ def _read_jpeg(data: bytes | memoryview) -> ImageHeader:
     marker, sof_offset = frame
     precision_bits, height, width, num_components = struct.unpack_from(">BHHB", data, sof_offset)
     is_single_scan = start < stop and data[start] == num_components
-    process = JPEG_PROCESSES.get(
-        marker, "hierarchical, lossless with arithmetic coding, or JPEG-LS"
-    )
+    process = JPEG_PROCESSES.get(marker, "hierarchical, arithmetic lossless, or JPEG-LS")
     jpeg = JpegHeader(process, precision_bits, num_components, sof_offset, is_single_scan, stop)
     return ImageHeader("jpeg", height, width, place[2] if place is not None else 1, jpeg)
 
@@ -201,7 +199,7 @@ def _read_by_pillow(data: bytes | memoryview) -> ImageHeader:
     with open_by_pillow(data) as image:
         form, height, width = str(image.format).lower(), image.height, image.width
         with contextlib.suppress(Exception):  # over damaged data it raises nearly anything
-            orientation = image.getexif().get(_ORIENTATION, 1)
+            orientation = image.getexif().get(ORIENTATION, 1)
     if not (isinstance(orientation, int) and 1 <= orientation <= 8):
         orientation = 1
     if form == "tiff" and orientation >= 5:  # Pillow gives the size of what it will have turned
@@ -299,7 +297,7 @@ def _orientation_place(data: bytes | memoryview, start: int, stop: int) -> _Plac
         return None
     (num_entries,) = struct.unpack_from(order + "H", data, place - 2)
     num_entries = min(num_entries, (stop - place) // 12, _MAX_ENTRIES)
-    tag = struct.pack(order + "H", _ORIENTATION)
+    tag = struct.pack(order + "H", ORIENTATION)
     for entry in range(place, place + 12 * num_entries, 12):
         if data[entry : entry + 2] == tag:
             kind, count = struct.unpack_from(order + "HI", data, entry + 2)

@@ -9,9 +9,8 @@ from typing import Final
 from PIL import Image
 
 from penstock.images.decode import decode_image
-from penstock.images.headers import ImageHeader, open_by_pillow, read_header
+from penstock.images.headers import ORIENTATION, ImageHeader, open_by_pillow, read_header
 
-_ORIENTATION: Final = 0x0112  # Exif's tag
 _QUALITY: Final = 90
 _LONGEST_PX: Final = 65_500  # libjpeg's limit, a little less than the form's
 
@@ -36,7 +35,7 @@ def shrink_image(data: bytes | memoryview, size_px: int | None, quality: int | N
         raise ValueError(f"{image.height} x {image.width} px is more than a JPEG file can have")
     exif = Image.Exif()
     if header.orientation != 1:
-        exif[_ORIENTATION] = header.orientation
+        exif[ORIENTATION] = header.orientation
     file = io.BytesIO()
     image.save(file, "JPEG", quality=quality or _QUALITY, exif=exif if exif else b"")
     return file.getvalue()

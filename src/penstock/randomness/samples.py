@@ -296,10 +296,7 @@ class SampleStreams:
         k = 0 if k is None else int(k)
         count = max(self._count, 1) if self._which is None else len(self._which)
         if not 0 <= k < count:
-            raise IndexError(
-                f"sample_rng({k}): this batch has {count} samples, so k must be from 0 to "
-                f"{count - 1}"
-            )
+            raise IndexError(f"sample_rng({k}): this batch has {count} samples, numbered from 0")
         return k if self._which is None else int(self._which[k])
 
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 
-from penstock.data.dataset import is_current
 from penstock.data.labels.known import class_names_of, labels_given_or_known
 from penstock.data.ragged import RaggedArray
 from penstock.deprecation import removed_arguments
@@ -25,7 +24,7 @@ from penstock.randomness.generators import guarded_draws
 from penstock.randomness.keys import Purpose, seed_sequence
 from penstock.sampling.class_items import ClassItems, class_codes
 from penstock.sampling.distributed import DistributedSampler
-from penstock.sampling.samplers import BatchSampler, IndexSampler, Resumable
+from penstock.sampling.samplers import BatchSampler, IndexSampler, Resumable, has_order
 from penstock.summary import Summarized
 
 if TYPE_CHECKING:
@@ -218,8 +217,7 @@ def balance_report(
         if not keepers:
             raise ConfigError(
                 f"balance_report needs labels, and {_name_of(sampler)} keeps none (it has no "
-                "attribute `labels`). Give them as the second argument: the class of each sample, "
-                "or the data set."
+                "attribute `labels`). Give them, or the data set, as the second argument."
             )
         named, labels = keepers[0], keepers[0].labels
     known = labels_given_or_known(labels, "balance_report")
@@ -276,8 +274,7 @@ def _times_shown(sampler: Any, num_samples: int) -> NDArray[np.int64]:  # noqa: 
     wrong = indices[(indices < 0) | (indices >= num_samples)]
     if wrong.size:
         raise ConfigError(
-            f"the sampler gave index {wrong[0]}, but there are labels of {num_samples} samples: it "
-            "was made for another data set."
+            f"sampler and labels do not fit: it gave index {wrong[0]}, of {num_samples} samples."
         )
     return np.bincount(indices, minlength=num_samples)
 
@@ -334,8 +331,8 @@ def _copied(sampler: Any, copies: dict[int, Any]) -> Any:  # noqa: ANN401
 
 def _drawn(sampler: Any) -> NDArray[np.int64]:  # noqa: ANN401
     """Return the indices of an epoch."""
-    if isinstance(sampler, IndexSampler) and is_current(type(sampler), "indices", ("__iter__",)):
-        return sampler.indices()[:]
+    if has_order(sampler):
+        return np.asarray(sampler.indices()[:])
     if hasattr(sampler, "__array__"):
         return _as_indices(sampler)
     items = list(sampler.index_batches() if isinstance(sampler, BatchSampler) else sampler)

@@ -185,15 +185,13 @@ class ShuffleCounts:
 
 
 class _ShufflePass:
-    """One pass over a stream.
+    """One pass over a stream."""
 
-    An object and no generator: a stream that goes on after an exception does so through this.
-    """
+    # An object and no generator: a stream that goes on after an exception does so through this.
 
     def __init__(
         self, owner: BalancedShuffle, stream: Iterator[Any], counts: ShuffleCounts
     ) -> None:
-        """Read `stream` as `owner` says, and count in `counts`."""
         self._stream = stream
         self._owner = owner
         self._kind = type(owner.dataset).__name__
@@ -224,10 +222,7 @@ class _ShufflePass:
             if self._num_given < self._num_read:
                 return self._give()
         except StopIteration as error:
-            raise RuntimeError(
-                "get_label or transform of BalancedShuffle raised StopIteration, which would have "
-                "ended the stream."
-            ) from error
+            raise RuntimeError("get_label or transform raised StopIteration.") from error
         for pool in self._pools:
             self._counts.dropped.update(name for name, _, _ in pool.fresh)
         self._pools = []
@@ -260,8 +255,7 @@ class _ShufflePass:
             raise ConfigError(
                 f"Sample {self._num_asked - 1} (counted from 0) of the stream ({self._kind}) "
                 f"{error}. BalancedShuffle needs one class for each sample: pass get_label=, a "
-                'function that returns it, such as operator.itemgetter("kind"); where a sample '
-                "has several, that of the rarest."
+                'function that returns it (of several the rarest), as operator.itemgetter("kind").'
             ) from None
         pool = self._pool_of(name)
         self._num_read += 1
@@ -390,7 +384,6 @@ class _Reservoir:
     # before the round goes on, and takes part from the next.
 
     def __init__(self) -> None:
-        """Hold nothing."""
         self.fresh: list[Entry] = []  # never given
         self._given: OrderedDict[int, Entry] = OrderedDict()  # by the number of its first giving
         self._due: list[int] = []  # of `_given`, in this round; some may have left since

@@ -118,9 +118,7 @@ class BucketBatchSampler(BatchSampler):
             check_positive("batch_size", batch_size)
             check_positive("window", window)
             if max_tokens is not None or boundaries is not None:
-                raise ConfigError(
-                    f"by a window batches are of one size, but got {max_tokens=}, {boundaries=}."
-                )
+                raise ConfigError(f"with a window leave out {max_tokens=}, {boundaries=}.")
             size = int(batch_size)  # type: ignore[arg-type]  # of numpy's there would be no JSON
             order: IndexSampler = _WindowOrder(
                 numbers, size * chosen.world_size, int(window), seed, is_shuffled=shuffle

@@ -124,9 +124,7 @@ class ClassBalancedSampler(CountedSampler):
         self._alphas = _checked_alphas(alpha, beta, num_epochs)
         check_bool("exact", exact)
         if not (isinstance(replacement, bool) or replacement == "auto"):
-            raise ConfigError(
-                f'replacement should be True, False or "auto", but got replacement={replacement!r}.'
-            )
+            raise ConfigError(f'replacement is True, False or "auto", not {replacement!r}.')
         if self._alphas is not None and (replacement is False or isinstance(num_samples, str)):
             raise ConfigError(
                 "with a pair as alpha epochs are of one size, whatever the shares; so num_samples "
@@ -137,18 +135,15 @@ class ClassBalancedSampler(CountedSampler):
             is_usual = (alpha, replacement, exact) == (1, "auto", False)
             if not is_usual or isinstance(num_samples, str):
                 raise ConfigError(
-                    "with samples_per_class classes take turns, so that all are drawn as often and "
-                    f"their samples in turn: leave out {alpha=}, {replacement=}, {exact=}, "
-                    f"{num_samples=}."
+                    "with samples_per_class classes take turns, and so do their samples: leave out "
+                    f"{alpha=}, {replacement=}, {exact=}, {num_samples=}."
                 )
         self.labels = labels_given_or_known(labels, type(self).__name__, column)
         self.class_names = class_names_of(labels, column)
         self._items = ClassItems(self.labels)
         self.classes, self.counts = self._items.classes, self._items.counts
         if not len(self.classes):
-            raise ConfigError(
-                f"there is nothing to balance: {len(self.labels)} samples with no label at all."
-            )
+            raise ConfigError(f"nothing to balance: {len(self.labels)} samples have no label.")
         self.source_length = self._items.num_samples
         self._alpha: Any = alpha if isinstance(alpha, (str, tuple)) else float(alpha)
         self._num_epochs = num_epochs
@@ -160,8 +155,7 @@ class ClassBalancedSampler(CountedSampler):
         if replacement is False and (several := np.flatnonzero(np.diff(offsets) > 1)).size:
             raise ConfigError(
                 f"replacement=False takes one label per sample, but sample {several[0]} has "
-                f"{len(self.labels[several[0]])}: drawn for one class, it may be drawn for another "
-                'again. Use replacement="auto".'
+                f'{len(self.labels[several[0]])}: it might come twice. Use replacement="auto".'
             )
         self.num_samples = self._resolved(num_samples)
 

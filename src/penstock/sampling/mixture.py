@@ -78,12 +78,6 @@ class MixtureSampler(CountedSampler):
         True
     """
 
-    names: tuple[Hashable, ...]
-    lengths: NDArray[np.int64]
-    shares: NDArray[np.float64]
-    quotas: NDArray[np.int64]
-    num_samples: int
-
     def __init__(
         self,
         sources: Any,  # noqa: ANN401 - lengths, datasets, or a dataset of them
@@ -113,7 +107,9 @@ class MixtureSampler(CountedSampler):
         super().__init__(seed)
         found = lengths_in(sources, "MixtureSampler", "source")
         lengths = list(found.values())
-        self.names = tuple(found if isinstance(sources, Mapping) else map(str, found))
+        self.names: tuple[Hashable, ...] = tuple(
+            found if isinstance(sources, Mapping) else map(str, found)
+        )
         if alpha is not None:
             if weights is not None:
                 raise ConfigError(f"give weights or alpha, not both, but got {alpha=}.")
@@ -133,9 +129,9 @@ class MixtureSampler(CountedSampler):
                     "source with samples; weight 0 leaves one out."
                 )
         self.source_length = sum(lengths)
-        self.lengths = np.array(lengths, np.int64)
-        self.shares = np.array([part / total for part in parts])
-        self.quotas = np.array(quotas, np.int64)
+        self.lengths: NDArray[np.int64] = np.array(lengths, np.int64)
+        self.shares: NDArray[np.float64] = np.array([part / total for part in parts])
+        self.quotas: NDArray[np.int64] = np.array(quotas, np.int64)
 
     def indices(self) -> Indices:
         """Return the order of the current epoch; an array, unless it were a long one."""
@@ -185,9 +181,7 @@ def _parts(weights: ArrayLike | Mapping[Any, float], names: tuple[Hashable, ...]
     """Return integers of the same ratios as the weights, without any rounding."""
     if isinstance(weights, Mapping):
         if set(weights) != set(names):
-            raise ConfigError(
-                f"weights are given for {list(weights)}, but the sources are {list(names)}."
-            )
+            raise ConfigError(f"weights are for {list(weights)}, the sources are {list(names)}.")
         weights = [weights[name] for name in names]
     values = as_weights(weights)
     is_right = values.shape == (len(names),) and (np.isfinite(values) & (values >= 0)).all()

@@ -235,8 +235,6 @@ class IndexSampler(Resumable, Sampler[int]):
 
     _shows: ClassVar[tuple[str, ...]] = ("length", "seed", "epoch")
 
-    seed: int
-    epoch: int
     rank: int = 0
     num_replicas: int = 1
     #: How often `set_epoch` was called: a loader sees by it that the user's loop has.
@@ -286,9 +284,7 @@ class IndexSampler(Resumable, Sampler[int]):
 
     def indices(self) -> Indices:
         """Return the current epoch's order: a fresh int64 array, or what is indexed like one."""
-        raise NotImplementedError(
-            f"{type(self).__name__} is an IndexSampler and must define indices()."
-        )
+        raise NotImplementedError(f"{type(self).__name__} must define indices().")
 
     def settings(self) -> dict[str, Any]:
         """Return what the orders depend on, as JSON has it: part of a loader's fingerprint."""
@@ -314,6 +310,11 @@ class IndexSampler(Resumable, Sampler[int]):
 
     def _num_items(self) -> int:
         return self.total_size
+
+
+def has_order(sampler: object) -> bool:
+    """Return whether a sampler's order can be had without iterating."""
+    return isinstance(sampler, IndexSampler) and is_current(type(sampler), "indices", ("__iter__",))
 
 
 class CountedSampler(IndexSampler):
@@ -428,9 +429,7 @@ class RandomSampler(CountedSampler):
         self.replacement = replacement
         self._num_samples = num_samples
         if not isinstance(replacement, bool):
-            raise TypeError(
-                f"replacement should be a boolean value, but got replacement={replacement!r}."
-            )
+            raise TypeError(f"replacement should be a boolean value, but got {replacement=}.")
         check_positive("num_samples", self.num_samples)
 
     @property
@@ -599,18 +598,13 @@ def as_weights(weights: ArrayLike) -> NDArray[np.float64]:
     """Return a copy of some numbers, of any shape."""
     given = np.asarray(weights)
     if given.dtype.kind not in "biuf":  # of strings, numpy would read the numbers
-        raise ConfigError(
-            f"weights should be an array or a list of numbers, but got {weights!r:.80} (an array "
-            f"of {given.dtype})."
-        )
+        raise ConfigError(f"weights should be numbers, but got {weights!r:.80} ({given.dtype}).")
     return given.astype(np.float64)
 
 
 def _check_weights(weights: NDArray[np.float64], num_samples: int, *, replacement: bool) -> None:
     if weights.ndim != 1:
-        raise ConfigError(
-            f"weights should be a 1d sequence but given weights have shape {weights.shape}."
-        )
+        raise ConfigError(f"weights should be a 1d sequence but are of shape {weights.shape}.")
     wrong = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
     if wrong.size:
         raise ConfigError(
@@ -729,7 +723,7 @@ class BatchSampler(Resumable, Sampler[list[int]]):
     def _counter(self) -> Resumable:
         # The sampler counts its indices. Any other is asked for its indices once more, and those of
         # the batches given before are passed over.
-        if self.is_even and self._has_order():
+        if self.is_even and has_order(self.sampler):
             return cast("IndexSampler", self.sampler)
         return self
 
@@ -748,7 +742,7 @@ class BatchSampler(Resumable, Sampler[list[int]]):
             yield batch
 
     def _drawn(self) -> Iterator[list[int]]:
-        if self._has_order():
+        if has_order(self.sampler):
             yield from (batch.tolist() for batch in self._ordered())
             return
         # A generator, since islice calls iter(), where what is its own iterator may begin again.
@@ -758,12 +752,6 @@ class BatchSampler(Resumable, Sampler[list[int]]):
                 yield batch
             if len(batch) < self.batch_size:
                 return
-
-    def _has_order(self) -> bool:
-        """Whether the sampler's order can be had without iterating."""
-        return isinstance(self.sampler, IndexSampler) and is_current(
-            type(self.sampler), "indices", ("__iter__",)
-        )
 
     def _ordered(self) -> Iterator[NDArray[np.int64]]:
         """All batches; the order is that of the epoch at the time of the call."""
@@ -777,7 +765,7 @@ class BatchSampler(Resumable, Sampler[list[int]]):
 
         The arrays are views of the order of the epoch at the time of the call: do not write.
         """
-        if self._has_order() and is_current(type(self), "index_batches", ("__iter__",)):
+        if has_order(self.sampler) and is_current(type(self), "index_batches", ("__iter__",)):
             return self._ordered()
         return iter(self)
 

@@ -354,10 +354,7 @@ def lengths_in(source: Any, who: str, what: str) -> dict[Any, int]:  # noqa: ANN
     if set(map(type, lengths.values())) != {int} or min(lengths.values()) < 0:
         lengths = {name: _length_in(f"{what} {name!r}", part) for name, part in lengths.items()}
     if not 0 < (total := sum(lengths.values())) <= LARGEST:
-        raise ConfigError(
-            f"{len(lengths)} {what}s have {total} samples in all: there should be one or more, and "
-            "at most 2**62."
-        )
+        raise ConfigError(f"{len(lengths)} {what}s have {total} samples, not from 1 to 2**62.")
     return lengths
 
 
@@ -367,10 +364,7 @@ def _length_in(what: str, value: Any) -> int:  # noqa: ANN401
     except TypeError:
         length = -1
     if length < 0:
-        raise ConfigError(
-            f"{what} should be a dataset with a length, or the length, 0 or more; got "
-            f"{value!r:.80}."
-        )
+        raise ConfigError(f"{what} should be a dataset or a length, 0 or more; got {value!r:.80}.")
     return length
 
 

@@ -72,9 +72,7 @@ def _table_paths(place: Path) -> list[Path]:
         try:
             names = [os.path.basename(file["filename"]) for file in files]
         except (TypeError, KeyError) as error:
-            raise StoreError(
-                f"{place}/state.json is damaged: _data_files={files!r:.100}."
-            ) from error
+            raise StoreError(f"{place}/state.json is damaged: _data_files={files!r:.80}") from error
     if not names:
         raise StoreError(f"{place} is a folder without a file ending in {', '.join(_SUFFIXES)}.")
     return [place / name for name in names]
@@ -321,8 +319,7 @@ def _streamed(reader: Any, source: Any, path: Path) -> list[pa.RecordBatch]:  # 
         what = "goes on behind the mark of its end" if rest else "has no mark of its end"
         raise StoreError(
             f"{path} {what}: it is a stream of Arrow's, and after {num_rows:,} rows, at byte "
-            f"{end:,}, it should end. Was it cut, or not closed by its writer? Copy or write it "
-            "again."
+            f"{end:,}, it should end. Was it cut, or not closed by its writer? Copy or rewrite it."
         )
     return batches
 
@@ -431,10 +428,7 @@ class ArrowStore(OpenedStore[Lease[Tables]]):
                 self._seen.append(_Seen(tuple(tables.files), columns))
             changed = [now.path for now in tables.files if now not in self._seen[0].files]
             if changed:
-                raise StoreError(
-                    f"{changed[0]} was changed since its index was read. Open it again, in a "
-                    "new ArrowStore or dataset."
-                )
+                raise StoreError(f"{changed[0]} was changed since its index was read. Reopen it.")
         except BaseException:
             tables.close()
             raise
@@ -578,8 +572,7 @@ def _labels(column: pa.ChunkedArray, columns: _Columns, place: Path) -> tuple[An
             column = column.cast(pa.int64())
         except pa.ArrowInvalid as error:
             raise StoreError(
-                f"the column {columns.label!r} of {place} has a class that 64 bits with a sign do "
-                f"not hold: {error}."
+                f"the column {columns.label!r} of {place} has a class beyond int64: {error}."
             ) from error
         if not column.null_count:
             return np.array(column.to_numpy()), columns.label_names  # no view of a mapped file
@@ -587,8 +580,7 @@ def _labels(column: pa.ChunkedArray, columns: _Columns, place: Path) -> tuple[An
     texts = column.to_pylist()
     if not all(isinstance(text, str) or text is None for text in texts):
         raise ConfigError(
-            f"the column {columns.label!r} of {place} is {column.type}; classes are integers or "
-            "texts."
+            f"column {columns.label!r} of {place} is {column.type}; classes are integers or texts."
         )
     names = tuple(sorted({text for text in texts if text is not None}))
     number = {name: k for k, name in enumerate(names)}

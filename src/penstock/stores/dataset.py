@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import io
-import operator
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
@@ -109,10 +108,7 @@ class StoreDataset(Dataset[Any]):
         if not (callable(decode) or decode in ("rgb", "pil", None)):
             raise ConfigError(f"decode is 'rgb', 'pil', a function or None, not {decode!r}.")
         if self._pipeline is not None and decode not in ("rgb", None):
-            raise ConfigError(
-                f"{type(transform).__name__} decodes images itself: leave decode out, which is "
-                f"{decode!r}."
-            )
+            raise ConfigError(f"{type(transform).__name__} decodes images: leave out {decode=}.")
         self._repair = repair
         len(self.store)  # reads the index, and says at once if there is no such store
         if is_ours:
@@ -170,11 +166,7 @@ class StoreDataset(Dataset[Any]):
             StoreError: its record is missing or damaged.
             ValueError: an image in it cannot be decoded.
         """
-        try:
-            position = operator.index(index)
-        except TypeError:
-            raise TypeError(f"an index of a dataset is an integer, not {index!r}.") from None
-        (sample,) = self._samples([position])
+        (sample,) = self._samples([index])
         return sample
 
     def __getitems__(self, indices: ArrayLike) -> list[Any]:

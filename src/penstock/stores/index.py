@@ -113,9 +113,7 @@ class Index:
         missing = [key for key in wanted if key not in table]
         if missing:
             shown = ", ".join(map(repr, missing[:5]))
-            raise StoreError(
-                f"{len(missing)} key(s) are not among the store's {len(self):,}: {shown}."
-            )
+            raise StoreError(f"{len(missing)} keys not among the store's {len(self):,}: {shown}.")
         return np.array([table[key] for key in wanted], np.int64)
 
     def first_repeated(self) -> str | None:

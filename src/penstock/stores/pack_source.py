@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import abc
 import contextlib
 import io
 import os
@@ -78,12 +77,8 @@ def _store_of(dataset: StoreDataset) -> Store:
     return dataset.store
 
 
-class PackSource(abc.ABC):
+class _Source:
     """Records to be written, by number; given to the workers that encode them."""
-
-    class_names: tuple[str, ...]
-    metadata: Mapping[str, Any]
-    what: str
 
     def __init__(self, source: Sized, images: _Images, limit: int | None) -> None:
         """Count the samples: those of `source`, at most `limit`."""
@@ -94,23 +89,11 @@ class PackSource(abc.ABC):
         """Return the number of samples to pack."""
         return self._length
 
-    @abc.abstractmethod
-    def __getitem__(self, index: int) -> EncodedRecord:
-        """Return one of them, encoded."""
-
-    @abc.abstractmethod
-    def describe(self, index: int) -> str:
-        """Return the sample's name, for errors; raise `LookupError` if it has none."""
-
-    @abc.abstractmethod
-    def position_of(self, key: str) -> int:
-        """Return the number of the sample whose record is called `key`."""
-
-    def close(self) -> None:  # noqa: B027 - a dataset holds nothing of ours
+    def close(self) -> None:
         """Let go of the source."""
 
 
-class _StoreSource(PackSource):
+class _StoreSource(_Source):
     """The records of a store."""
 
     def __init__(self, store: Store, images: _Images, limit: int | None) -> None:
@@ -156,7 +139,7 @@ class _StoreSource(PackSource):
         self._store.close()
 
 
-class _DatasetSource(PackSource):
+class _DatasetSource(_Source):
     """The samples of a dataset; keys are their numbers."""
 
     def __init__(self, dataset: Any, images: _Images, limit: int | None) -> None:  # noqa: ANN401
@@ -167,7 +150,7 @@ class _DatasetSource(PackSource):
         # Texts are stored with the sample: a record's number goes by the names the dataset says.
         are_texts = isinstance(self._labels, np.ndarray) and self._labels.dtype.kind in "US"
         self.class_names = class_names_of(dataset, "name" if are_texts else None) or ()
-        self.metadata = {}
+        self.metadata: dict[str, Any] = {}
         identity = getattr(dataset, "fingerprint", "")
         if self._labels is not None:
             identity = f"{identity} {_checksum(self._labels):08x}"
@@ -198,6 +181,9 @@ class _DatasetSource(PackSource):
 
     def position_of(self, key: str) -> int:
         return int(key)
+
+
+PackSource = _StoreSource | _DatasetSource
 
 
 def _checksum(labels: NDArray[Any] | RaggedArray) -> int:

@@ -1,31 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records: one sample as bytes that describe themselves, carry a checksum, and run nothing.
-
-    byte  0   4  b"PNSK"
-          4   1  version, 1
-          5   3  zero
-          8   4  size of the head in bytes
-         12   4  zero
-         16   8  size of the whole record in bytes
-         24   8  XXH3-64 of all that follows
-         32   …  head: MessagePack of [key, label, sample]
-          …   …  blobs, from the next multiple of 16 on and each at one, zeros between
-
-Integers are little-endian and unsigned. In the head a sample is MessagePack's nil, booleans,
-integers, floats, strings, binaries, arrays (lists) and maps, and these extension types, in which
-`start` and `size` (8 bytes each) say where a blob lies, counted from the first blob:
-
-    1  array    start, size, then MessagePack of [dtype as numpy writes it, shape]; C order
-    2  tuple    MessagePack of an array
-    3  image    start, size: an image file's bytes as they were
-    4  bytes    start, size: long binaries, so that they need not be copied to be looked at
-
-The checksum finds what has rotted, not what was forged: it is no signature.
-
-Reference:
-    MessagePack specification, https://github.com/msgpack/msgpack/blob/master/spec.md; XXH3 of
-    xxHash 0.8. docs/records.md repeats this for readers in other languages.
-"""
+"""Records: one sample as bytes that describe themselves, carry a checksum, and run nothing."""
+#     byte  0   4  b"PNSK"
+#           4   1  version, 1
+#           5   3  zero
+#           8   4  size of the head in bytes
+#          12   4  zero
+#          16   8  size of the whole record in bytes
+#          24   8  XXH3-64 of all that follows
+#          32   …  head: MessagePack of [key, label, sample]
+#           …   …  blobs, from the next multiple of 16 on and each at one, zeros between
+#
+# Integers are little-endian and unsigned. In the head a sample is MessagePack's nil, booleans,
+# integers, floats, strings, binaries, arrays (lists) and maps, and these extension types, in which
+# `start` and `size` (8 bytes each) say where a blob lies, counted from the first blob:
+#
+#     1  array    start, size, then MessagePack of [dtype as numpy writes it, shape]; C order
+#     2  tuple    MessagePack of an array
+#     3  image    start, size: an image file's bytes as they were
+#     4  bytes    start, size: long binaries, so that they need not be copied to be looked at
+#
+# The checksum finds what has rotted, not what was forged: it is no signature.
+#
+# Reference:
+#     MessagePack specification, https://github.com/msgpack/msgpack/blob/master/spec.md; XXH3 of
+#     xxHash 0.8. docs/records.md repeats this for readers in other languages.
 
 from __future__ import annotations
 
@@ -149,8 +147,7 @@ def _check_label(label: Any, key: str) -> None:  # noqa: ANN401
     for one in several:
         if type(one) is not int or not _LEAST_LABEL <= one <= _GREATEST_LABEL:
             raise StoreError(
-                f"sample {key!r} has the label {label!r}; a label is an integer of 64 bits, a "
-                "tuple of such, or None."
+                f"sample {key!r} has label {label!r}: not a 64-bit integer, tuple of such, or None."
             )
 
 
@@ -264,16 +261,12 @@ def header_of(data: Any, name: str) -> tuple[int, int]:  # noqa: ANN401
     """Return the size of a record's head and the checksum that its header states."""
     size = len(data)
     if size < HEADER_BYTES:
-        raise StoreError(
-            f"{name} is truncated: it has {size} bytes, less than a record's header "
-            f"({HEADER_BYTES} bytes)."
-        )
+        raise StoreError(f"{name} is truncated: it has {size} bytes, its header {HEADER_BYTES}.")
     magic, version, head_bytes, total, checksum = _HEADER.unpack_from(data)
     if magic != _MAGIC:
         raise StoreError(
-            f"{name} is not a record: it begins with {magic!r} instead of {_MAGIC!r}. If the file "
-            'was made by a script that pickles (bytes, label), read it with layout="pickle" and '
-            "trusted=True."
+            f"{name} is not a record: it begins with {magic!r} instead of {_MAGIC!r}. If a script "
+            'pickled (bytes, label) into the file, read it with layout="pickle", trusted=True.'
         )
     if version != _VERSION:
         raise StoreError(
@@ -284,9 +277,7 @@ def header_of(data: Any, name: str) -> tuple[int, int]:  # noqa: ANN401
         what = "is truncated" if total > size else "is followed by other bytes"
         raise StoreError(f"{name} {what}: its header says {total:,} bytes, it has {size:,}.")
     if HEADER_BYTES + head_bytes > size:
-        raise StoreError(
-            f"{name} is damaged: its head should have {head_bytes:,} bytes, it has {size:,} in all."
-        )
+        raise StoreError(f"{name} is damaged: a head of {head_bytes:,} bytes in {size:,} bytes.")
     return head_bytes, checksum
 
 
@@ -309,9 +300,7 @@ def decode_record(
     except (msgspec.MsgspecError, ValueError, TypeError, OverflowError, struct.error) as error:
         raise StoreError(f"{name} is damaged: {error}.") from error
     except RecursionError:
-        raise StoreError(
-            f"{name} is damaged: more than {_DEEPEST} containers in one another."
-        ) from None
+        raise StoreError(f"{name} is damaged: over {_DEEPEST} containers in one another.") from None
     return Record(*head)
 
 
@@ -343,13 +332,10 @@ class _Reading(threading.local):
         start, size = _SPAN.unpack_from(data)
         if start + size > len(self._blobs):
             raise ValueError(
-                f"{size:,} bytes should begin at byte {start:,} of its blobs, which have "
-                f"{len(self._blobs):,}"
+                f"{size:,} bytes should begin at byte {start:,} of blobs of {len(self._blobs):,}"
             )
         if start != self._end + -self._end % _ALIGNMENT:  # or a small record could hold terabytes
-            raise ValueError(
-                f"a blob begins at byte {start:,}, the one before ends at {self._end:,}"
-            )
+            raise ValueError(f"a blob begins at byte {start:,}, the last ends at {self._end:,}")
         self._end = start + size
         blob = self._blobs[start : start + size]
         if code == _ARRAY:
@@ -371,9 +357,7 @@ class _Reading(threading.local):
             raise ValueError(f"an array has the dtype {code!r:.80}")
         dtype = np.dtype(code)
         if len(shape) > 64 or math.prod(shape) * dtype.itemsize != len(blob):
-            raise ValueError(
-                f"an array of shape {tuple(shape)}, dtype {code}, does not fit {len(blob):,} bytes"
-            )
+            raise ValueError(f"an array {tuple(shape)} of {code} does not fit {len(blob):,} bytes")
         array: NDArray[Any] = np.ndarray(shape, dtype, blob.toreadonly())
         if not shape:
             return array[()]

@@ -193,9 +193,7 @@ def create_store(
             "lmdb:PATH or a path that ends in .lmdb, or into mongodb://HOST/DB.COLLECTION."
         )
     if num_shards < 1 or (num_shards > 1 and num_records is None):
-        raise ConfigError(
-            f"num_shards={num_shards}: it is 1 or more, and more than 1 needs num_records."
-        )
+        raise ConfigError(f"{num_shards=}: it is 1 or more, and more than 1 needs num_records.")
     if num_shards > 1:
         options |= {"num_shards": num_shards, "num_records": num_records}
     facts = {

@@ -123,14 +123,10 @@ class Lease(Generic[T]):
         self._pid = os.getpid()
         self._pool = pool
         self._entry = entry
+        self.thing = entry.thing
         self._make = make
         self._dropped = weakref.finalize(self, pool.note, entry)
         self._dropped.atexit = False
-
-    @property
-    def thing(self) -> T:
-        """What is shared."""
-        return self._entry.thing
 
     @property
     def is_usable(self) -> bool:

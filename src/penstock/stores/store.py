@@ -1,18 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a store is, to read and to write.
-
-A store is a sequence of records in a fixed order, each with a key, and an index that is there
-without reading any. To make one, a writer writes beside its final place and puts it there at
-the end: a store is complete or absent.
-
-    SRC ── scan ──▶ encode_record ──▶ StoreWriter.put_many … .finish(index facts) ──▶ DST
-
-Guarantees, held by `penstock.testing.stores.StoreReaderContract`:
-    The same positions give the same records, in the order asked for, in any process.
-    A store may be pickled at any time, and be used in a forked or spawned process, and by several
-    threads: connections stay behind and are made anew, once per process.
-    An error names the record and the store, and never a password.
-"""
+"""What a store is, to read and to write."""
+# A store is a sequence of records in a fixed order, each with a key, and an index that is there
+# without reading any. To make one, a writer writes beside its final place and puts it there at
+# the end: a store is complete or absent.
+#
+#     SRC ── scan ──▶ encode_record ──▶ StoreWriter.put_many … .finish(index facts) ──▶ DST
+#
+# Guarantees, held by `penstock.testing.stores.StoreReaderContract`:
+#     The same positions give the same records, in the order asked for, in any process.
+#     A store may be pickled at any time, and be used in a forked or spawned process, and by several
+#     threads: connections stay behind and are made anew, once per process.
+#     An error names the record and the store, and never a password.
 
 from __future__ import annotations
 

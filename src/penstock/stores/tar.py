@@ -155,16 +155,11 @@ def _samples_in(path: str) -> dict[str, dict[str, tuple[int, int]]]:
         if named is None:  # no extension, or hidden: nothing of a sample
             continue
         if ".." in name.split("/"):
-            raise StoreError(
-                f"{path} has a file {name!r}, which would lie outside of the folder that it is "
-                "unpacked into. Do not trust it."
-            )
+            raise StoreError(f"{path} has a file {name!r}, outside of its folder. Do not trust it.")
         files = samples.setdefault(named[1], {})
         extension = named[2].lower()
         if extension in files:
-            raise StoreError(
-                f"{path} has two files {named[1]}.{extension}: which of them is the sample's?"
-            )
+            raise StoreError(f"{path} has two files {named[1]}.{extension}: which is the sample's?")
         files[extension] = offset, size
     return samples
 
@@ -189,10 +184,7 @@ def _class_in(data: bytes, path: str, name: str) -> int:
     with contextlib.suppress(ValueError):
         if len(data) <= _MAX_CLS_BYTES and b"_" not in data and -(2**63) <= int(data) < 2**63:
             return int(data)
-    raise StoreError(
-        f"{name}.cls in {path} should hold the number of a class, of 64 bits, and holds "
-        f"{data!r:.60}."
-    )
+    raise StoreError(f"{name}.cls in {path} should hold a 64-bit integer, not {data!r:.60}.")
 
 
 def _members(path: str) -> Iterator[tuple[str, int, int]]:
@@ -254,9 +246,7 @@ class _Headers:
 
     def read(self, size: int) -> bytes:
         if size > _MAX_HEADER_BYTES:
-            raise ValueError(
-                f"a header of {size:,} bytes, where {_MAX_HEADER_BYTES:,} is the most that is read"
-            )
+            raise ValueError(f"a header of {size:,} bytes; at most {_MAX_HEADER_BYTES:,} are read")
         return self._file.read(size)
 
 
@@ -420,10 +410,7 @@ def _opened(shard: FileState) -> int:
         raise StoreError(f"cannot open {shard.path}: {error.strerror}.") from error
     if (status.st_size, status.st_mtime_ns) != shard[1:]:
         os.close(fd)
-        raise StoreError(
-            f"{shard.path} was changed since it was listed. Open the store again, in a new "
-            "TarStore or dataset."
-        )
+        raise StoreError(f"{shard.path} was changed since it was listed. Open a new store.")
     return fd
 
 

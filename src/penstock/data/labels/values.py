@@ -79,9 +79,7 @@ def _of_array(values: NDArray[Any]) -> Labels:
 
 def _of_one_hot(values: NDArray[Any]) -> RaggedArray:
     if values.dtype.kind not in "biuf" or not np.isin(values, (0, 1)).all():
-        raise NotLabelsError(
-            f"of shape {values.shape} with other values than 0 and 1, so not one column per class"
-        )
+        raise NotLabelsError(f"of shape {values.shape} with other values than 0 and 1")
     return RaggedArray.from_counts([np.nonzero(values)[1]], np.count_nonzero(values, axis=1))
 
 
@@ -213,12 +211,11 @@ def joined_labels(found: list[Labels]) -> Labels:
         part if isinstance(part, RaggedArray) else to_rows(part, np.ones(len(part), np.int64))
         for part in found
     ]
-    joined = RaggedArray.joined(parts)
-    names = [part.names for part in parts if isinstance(part, TextRows)]
-    if not names:
-        return joined
+    counts = np.concatenate([np.diff(part.offsets) for part in parts])
     texts = [part.names[part.values] for part in parts if isinstance(part, TextRows)]
-    return to_rows(np.concatenate(texts), np.diff(joined.offsets))
+    if texts:
+        return to_rows(np.concatenate(texts), counts)
+    return RaggedArray.from_counts([part.values for part in parts], counts)
 
 
 def labels_by_objects(labels: Labels, objects: Objects) -> Labels:

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a folder is a data set with annotations, of which kind, and which class reads it.
-
-By their names alone, subfolders of annotations and of images look like class folders. Only this
-module distinguishes them.
-"""
+"""Whether a folder is a data set with annotations, of which kind, and which class reads it."""
 
 from __future__ import annotations
 

@@ -60,9 +60,7 @@ def open_folder(
         ConfigError: `layout` is none of these, or `split` is given for another than VOC.
     """
     if layout not in ("auto", "classes", "flat", "voc"):
-        raise ConfigError(
-            f"layout of folder stores is 'auto', 'classes', 'flat' or 'voc', not {layout!r}."
-        )
+        raise ConfigError(f"layout is 'auto', 'classes', 'flat' or 'voc', not {layout!r}.")
     if layout == "voc" or (layout == "auto" and looks_like_voc(Path(path))):
         return open_kind("voc", str(path), **options)
     if "split" in options:
@@ -170,8 +168,7 @@ class FolderStore(Store):
                     raise StoreError(f"{self.path} does not exist (from {os.getcwd()}).")
                 raise StoreError(
                     f"{self.path} is a file, not a folder. Files are named with their kind: "
-                    "lmdb:PATH, tar:PATH, arrow:PATH; a compressed tar file has to be unpacked to "
-                    "a .tar file first."
+                    "lmdb:PATH, tar:PATH, arrow:PATH; unpack a compressed tar file first."
                 )
             listing = read_index(self.path) if self._layout == "auto" else None
             listing = listing or self._listed()

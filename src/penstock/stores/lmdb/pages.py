@@ -184,9 +184,7 @@ def _read_meta(path: Path, fd: int, *, is_complete: bool = True) -> _Meta:
 def _read_one_meta(path: Path, fd: int, number: int, page_bytes: int) -> Any:  # noqa: ANN401
     data = os.pread(fd, _META.itemsize, number * page_bytes)
     if len(data) < _META.itemsize or (number == 0 and data[16:20] != LMDB_MAGIC):
-        raise StoreError(
-            f"cannot open {path} as an LMDB file: it is none, or its start is damaged or missing."
-        )
+        raise StoreError(f"cannot open {path} as LMDB file: it is none, or its start is damaged.")
     meta = np.frombuffer(data, _META)[0]
     if (
         meta["magic"] != LMDB_MAGIC
@@ -241,10 +239,9 @@ def _parts(
         part = numbers[start : start + _PART_PAGES]
         pages = np.empty((len(part), meta.page_bytes), np.uint8)
         runs = np.split(np.arange(len(part)), np.flatnonzero(np.diff(part) != 1) + 1)
-        if hasattr(os, "posix_fadvise"):  # all are asked for first: a disk has many at work at once
-            for run in runs:
-                place, size_bytes = part[run[0]] * meta.page_bytes, len(run) * meta.page_bytes
-                os.posix_fadvise(meta.fd, place, size_bytes, os.POSIX_FADV_WILLNEED)
+        for run in runs:  # all are asked for first: a disk has many at work at once
+            place, size_bytes = part[run[0]] * meta.page_bytes, len(run) * meta.page_bytes
+            os.posix_fadvise(meta.fd, place, size_bytes, os.POSIX_FADV_WILLNEED)
         for run in runs:  # pages in a row are read at once
             wanted = pages[run[0] : run[-1] + 1].data
             if os.preadv(meta.fd, [wanted], int(part[run[0]]) * meta.page_bytes) != wanted.nbytes:
@@ -348,6 +345,5 @@ def _damaged(path: Path, number: int, page_bytes: int) -> StoreError:
     """Return the error of a damaged page, for the caller to raise."""
     return StoreError(
         f"{path} is damaged: page {number}, at byte {number * page_bytes:,}, is not as it was "
-        "written, and LMDB could end the process over it. Restore the file from a copy, or pack it "
-        "anew."
+        "written, and LMDB could end the process over it. Restore a copy, or pack it anew."
     )

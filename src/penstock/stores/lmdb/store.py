@@ -273,11 +273,7 @@ class LMDBStore(OpenedStore["_OpenFiles"]):
 
     @contextlib.contextmanager
     def borrow_images(self, positions: NDArray[np.int64]) -> Iterator[list[memoryview]]:
-        """As in `Store`; without decoding the records where all are pairs."""
-        if not self.index.are_pairs:
-            with super().borrow_images(positions) as images:
-                yield images
-            return
+        """As in `Store`, without decoding the records."""
         files = self._files()
         with self._values(files, positions) as values:
             starts = files.image_starts[positions]
@@ -419,9 +415,8 @@ def _no_store(environment: Environment, transaction: Any) -> StoreError:  # noqa
         )
     return StoreError(
         f"{path} is an LMDB file that Penstock did not write: it has no index. Pickles can run any "
-        "program: if a script wrote some to it, and you trust the file, read it with "
-        'layout="pickle", trusted=True, or convert it by `penstock pack --trust-pickle '
-        f"lmdb:{path} lmdb:NEW`."
+        'program: if a script wrote some, and you trust it, read it with layout="pickle", '
+        f"trusted=True, or convert it by `penstock pack --trust-pickle lmdb:{path} lmdb:NEW`."
     )
 
 

@@ -193,8 +193,7 @@ class LMDBWriter:
             if is_full or getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
                 raise StoreError(
                     f"no space left on the disk of {self._path}. What was there is untouched, what "
-                    f"was packed so far is in {self._partial}: make room and run the same again "
-                    "with --resume, or remove it."
+                    f"was packed is in {self._partial}: make room and --resume, or remove it."
                 ) from error
             raise StoreError(f"cannot write {self._path}: {error}.") from error
 

@@ -39,14 +39,9 @@ SUMMARY_ID: Final = "penstock.summary"
 PACK_ID: Final = "penstock.pack"
 LOCKS: Final = "penstock.locks"  # the collection of the locks of writers
 _FIELDS: Final = {"record": 1, "file": 1, "fingerprint": 1}
-_INDEX_ID: Final = "penstock.index."
+INDEX_ID: Final = "penstock.index."  # and the number of the part
 # No wider: documents of other making may have ids that begin with "penstock.".
 _OURS: Final = {"$in": [SUMMARY_ID, PACK_ID, re.compile(r"^penstock\.index\.")]}
-
-
-def index_id(part: int) -> str:
-    """Return the `_id` of a part of the index."""
-    return f"{_INDEX_ID}{part}"
 
 
 def partial_of(collection: str) -> str:
@@ -89,8 +84,8 @@ def index_in(documents: Mapping[Any, Mapping[str, Any]], address: MongoAddress) 
             f"{address} has version {summary.get('version')!r} of the layout; this release of "
             f"Penstock reads version {LAYOUT_VERSION}. A newer release may read it."
         )
-    num_parts = sum(name.startswith(_INDEX_ID) for name in documents)
-    data: list[Any] = [documents.get(index_id(part), {}).get("data") for part in range(num_parts)]
+    num_parts = sum(name.startswith(INDEX_ID) for name in documents)
+    data: list[Any] = [documents.get(f"{INDEX_ID}{n}", {}).get("data") for n in range(num_parts)]
     if num_parts != summary.get("num_index_parts") or not all(isinstance(p, bytes) for p in data):
         raise _damaged(
             address,

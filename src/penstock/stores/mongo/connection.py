@@ -97,9 +97,7 @@ class MongoAddress:
             )
         database, dot, collection = unquote_plus(path).partition(".")
         if not all(map(_HOST.fullmatch, hosts.split(","))) or not (database and collection):
-            raise ConfigError(
-                f"a MongoDB address names a host, a database and a collection: {_FORM}."
-            )
+            raise ConfigError(f"a MongoDB address names host, database and collection: {_FORM}.")
         options = _options(query)
         plain_path = path.split(".")[0] + ("?" + query if query else "")
         return cls(

@@ -72,10 +72,7 @@ class ForeignCollection:
         ids, keys, labels = connection.run("read", self._read)
         twice = Index(keys).first_repeated()
         if twice is not None:
-            raise StoreError(
-                f"the key {twice!r} comes twice in {address}; every record has a key of its own. "
-                "key_field='_id' always has."
-            )
+            raise StoreError(f"key {twice!r} comes twice in {address}; key_field='_id' is unique.")
         if fields.manifest is not None:
             places, keys, labels = self._listed(fields.manifest, keys)
             ids = [ids[place] for place in places]
@@ -201,8 +198,7 @@ class ForeignCollection:
         if isinstance(value, ObjectId):
             what = f"names the GridFS file {value}, which is not there (bucket {_BUCKET!r})"
         raise StoreError(
-            f"{name} has no image in {self._fields.image!r}: its document {what}. Leave such "
-            "documents out with query=."
+            f"{name} has no image in {self._fields.image!r}: it {what}. query= leaves it out."
         )
 
 
@@ -321,13 +317,12 @@ class MongoStore(OpenedStore[MongoConnection]):
     def _connection(self) -> MongoConnection:
         connection = self._open
         if connection is None or not connection.is_usable:
-            connection = MongoConnection(
+            connection = self._open = MongoConnection(
                 self._address,
                 self._client_options,
                 self._retry_s,
                 is_known=self._opened is not None,
             )
-            self._open = connection
         return connection
 
     def _values(self, positions: NDArray[np.int64]) -> list[Any]:

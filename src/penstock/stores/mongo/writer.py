@@ -29,11 +29,11 @@ from pymongo.write_concern import WriteConcern
 from penstock.errors import StoreError
 from penstock.stores.index import IndexBuilder
 from penstock.stores.mongo.collection import (
+    INDEX_ID,
     LAYOUT_VERSION,
     LOCKS,
     PACK_ID,
     SUMMARY_ID,
-    index_id,
     index_in,
     own_documents,
     partial_of,
@@ -259,7 +259,7 @@ class MongoWriter:
         data = encode_record("index", index.to_tree()).data
         parts = [data[at : at + _INDEX_PART_BYTES] for at in range(0, len(data), _INDEX_PART_BYTES)]
         documents: list[dict[str, Any]] = [
-            {"_id": index_id(number), "data": Binary(part)} for number, part in enumerate(parts)
+            {"_id": f"{INDEX_ID}{n}", "data": Binary(part)} for n, part in enumerate(parts)
         ]
         summary = {
             "_id": SUMMARY_ID,

@@ -16,7 +16,7 @@ from typing import Final
 ROOT: Final = Path(__file__).parents[2]
 CEILINGS: Final = {
     "src/penstock": {"code": 33_000, "docstrings": 10_000},
-    "tests": {"code": 51_500},
+    "tests": {"code": 52_200},
 }
 _WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 

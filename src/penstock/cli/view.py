@@ -139,16 +139,12 @@ def _samples_of(
         with warnings.catch_warnings():  # they are said below
             warnings.filterwarnings("ignore", "epoch 0: .* bad sample", UserWarning)
             shown: list[Any] = next(iter(loader), [])
-        failed = [
-            (failure.name or f"sample {failure.index}", _reason_of(failure.error))
-            for failure in loader.failures
-        ]
+        failed = []
+        for failure in loader.failures:
+            is_of_data = isinstance(failure.error, (PenstockError, ValueError, OSError))
+            reason = (reason_of if is_of_data else reason_in_code)(failure.error)
+            failed.append((failure.name or f"sample {failure.index}", reason))
         return shown, names, failed
-
-
-def _reason_of(error: BaseException) -> str:
-    is_of_data = isinstance(error, (PenstockError, ValueError, OSError))
-    return reason_of(error) if is_of_data else reason_in_code(error)
 
 
 class _Transformed:

@@ -116,7 +116,7 @@ class DeviceBatches(AheadOfLoop):
         def put(leaf: Any, sharding: Any) -> Any:  # noqa: ANN401
             if is_shared and isinstance(leaf, np.ndarray):  # of text, too: it waits for the loop
                 leaf = leaf.copy()
-            if not _is_numbers(leaf):
+            if not isinstance(leaf, np.ndarray | np.generic) or leaf.dtype.kind not in "biufc":
                 return leaf
             if isinstance(sharding, jax.sharding.Sharding) and not sharding.is_fully_addressable:
                 return jax.make_array_from_process_local_data(sharding, leaf)
@@ -135,7 +135,3 @@ class DeviceBatches(AheadOfLoop):
         return jax.tree_util.tree_map(
             put_part, self.sharding, batch, is_leaf=lambda sharding: sharding is None
         )
-
-
-def _is_numbers(leaf: Any) -> bool:  # noqa: ANN401
-    return isinstance(leaf, np.ndarray | np.generic) and leaf.dtype.kind in "biufc"

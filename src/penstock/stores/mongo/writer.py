@@ -315,7 +315,9 @@ class MongoWriter:
 
     def _partial(self, database: Database[Any]) -> Collection[Any]:
         name = partial_of(self._address.collection)
-        return database.get_collection(name, write_concern=_journaled(database))
+        # A server that is killed forgets 0.1 s of what is not in its journal.
+        written = WriteConcern(**{**database.write_concern.document, "j": True})
+        return database.get_collection(name, write_concern=written)
 
     def _connection(self) -> MongoConnection:
         if self._open is None or not self._open.is_usable:
@@ -340,11 +342,6 @@ def _put(collection: Collection[Any], documents: list[dict[str, Any]]) -> None:
         collection.bulk_write(
             [ReplaceOne({"_id": one["_id"]}, one, upsert=True) for one in documents]
         )
-
-
-def _journaled(database: Database[Any]) -> WriteConcern:
-    """Return how to write: a server that is killed forgets 0.1 s of what is not in its journal."""
-    return WriteConcern(**{**database.write_concern.document, "j": True})
 
 
 class MongoLock:

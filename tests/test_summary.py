@@ -101,6 +101,9 @@ MAKE = {
         lambda root: stores.StoreDataset(f"lmdb:{root}/packed.lmdb", transform=lambda pair: pair)
     ),
     "penstock.vision.AnnotatedImages": annotated_images,
+    "penstock.vision.COCODetection": on_disk(
+        lambda root: vision.COCODetection(root / "coco.json", root)
+    ),
     "penstock.vision.CutMix": lambda: vision.CutMix(PAIRS),
     "penstock.vision.ImageFolder": images,
     "penstock.vision.ImageList": on_disk(lambda root: vision.ImageList(root / "classes.txt")),
@@ -132,6 +135,9 @@ def root(tmp_path_factory):
         "voc/Annotations/1.xml": "<annotation><filename>1.png</filename><object><name>cat</name>"
         "<bndbox><xmin>1</xmin><ymin>1</ymin><xmax>5</xmax><ymax>5</ymax></bndbox></object>"
         "</annotation>",
+        "coco.json": '{"images": [{"id": 1, "file_name": "classes/cat/1.png"}], "categories": '
+        '[{"id": 1, "name": "cat"}], "annotations": [{"image_id": 1, "category_id": 1, '
+        '"bbox": [0, 0, 5, 5]}]}',
         "yolo/labels/1.txt": "0 0.5 0.5 0.5 0.5\n",
     }
     for name in [*photos, *files]:

@@ -13,6 +13,7 @@ from tests.vision.annotation_files import voc_object, write_photo, write_voc_ima
 from tests.vision.coco_files import write_shapes
 
 from penstock.cli import main
+from penstock.errors import ConfigError
 from penstock.vision.annotations.voc_folder import read_voc_folder
 from penstock.vision.annotations.yolo import read_yolo
 from penstock.vision.convert import Source, convert
@@ -87,3 +88,9 @@ def test_the_command_line_takes_coco(tmp_path, capsys, monkeypatch):
     write_shapes(tmp_path, images=[])
     assert main(["check", "shapes.json", "--root", "images"]) == 1
     assert "is of image 139, not a listed one" in capsys.readouterr().out
+
+
+def test_a_file_that_no_command_would_take_for_coco_is_not_written(tmp_path):
+    write_voc_image(tmp_path / "voc", "a", voc_object("dog"))
+    with pytest.raises(ConfigError, match=r"ends in \.json, not "):
+        convert(tmp_path / "voc", tmp_path / "all", target_format="coco")

@@ -55,10 +55,10 @@ DATAPIPES: Final = (torch.utils.data.IterDataPipe, torch.utils.data.MapDataPipe)
 _TORCHS: Final = frozenset(inspect.signature(torch.utils.data.DataLoader).parameters)
 _TORCH: Final = Framework(root="torch", adapter="penstock.torch.worker")
 _NO_INDICES: Final = (
-    "indices are drawn ahead of the loop. Iterate over loader.batch_sampler, or let the dataset "
+    "workers get indices ahead of the loop. Iterate over loader.batch_sampler, or let the dataset "
     "return its index with each sample"
 )
-_NO_FETCHER: Final = "loader.dataset is read, and loader.state_dict() has the place in a stream"
+_NO_FETCHER: Final = "the dataset is loader.dataset, a stream's place is in loader.state_dict()"
 _NO_QUEUE: Final = "batches wait in shared memory, and loader.stats().num_ready is how many"
 
 

@@ -22,13 +22,7 @@ from penstock.faults import annotate
 from penstock.transport.packing import AsTensor
 from penstock.vision.arguments import checked_channels, checked_choice, checked_whole
 from penstock.vision.pipeline import lookup_tables, write_planes
-from penstock.vision.samples import (
-    arrays_by_object,
-    as_array,
-    check_masks,
-    is_tensor,
-    num_objects,
-)
+from penstock.vision.samples import arrays_by_object, as_array, check_masks, is_tensor, num_objects
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

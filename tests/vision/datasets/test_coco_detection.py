@@ -152,6 +152,11 @@ def test_a_file_that_is_wrong_is_an_error(tmp_path, edits, message):
         read(write_shapes(tmp_path, 1, **edits))
 
 
+def test_a_folder_without_any_of_the_images_is_an_error(path):
+    with pytest.raises(StoreError, match=r"none of the 4 images of .*: give images="):
+        COCODetection(path, path.parent / "nowhere")
+
+
 def runs(counts, size=(HEIGHT, WIDTH)):
     return {"size": size, "counts": counts}
 
@@ -160,6 +165,7 @@ def runs(counts, size=(HEIGHT, WIDTH)):
     ("segmentation", "message"),
     [
         ([[1, 2, 3, 4]], "a polygon has 4 numbers"),
+        ([1, 2, 3, 4, 5, 6], r"list of polygons \[\[x1, y1, \.\.\.\]"),
         ([[0, 0, 1e7, 0, 0, 9]], "a polygon is longer than 10,000,000 pixels"),
         (runs([10_800], (WIDTH, HEIGHT)), "120 x 90 px .*, and the image has 90 x 120"),
         (runs([10_801]), "its counts are not those of 10,800 pixels"),

@@ -29,12 +29,7 @@ import numpy as np
 from penstock.opening import read_annotation
 from penstock.optional import missing_extra
 from penstock.vision.annotations.model import AnnotatedImage, AnnotatedObject
-from penstock.vision.annotations.reading import (
-    first_repeated,
-    key_of,
-    listed_path,
-    reading,
-)
+from penstock.vision.annotations.reading import first_repeated, key_of, listed_path, reading
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -186,7 +181,10 @@ def masks_of(segmentations: Sequence[str], height_px: int, width_px: int) -> NDA
             elif said:
                 masks[number] = _of_polygons(said, height_px, width_px)
         except ValueError as error:
-            raise ValueError(f"the segmentation of object {number}: {error}") from error
+            raise ValueError(
+                f"the segmentation of object {number}, which is a list of polygons "
+                f"[[x1, y1, ...], ...] or run lengths: {error}"
+            ) from error
     return masks
 
 

@@ -178,6 +178,8 @@ def convert(
     choices = _IMAGES.get(target_format, ("reference",))
     checked_choice(f"images for {target_format}", images or choices[0], choices)
     place, is_file = Path(dst), target_format not in _IMAGES
+    if target_format == "coco" and place.suffix.lower() != ".json":
+        raise ConfigError(f"COCO is one file: name one that ends in .json, not {place}.")
     if os.path.lexists(place) and (is_file or not place.is_dir() or any(place.iterdir())):
         raise StoreError(f"{place} is there already, and is not replaced: name another place.")
     for folder in (os.path.realpath(source.path) for source in sources):

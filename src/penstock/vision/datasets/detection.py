@@ -288,6 +288,11 @@ class COCODetection(AnnotatedImages):
         builder.add(found)
         names = tuple(self.category_ids) if class_names is None else class_names
         table = builder.table(names, landmark_names=landmark_names)
+        if len(table) and not any(map(os.path.lexists, table.paths)):
+            raise StoreError(
+                f"none of the {len(table)} images of {annotations} is there, {table.paths[0]} for "
+                "one: give images=, the folder that its file names start from."
+            )
         if masks and table.segmentations is None:
             raise StoreError(f"no object of {annotations} has a segmentation: leave out masks.")
         if not area:

@@ -296,7 +296,7 @@ class SampleStreams:
         k = 0 if k is None else int(k)
         count = max(self._count, 1) if self._which is None else len(self._which)
         if not 0 <= k < count:
-            raise IndexError(f"sample_rng({k}): samples of this batch are from 0 to {count - 1}")
+            raise IndexError(f"sample_rng({k}): there are {count} samples, from 0 to {count - 1}")
         return k if self._which is None else int(self._which[k])
 
 

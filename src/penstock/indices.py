@@ -265,9 +265,8 @@ def inner_of(sampler: Any) -> list[Any]:  # noqa: ANN401
     """Return the samplers that a sampler is made of: its `batch_sampler` and its `sampler`."""
     # Its own attributes may be of any kind. Where `__getattr__` answers for them, only torch's and
     # Penstock's samplers are accepted: a mock has an attribute of any name.
-    found = []
+    found, owners = [], (sampler, *type(sampler).__mro__)
     for name in ("batch_sampler", "sampler"):
-        owners = (sampler, *type(sampler).__mro__)
         is_own = any(name in getattr(owner, "__dict__", ()) for owner in owners)
         inner = getattr(sampler, name, None) if is_own or _is_iterable(sampler) else None
         is_sampler = any(base.__name__ == "Sampler" for base in type(inner).__mro__)

@@ -570,7 +570,7 @@ def _is_plain(feature: Any) -> bool:  # noqa: ANN401
     """Return whether values of a feature are what the table has, and not decoded."""
     if isinstance(feature, _SCALARS):
         return True
-    if isinstance(feature, datasets.List | datasets.LargeList):
+    if isinstance(feature, _LISTS):
         return isinstance(feature.feature, _SCALARS)
     return isinstance(
         feature, datasets.Array2D | datasets.Array3D | datasets.Array4D | datasets.Array5D
@@ -578,5 +578,7 @@ def _is_plain(feature: Any) -> bool:  # noqa: ANN401
 
 
 _SCALARS: Final = (datasets.Value, datasets.ClassLabel)
+# `List` came with datasets 4: before, lists are left to datasets itself.
+_LISTS: Final = (getattr(datasets, "List", ()), getattr(datasets, "LargeList", ()))
 
 register_batch_reader(datasets.Dataset, _reader)

@@ -76,6 +76,8 @@ class MindSporeBatches(AheadOfLoop):
         self.column_names = [column_names] if isinstance(column_names, str) else list(column_names)
         self.pad = dict(pad or {})
         self.pad_to = pad_to
+        if unknown := self.pad.keys() - set(self.column_names):
+            raise ConfigError(f"pad names {sorted(unknown)}; the columns are {self.column_names}.")
 
     def dataset(self, **options: Any) -> Any:  # noqa: ANN401
         """Return a `mindspore.dataset.GeneratorDataset` whose rows are the loader's batches.

@@ -715,7 +715,9 @@ def _num_kernels(call: Callable[[], object]) -> float:
     import torch
 
     activity = torch.profiler.ProfilerActivity
-    with torch.profiler.profile(activities=[activity.CPU, activity.CUDA]) as profile:
+    with torch.profiler.profile(
+        activities=[activity.CPU, activity.CUDA], acc_events=True
+    ) as profile:
         call()
         torch.cuda.synchronize()
     return sum(

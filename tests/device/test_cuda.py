@@ -39,15 +39,16 @@ MAPS = Path("/proc/self/maps")
 @pytest.fixture(autouse=True)
 def no_leaks(cuda):
     """As for all tests, but for what CUDA opens when it likes."""
-    before = without_cuda()
+    before = without_cuda(cuda)
     yield
     torch.cuda.synchronize()
     gc.collect()
-    left = without_cuda().left_since(before)
+    left = without_cuda(cuda).left_since(before)
     assert not left, "the test left behind:\n  " + "\n  ".join(left)
 
 
-def without_cuda():
+def without_cuda(device):
+    CudaPageLock(device).fence()  # unmaps what the device was still reading at the last call
     held = Holdings.now()
     its = ("/dev/nvidia", "anon_inode:", "/proc/", "/sys/")
     return dataclasses.replace(
@@ -226,8 +227,11 @@ def test_where_nothing_can_be_locked_torch_pins_and_a_warning_says_so(
             for step, batch in enumerate(loader_of(Marked(12), workers, batch_size=1, **options)):
                 assert all(bool((tensor == step).all()) for tensor in batch)
                 assert "device" in options or all(tensor.is_pinned() for tensor in batch)
-    assert runtime.num_asked > 0
     said = [str(w.message) for w in caught if "page-lock" in str(w.message)]
+    if workers[1] == "thread":  # torch pins what threads make
+        assert (runtime.num_asked, said) == (0, [])
+        return
+    assert runtime.num_asked > 0
     assert len(said) == 2  # of each loader
     assert all("cuda:" in text for text in said)
 
@@ -459,7 +463,9 @@ def test_normalising_is_one_kernel_and_gives_what_the_cpu_gives(dtype, cuda):
 
 def kernels_of(call):
     activity = torch.profiler.ProfilerActivity
-    with torch.profiler.profile(activities=[activity.CPU, activity.CUDA]) as profile:
+    with torch.profiler.profile(
+        activities=[activity.CPU, activity.CUDA], acc_events=True
+    ) as profile:
         call()
         torch.cuda.synchronize()
     return [

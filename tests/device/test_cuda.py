@@ -324,6 +324,27 @@ def test_batches_after_a_fork_are_right(workers):
             os.waitpid(child, 0)
 
 
+def made_fence(lock):
+    fence = lock.fence()
+    while not fence.is_made:
+        fence.ask()
+    return fence
+
+
+def test_some_batches_share_a_fence_that_is_made_behind_the_last_of_them(cuda, stall):
+    torch.cuda.synchronize()
+    lock = CudaPageLock(cuda)
+    fence = lock.fence()
+    assert lock.fence() is fence
+    stall(50)
+    while not fence.is_made:
+        assert not fence.is_over()
+    assert not fence.is_over()
+    assert lock.fence() is not fence
+    torch.cuda.synchronize()
+    assert fence.is_over()
+
+
 @pytest.mark.parametrize("priority", [0, -1, -2, -3])
 def test_a_fence_waits_for_streams_of_every_priority(cuda, stall, priority):
     stream = torch.cuda.Stream(priority=priority)
@@ -331,7 +352,7 @@ def test_a_fence_waits_for_streams_of_every_priority(cuda, stall, priority):
     lock = CudaPageLock(cuda)
     with torch.cuda.stream(stream):
         stall(50)
-    fence = lock.fence()
+    fence = made_fence(lock)
     assert not fence.is_over()
     torch.cuda.synchronize()
     assert fence.is_over()
@@ -339,7 +360,7 @@ def test_a_fence_waits_for_streams_of_every_priority(cuda, stall, priority):
 
 def test_a_fence_does_not_wait_for_what_comes_after_it(cuda, stall):
     torch.cuda.synchronize()
-    fence = CudaPageLock(cuda).fence()
+    fence = made_fence(CudaPageLock(cuda))
     stall(50)
     assert fence.is_over()
     assert not torch.cuda.current_stream().query()

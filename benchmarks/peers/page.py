@@ -375,7 +375,7 @@ How it is measured:
 
 Not measured: more than two cores, training at the same time, photos of many megapixels, a cold
 disk, a network (all files lie in the page cache), uint8 images that a GPU normalises, long epochs.
-Delivery to the device has not yet run on a GPU: `make gpu` runs its tests and its benchmark on one.
+Delivery to a GPU is measured apart: [batches on the device](guide/device.md#measured-on-an-h100).
 
 `backend="process"` is Penstock's default and takes any dataset. Threads are for work that releases
 the GIL, such as decoding, and for large batches: [How many workers?](guide/choosing-workers.md)

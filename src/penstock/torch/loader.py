@@ -126,7 +126,6 @@ class DataLoader(EpochLoader, torch.utils.data.DataLoader[T_co]):
         monitor: As for `penstock.Loader`.
         device: Where batches arrive: "cuda", a `torch.device`, or "auto" for the accelerator there
             is, if any. The next batch is copied while the loop computes. None: in main memory.
-            This path has not yet run on a GPU; `make gpu` runs its tests on one.
         device_transform: Called with each batch on `device`, in the loop's own stream; what it
             returns is the batch: `lambda batch: (normalize(batch[0]), batch[1])`, say, with a
             `NormalizeImages`.

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 _PORTABLE: Final = 1  # cudaHostRegisterPortable: locked for all devices, not for the current one
 _POOL_SIZE: Final = 32  # streams that torch has per device and priority, and hands out in turn
 _PRIORITIES: Final = (0, -1, -2, -3)
-# A fence asks 129 streams per device, 0.3 ms on an H100, so it serves three batches: each asks for it,
-# and whether it is over. Two batches more cool for it.
+# A fence asks 129 streams per device, 0.3 ms on an H100, so it serves three batches: each asks for
+# it, and whether it is over. Two batches more cool for it.
 _ASKED_FIRST: Final = 6
 
 

@@ -24,7 +24,6 @@ class DevicePrefetcher(Summarized):
     loader pin (`pin_memory=True`). On the CPU batches are given as they are. A
     `penstock.torch.DataLoader` without `device=` is iterated as one with it: its state and stats
     stay exact.
-    This path has not yet run on a GPU; `make gpu` runs its tests on one.
 
     Where copies run beside the loop, the loader is iterated one batch ahead, and never beyond its
     `len()`. What it raises then is raised in its own turn. It must not write to a batch that it

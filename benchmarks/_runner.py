@@ -359,7 +359,7 @@ def machine_facts() -> dict[str, Any]:
     import psutil
 
     versions = {}
-    for package in ("penstock", "torch", "numpy", "torchdata"):
+    for package in ("penstock-loader", "torch", "numpy", "torchdata"):
         try:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:

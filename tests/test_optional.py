@@ -39,9 +39,9 @@ def test_the_extra_of_a_module_is_named_once():
     assert isinstance(error, MissingExtraError)
     assert str(error) == (
         "this command needs rich, which is not installed. Install it with: "
-        'pip install "penstock[cli]"'
+        'pip install "penstock-loader[cli]"'
     )
     error = missing_extra(ModuleNotFoundError(name="bson"), "this command", "cli")
-    assert str(error).endswith('pip install "penstock[cli,mongo]"')
+    assert str(error).endswith('pip install "penstock-loader[cli,mongo]"')
     unknown = ModuleNotFoundError(name="of_the_user")
     assert missing_extra(unknown, "this command") is unknown

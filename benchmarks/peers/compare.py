@@ -396,7 +396,7 @@ def packages(environment: str) -> dict[str, str]:
         lines = environments.requirements(environment).read_text("utf-8").splitlines()
         names = [line.partition("==")[0].partition("[")[0] for line in lines if "==" in line]
         if environment == "penstock":
-            names.insert(0, "penstock")
+            names.insert(0, "penstock-loader")
         code = (
             "import sys, json, platform, importlib.metadata as m;"
             "print(json.dumps({'Python': platform.python_version(),"

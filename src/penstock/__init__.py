@@ -38,7 +38,7 @@ __all__ = [
     "seed_everything",
     "seeded",
 ]
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Imported when they are asked for: `penstock run` needs none of them, and starts a program.
 _named, __dir__ = lazy_names(

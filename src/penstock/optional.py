@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
+DISTRIBUTION: Final = "penstock-loader"  # `penstock` on a package index is another project's
 _EXTRA_OF: Final = {
     "typer": "cli",
     "rich": "cli",
@@ -52,7 +53,7 @@ def install_command(*extras: str) -> str:
 
     pip keeps the Penstock that is there, from an index, a repository or a folder alike.
     """
-    return f'pip install "penstock[{",".join(extras)}]"'
+    return f'pip install "{DISTRIBUTION}[{",".join(extras)}]"'
 
 
 def when_imported(name: str, call: Callable[[], object]) -> None:

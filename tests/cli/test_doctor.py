@@ -18,6 +18,7 @@ pytest.importorskip("rich")
 
 from penstock.cli.doctor import (
     Finding,
+    _look_at_environment,
     _numbers,
     extras_of,
     look_at_cores,
@@ -28,7 +29,7 @@ from penstock.cli.doctor import (
     look_at_open_files,
     run_trial,
 )
-from penstock.optional import install_command
+from penstock.optional import DISTRIBUTION, install_command
 
 SCRIPT = Path(sysconfig.get_path("scripts")) / "penstock"
 GB = 1_000_000_000
@@ -87,6 +88,16 @@ def test_lines_and_json_have_the_same_facts_and_no_secret(tmp_path):
     assert shown == [(finding["status"], finding["name"]) for finding in record["findings"]]
     assert as_lines[1].splitlines()[-1].startswith(f"problems: {record['num_problems']}, advice: ")
     assert "hunter2" not in text + as_lines[1]
+
+
+def test_another_projects_penstock_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    assert [finding.status for finding in _look_at_environment()] == ["ok"] * 3
+    info = "Metadata-Version: 2.1\nName: penstock\nVersion: 9.1\n"
+    write(tmp_path, {"penstock-9.1.dist-info/METADATA": info})
+    (advice,) = (finding for finding in _look_at_environment() if finding.remedy)
+    assert (advice.status, "penstock 9.1" in advice.found) == ("advice", True)
+    assert f"pip uninstall penstock {DISTRIBUTION}, then " in advice.remedy
 
 
 def in_child(change, finding):
@@ -176,13 +187,13 @@ def test_libraries_are_judged(library, tmp_path):
     write(tmp_path, {"half.py": ""})
     half = look_at_extra("x", [("half", "2.3")])
     assert (half.status, half.found) == ("advice", "half 0")
-    absent = look_at_extra("x", [("penstock-has-no-such-library", "1")])
+    absent = look_at_extra("lmdb", [("penstock-has-no-such-library", "1")])
     assert absent.status == "ok"
-    assert absent.found.endswith(f"; if you want it: {install_command('x')}")
+    assert absent.found.endswith(f"; if you want it: {install_command('lmdb')}")
 
 
 def test_all_of_penstocks_own_requirements_are_understood():
-    extras = extras_of(metadata.requires("penstock"))
+    extras = extras_of(metadata.requires(DISTRIBUTION))
     assert {"core", "torch", "vision", "cli", "lmdb", "mongo", "arrow", "records"} <= set(extras)
     assert not {"dev", "docs", "clients", "all"} & set(extras)
     assert extras["torch"] == [("torch", "2.6")]

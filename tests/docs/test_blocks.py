@@ -3,7 +3,7 @@
 
 Python marked `python` is executed, and what it promises in comments at the margin is what it
 prints; `py` is not, and is counted. Commands name what there is: subcommands and their options,
-targets of make, extras, scripts.
+targets of make.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import ast
 import itertools
 import re
 import shlex
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -139,7 +138,7 @@ def without_redirections(words):
 
 
 def check_command(words):
-    """Raise if what is called has no such subcommand, option, target, extra or file."""
+    """Raise if what is called has no such subcommand, option or target."""
     for place, word in enumerate(words):
         if word == "penstock":
             check_penstock(words[place + 1 :])
@@ -147,8 +146,6 @@ def check_command(words):
         if word == "make":
             check_make(words[place + 1 :])
             return
-    for extras in re.findall(r"(?:\.|penstock)\[([\w,]+)\]", " ".join(words)):
-        assert set(extras.split(",")) <= set(extras_of_the_project()), words
 
 
 def check_penstock(words):
@@ -175,11 +172,6 @@ def check_make(words):
     targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
     named = [word for word in words if "=" not in word and not word.startswith("-")]
     assert set(named) <= targets, words
-
-
-def extras_of_the_project():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return project["optional-dependencies"]
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -232,7 +224,6 @@ def test_files_and_commands_of_a_page_are_run_in_its_order(tmp_path, until):
         ("penstock pakc photos photos.lmdb", "pakc"),
         ("penstock pack photos photos.lmdb --rezise 256", "No such option: --rezise"),
         ("make tset", "tset"),
-        ("pip install '.[torhc]'", "torhc"),
     ],
 )
 def test_a_command_that_there_is_not_is_found_out(command, said):

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import html
-import importlib.metadata
 import platform
 import re
 import warnings
@@ -14,6 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+import penstock
 from penstock import FaultPolicy, Loader
 from penstock.insight.report import write_report
 from penstock.insight.report.charts import over_time, series_of, spread
@@ -196,7 +196,7 @@ def test_settings_and_versions_are_those_of_the_run():
         "sampler": "ClassBalancedSampler(seed=11)",
         "dataset": "Numbers",
         "num_workers": "1",
-        "Penstock": importlib.metadata.version("penstock"),
+        "Penstock": penstock.__version__,
         "Python": platform.python_version(),
         "NumPy": np.__version__,
         "PyTorch": torch.__version__,

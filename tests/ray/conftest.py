@@ -51,7 +51,7 @@ def pytest_pycollect_makemodule(module_path, parent):
     """Skip the tests here, or fail, where there is no Ray."""
     if HAS_RAY:
         return
-    reason = 'Ray is not installed: pip install "penstock[ray]"'
+    reason = 'Ray is not installed: pip install "penstock-loader[ray]"'
     if os.environ.get("PENSTOCK_REQUIRE_RAY") == "1":
         pytest.fail(f"{reason}. PENSTOCK_REQUIRE_RAY=1 forbids to skip.")
     pytest.skip(reason, allow_module_level=True)

@@ -97,8 +97,8 @@ def metadata_of(wheel):
 
 
 def test_both_are_of_this_version_and_pass_the_indexs_own_check(wheel, sdist):
-    assert wheel.name == f"penstock-{penstock.__version__}-py3-none-any.whl"
-    assert sdist.name == f"penstock-{penstock.__version__}.tar.gz"
+    assert wheel.name == f"penstock_loader-{penstock.__version__}-py3-none-any.whl"
+    assert sdist.name == f"penstock_loader-{penstock.__version__}.tar.gz"
     run([sys.executable, "-m", "twine", "check", "--strict", wheel, sdist])
 
 
@@ -106,7 +106,8 @@ def test_the_wheel_has_the_package_its_types_its_licence_and_nothing_else(wheel)
     names = contents(wheel)
     assert "penstock/py.typed" in names
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
-    assert {name.split("/")[0].split("-")[0] for name in names} == {"penstock"}
+    folders = {name.split("/")[0] for name in names}
+    assert folders == {"penstock", f"penstock_loader-{penstock.__version__}.dist-info"}
     assert not [name for name in names if "test_" in name or "conftest" in name or ".pyc" in name]
     sources = {path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "src").rglob("*.py")}
     assert sources == {name for name in names if name.endswith(".py")}
@@ -158,14 +159,14 @@ def test_it_can_be_imported_with_numpy_alone_and_delivers_batches(clean, tmp_pat
     assert said == f"{penstock.__version__} [4, 4, 2] False\n"
     listed = run([clean / "python", "-m", "pip", "list", "--format=freeze"]).stdout
     names = {line.split("==")[0] for line in listed.splitlines()}
-    assert names - {"pip", "setuptools"} == {"numpy", "penstock"}
+    assert names - {"pip", "setuptools"} == {"numpy", "penstock-loader"}
 
 
 def test_without_extras_the_command_names_the_one_that_it_needs(wheel, clean, tmp_path):
     said = run([clean / "penstock", "--version"], status=1, cwd=tmp_path).stderr
     assert said == (
         "penstock: this command needs typer, which is not installed. Install it with: pip install "
-        '"penstock[cli]"\n'
+        '"penstock-loader[cli]"\n'
     )
 
 
@@ -174,14 +175,14 @@ def test_the_extra_cli_alone_has_version_help_and_doctor(wheel, clean, tmp_path)
     venv.create(copy, with_pip=True)
     pip = [copy / "bin/python", "-m", "pip", "install", "-q", "-c", CONSTRAINTS]
     run([*pip, wheel])
-    run([*pip, "penstock[cli]"])  # as the message says: what is there stays
+    run([*pip, "penstock-loader[cli]"])  # as the message says: what is there stays
     program = copy / "bin/penstock"
     assert run([program, "--version"]).stdout == f"penstock {penstock.__version__}\n"
     assert "doctor" in run([program, "--help"]).stdout
     said = subprocess.run([program, "doctor"], capture_output=True, text=True, timeout=110).stdout
     assert "not looked for: no torch here" in said
     assert "not installed (torch missing); if you want it: pip install " in said
-    assert 'pip install "penstock[torch]"\n' in said
+    assert 'pip install "penstock-loader[torch]"\n' in said
     assert "2 workers delivered 4 batches" in said
     module = run([copy / "bin/python", "-m", "penstock", "--version"], cwd=tmp_path)
     assert module.stdout == f"penstock {penstock.__version__}\n"

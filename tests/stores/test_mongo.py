@@ -21,7 +21,7 @@ from tests.support.processes import python
 from tests.support.stores import refused
 
 if os.environ.get("PENSTOCK_REQUIRE_MONGO") != "1":
-    pytest.importorskip("pymongo", reason='no pymongo: pip install "penstock[mongo]"')
+    pytest.importorskip("pymongo", reason='no pymongo: pip install "penstock-loader[mongo]"')
 
 import gridfs
 import pymongo

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import math
@@ -24,7 +25,7 @@ import penstock
 from penstock.cli import options  # noqa: TC001 - typer reads the annotations at run time
 from penstock.insight.budgets import cores_allowed, cores_by_affinity
 from penstock.lines import counted, format_bytes, say, say_json
-from penstock.optional import install_command
+from penstock.optional import DISTRIBUTION, install_command
 from penstock.redact import without_password
 from penstock.system_limits import (
     descriptors_needed,
@@ -165,11 +166,10 @@ def _write(findings: Iterable[Finding]) -> None:
 
 
 def _findings() -> Iterator[Finding]:
-    own = _own_requirements()
     yield from _look_at_environment()
     yield from (look_at_cores(), look_at_memory(), look_at_open_files())
     yield look_at_device(*run_trial(_DEVICE, _IMPORT_LIMIT_S))
-    for name, needed in extras_of(own).items():
+    for name, needed in extras_of(_own_requirements()).items():
         yield look_at_extra(name, needed)
     yield look_at_delivery(*run_trial(_DELIVERY, _DELIVERY_LIMIT_S))
 
@@ -202,8 +202,11 @@ def _last_line(file: Any) -> str:  # noqa: ANN401
 
 
 def _look_at_environment() -> Iterator[Finding]:
-    folder = os.path.dirname(penstock.__file__)
-    yield Finding("environment", "penstock", f"{penstock.__version__}, {folder}")
+    yield Finding("environment", "penstock", f"{penstock.__version__}, {penstock.__path__[0]}")
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        found = f"another project's penstock {metadata.version('penstock')} has files there, too"
+        remedy = f"pip uninstall penstock {DISTRIBUTION}, then install Penstock again."
+        yield Finding("environment", "name", found, remedy)
     found = f"{platform.python_version()} ({platform.python_implementation()}), {sys.executable}"
     yield Finding("environment", "Python", found)
     remedy = "" if sys.platform == "linux" else "Penstock is tested on Linux only."
@@ -312,7 +315,7 @@ def look_at_delivery(printed: str, failure: str) -> Finding:
 
 def _own_requirements() -> list[str]:
     try:
-        return metadata.requires("penstock") or []
+        return metadata.requires(DISTRIBUTION) or []
     except metadata.PackageNotFoundError:
         return []
 

@@ -7,7 +7,6 @@ import platform
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from importlib import metadata
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
@@ -191,10 +190,7 @@ def _failed(failure: Failure) -> FailedSample:
 
 
 def _machine(cores: float, started: str) -> Machine:
-    try:
-        version = metadata.version("penstock")
-    except metadata.PackageNotFoundError:
-        version = "unknown"
+    version = sys.modules["penstock"].__version__
     torch = getattr(sys.modules.get("torch"), "__version__", "")
     return Machine(
         float(cores), platform.python_version(), np.__version__, version, started, str(torch)

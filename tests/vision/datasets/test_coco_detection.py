@@ -128,7 +128,7 @@ def test_pycocotools_is_needed_for_masks_alone(path, monkeypatch):
     assert done.stdout == "image boxes labels iscrowd image_id\n", done.stderr
     monkeypatch.setitem(sys.modules, "pycocotools", None)
     monkeypatch.delitem(sys.modules, "pycocotools.mask")
-    with pytest.raises(MissingExtraError, match=re.escape('pip install "penstock[coco]"')):
+    with pytest.raises(MissingExtraError, match=re.escape('pip install "penstock-loader[coco]"')):
         read(path)
 
 

@@ -94,7 +94,7 @@ def value_of(serialized: SerializedTree) -> Any:  # noqa: ANN401 - any tree at a
 
 
 def versions_here() -> str:
-    """Return what both ends have to agree upon: "penstock 0.1.0, Python 3.11.7, numpy 2.4.6"."""
+    """Return what both ends have to agree upon: "penstock 0.2.0, Python 3.11.7, numpy 2.4.6"."""
     ours = sys.modules["penstock"].__version__
     return f"penstock {ours}, Python {platform.python_version()}, numpy {np.__version__}"
 

@@ -15,11 +15,7 @@ from penstock.errors import ConfigError, StoreError
 from penstock.lines import say
 from penstock.opening import MAX_TREE_BYTES, read_file
 from penstock.stores.folder.annotated_folder import FORM_OF_SUFFIX, annotated_folder, xml_root
-from penstock.stores.folder.listing import (
-    IMAGE_SUFFIXES,
-    INDEX_NAME,
-    is_system_folder,
-)
+from penstock.stores.folder.listing import IMAGE_SUFFIXES, INDEX_NAME, is_system_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -182,12 +182,7 @@ def _spread(values: NDArray[Any]) -> dict[str, float] | None:
 
 
 def _sizes(
-    num_records: int,
-    read: Callable[[int], Any],
-    num_sampled: int,
-    bar: Bar,
-    *,
-    is_code: bool,
+    num_records: int, read: Callable[[int], Any], num_sampled: int, bar: Bar, *, is_code: bool
 ) -> dict[str, Any]:
     """Return the sizes of `num_sampled` records, spread evenly, as JSON has them; 0 is all.
 

@@ -196,11 +196,7 @@ class JudgedBoxes:
 
 
 def judged(
-    boxes: NDArray[np.float64],
-    sizes_px: NDArray[np.int64],
-    policy: BadBoxes,
-    *,
-    added_px: int = 0,
+    boxes: NDArray[np.float64], sizes_px: NDArray[np.int64], policy: BadBoxes, *, added_px: int = 0
 ) -> JudgedBoxes:
     """Return what `policy` makes of boxes. Under "raise" bad ones stay; raising is the caller's.
 

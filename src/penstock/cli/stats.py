@@ -100,7 +100,7 @@ def stats(
 def _records_of(dataset: Any) -> tuple[int, Callable[[int], Any], Any, Any]:  # noqa: ANN401
     """Return number, reader, labels and class names of the records that `pack` would make."""
     from penstock.stores.index import labels_from
-    from penstock.stores.pack_source import pack_source
+    from penstock.stores.pack_source import Images, pack_source
     from penstock.stores.records import decode_record
     from penstock.stores.store import Store
 
@@ -113,7 +113,7 @@ def _records_of(dataset: Any) -> tuple[int, Callable[[int], Any], Any, Any]:  # 
 
         return len(store), read_record, store.index.labels, store.index.class_names
 
-    source = pack_source(dataset, resize=None, quality=None, limit=None)
+    source = pack_source(dataset, Images())
     labels = known_labels(dataset)
     if not isinstance(labels, RaggedArray) and (labels is None or labels.dtype.kind not in "biu"):
         labels = labels_from([source[n].label for n in range(len(source))])

@@ -19,7 +19,7 @@ from penstock.sampling.samplers import (
     IndexSampler,
     RandomSampler,
     SequentialSampler,
-    check_positive,
+    checked_positive,
 )
 from penstock.summary import Summarized
 from penstock.warn import warn_user
@@ -35,7 +35,7 @@ def chosen_rank(rank: int | None, num_replicas: int | None) -> Rank:
     found = current_rank()
     num_replicas = found.world_size if num_replicas is None else num_replicas
     rank = found.rank if rank is None else rank
-    check_positive("num_replicas", num_replicas)
+    checked_positive("num_replicas", num_replicas)
     if not 0 <= rank < num_replicas:
         raise ConfigError(
             f"Invalid rank {rank}, rank should be in the interval [0, {num_replicas - 1}]."

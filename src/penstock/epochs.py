@@ -22,7 +22,7 @@ from penstock.errors import StateError
 from penstock.indices import SeededIndices
 from penstock.randomness.keys import Purpose, checked_count, checked_epoch, seed_sequence
 from penstock.sampling.samplers import differences
-from penstock.warn import users_level
+from penstock.warn import warn_user
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -264,12 +264,11 @@ class Schedule:
         _check_stream(dataset, progress)
         contents, here = state.get("contents"), fingerprint_of(dataset)
         if None not in (contents, here) and contents != here:
-            warnings.warn(
+            warn_user(
                 f"this state was saved with other data: the dataset's fingerprint was {contents}, "
                 f"now it is {here}. The order of the indices goes on exactly; what they give may "
                 "be other samples. (The same images in another kind of store, such as a folder "
                 "that has been packed since, have another fingerprint as well.)",
-                stacklevel=users_level(),
             )
         self._next_epoch = number
         self._is_chosen = False

@@ -19,7 +19,7 @@ from penstock.randomness.generators import GuardedIterator, guarded_draws
 from penstock.randomness.keys import Purpose, seed_sequence
 from penstock.sampling import BatchSampler, DistributedSampler, IndexSampler, Sampler
 from penstock.sampling.samplers import BatchLayout, batches_of, digest, pieces_of
-from penstock.warn import users_level
+from penstock.warn import warn_user
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -353,7 +353,7 @@ def _check_length(order: IndexSampler, length: int | None) -> None:
     advice = "Make it from the very dataset that the loader gets, a Subset of it perhaps"
     if made_for > length:
         raise ConfigError(f"{found}: some indices are not there. {advice}.")
-    warnings.warn(f"{found}: the rest never comes. {advice}.", stacklevel=users_level())
+    warn_user(f"{found}: the rest never comes. {advice}.")
 
 
 def _is_share(order: IndexSampler) -> bool:
@@ -364,13 +364,12 @@ def _check_ranks(orders: list[IndexSampler], given: object) -> None:
     ranks = current_rank()
     if ranks.world_size == 1 or any(map(_is_share, orders)):
         return
-    warnings.warn(
+    warn_user(
         f"this is rank {ranks.rank} of {ranks.world_size}, and {type(given).__name__} gives the "
         "same indices to all of them. Wrap the sampler in penstock.sampling.DistributedSampler, or "
         "give a batch sampler num_replicas= and rank=. Where ranks are to have the same data, "
         "DistributedSampler(sampler, 1, 0) says so. What prepare() of penstock.integrations."
         "accelerate, or PenstockTrainer, is given needs neither: they deal the batches out.",
-        stacklevel=users_level(),
     )
 
 

@@ -21,7 +21,7 @@ def cpu_seconds(root: int) -> float | None:
     """
     if not (_PROC / "self" / "stat").exists():
         return None
-    ticks = sum(sum(map(int, _stat_fields(pid)[11:15])) for pid in _tree(root))
+    ticks = sum(sum(map(int, stat_fields(pid)[11:15])) for pid in _tree(root))
     return ticks / float(os.sysconf("SC_CLK_TCK"))
 
 
@@ -46,7 +46,7 @@ def _tree(root: int) -> list[int]:
     """Return `root` and its descendants."""
     children: dict[int, list[int]] = {}
     for entry in os.listdir(_PROC):
-        if entry.isdigit() and (fields := _stat_fields(int(entry))):
+        if entry.isdigit() and (fields := stat_fields(int(entry))):
             children.setdefault(int(fields[1]), []).append(int(entry))
     tree = [root]
     for pid in tree:  # grows while it is walked
@@ -54,11 +54,11 @@ def _tree(root: int) -> list[int]:
     return tree
 
 
-def _stat_fields(pid: int) -> list[str]:
+def stat_fields(pid: int) -> list[str]:
     """Return the fields of /proc/<pid>/stat from the third (state) on; none if it has ended."""
     try:
         text = (_PROC / str(pid) / "stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
+    except OSError:  # another user's may be hidden
         return []
     return text.rpartition(")")[2].split()  # the second field is a name, and may hold anything
 

@@ -9,6 +9,7 @@ import os
 import sys
 import sysconfig
 import traceback
+import warnings
 
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 # Between our frames: what calls our loader, our cached properties and our context managers.
@@ -20,6 +21,11 @@ _OTHERS = (
 )
 # "<string>" is `python -c`, by which multiprocessing starts a spawned process.
 _INSTALLED = ("<string>", *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "scripts")))
+
+
+def warn_user(message: str) -> None:
+    """Warn, at the user's line."""
+    warnings.warn(message, UserWarning, stacklevel=users_level())
 
 
 def users_level() -> int:

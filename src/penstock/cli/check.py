@@ -82,7 +82,7 @@ def check(
     with contextlib.ExitStack() as stack:
         items: Files | Records
         if fields or is_store(what):
-            store = stack.enter_context(open_named(what, fields=fields))
+            store = stack.enter_context(open_named(what, fields))
             if parse(what).kind in _MAPPED:
                 _check_opening(store)
             items = Records(store)

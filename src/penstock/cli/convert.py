@@ -34,8 +34,7 @@ def convert(
         ),
     ],
     dst: Annotated[
-        Path,
-        typer.Argument(metavar="DST", help="A folder to make, of VOC or YOLO; else a file."),
+        Path, typer.Argument(metavar="DST", help="A folder to make, of VOC or YOLO; else a file.")
     ],
     to: Annotated[Form, typer.Option("--to", help="Format to write.")],
     images: Annotated[

@@ -27,12 +27,7 @@ from penstock.insight.budgets import cores_allowed, cores_by_affinity
 from penstock.lines import counted, format_bytes, say, say_json
 from penstock.optional import DISTRIBUTION, install_command
 from penstock.redact import without_password
-from penstock.system_limits import (
-    descriptors_needed,
-    memory_now,
-    num_open_files,
-    signal_name,
-)
+from penstock.system_limits import descriptors_needed, memory_now, num_open_files, signal_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -120,9 +115,7 @@ class Finding(NamedTuple):
         return "problem" if self.is_problem else "advice"
 
 
-def doctor(
-    as_json: options.AsJson = False,
-) -> None:
+def doctor(as_json: options.AsJson = False) -> None:
     """Look at this machine and this environment as a loader meets them.
 
     Versions, cores, memory, open files, the libraries of each extra, the device, and whether two

@@ -6,12 +6,12 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final
 from xml.etree.ElementTree import Element
 
 from penstock.cli.check import Broken
 from penstock.cli.reasons import reason_of
-from penstock.errors import ConfigError, StoreError
+from penstock.errors import StoreError
 from penstock.lines import say
 from penstock.opening import MAX_TREE_BYTES, read_file
 from penstock.stores.folder.annotated_folder import FORM_OF_SUFFIX, annotated_folder, xml_root
@@ -19,6 +19,7 @@ from penstock.stores.folder.listing import (
     IMAGE_SUFFIXES,
     INDEX_NAME,
     is_system_folder,
+    raise_unlisted,
 )
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def iter_files(folder: Path) -> Iterator[str]:
     Links to folders are followed, as ImageFolder does it; hidden and system folders are left out.
     """
     entered = set()
-    for place, subfolders, names in os.walk(folder, onerror=_cannot_list, followlinks=True):
+    for place, subfolders, names in os.walk(folder, onerror=raise_unlisted, followlinks=True):
         status = os.stat(place)
         if (identity := (status.st_dev, status.st_ino)) in entered:
             subfolders.clear()
@@ -43,13 +44,6 @@ def iter_files(folder: Path) -> Iterator[str]:
         # Sorted: which of two links to one folder gives the paths is always the same.
         subfolders[:] = sorted(name for name in subfolders if not is_system_folder(name))
         yield from (os.path.join(place, name) for name in names)
-
-
-def _cannot_list(error: OSError) -> NoReturn:
-    raise ConfigError(
-        f"cannot list {error.filename}: {error.strerror}. Its images would be passed over; allow "
-        "it to be read, or name another folder."
-    ) from error
 
 
 def is_passed_over(path: str) -> bool:

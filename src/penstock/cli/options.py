@@ -41,8 +41,7 @@ BadBoxesOption = Annotated[
     ),
 ]
 ClassOfOption = Annotated[
-    ClassOf,
-    typer.Option("--class-of", help="Which objects of an image say its class."),
+    ClassOf, typer.Option("--class-of", help="Which objects of an image say its class.")
 ]
 Column = Annotated[
     str | None,
@@ -87,8 +86,7 @@ LIST_OPTIONS: Final[dict[str, Any]] = {
     ],
     "has_box": Annotated[bool, typer.Option("--box", help="Lines of the list have a box.")],
     "box_format": Annotated[
-        BoxForm | None,
-        typer.Option(help="Left, top, and right, bottom or width, height."),
+        BoxForm | None, typer.Option(help="Left, top, and right, bottom or width, height.")
     ],
     "box_at": Annotated[
         BoxAt | None, typer.Option(help="The box comes before or after the landmarks.")
@@ -117,8 +115,7 @@ LIST_OPTIONS: Final[dict[str, Any]] = {
         Path | None, typer.Option(metavar="DIR", help="Where the paths in lists start from.")
     ],
     "separator": Annotated[
-        str | None,
-        typer.Option(metavar="TEXT", help="Separates columns.", show_default="blanks"),
+        str | None, typer.Option(metavar="TEXT", help="Separates columns.", show_default="blanks")
     ],
 }
 _SPELLED: Final = {"num_landmarks": "landmarks", "has_box": "box"}

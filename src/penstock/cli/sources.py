@@ -63,19 +63,16 @@ def is_plain_path(text: str) -> bool:
 
 
 def open_named(
-    text: str,
-    *,
-    split: str | None = None,
-    trust_pickle: bool = False,
-    fields: Mapping[str, str] | None = None,
-    **options: Any,  # noqa: ANN401
+    text: str, fields: Mapping[str, str], *, split: str | None = None, trust_pickle: bool = False
 ) -> Store:
     """Return the store at an address or path; `fields` are by the names of `FIELD_OPTIONS`."""
     from penstock.stores.registry import open_store
 
     kind, place = parse(text)
-    for name, value in (fields or {}).items():
-        options[name.replace("field", "column") if kind == "arrow" else name] = value
+    options: dict[str, Any] = {
+        name.replace("field", "column") if kind == "arrow" else name: value
+        for name, value in fields.items()
+    }
     if split is not None:
         options["split"] = split
     if trust_pickle:
@@ -102,12 +99,13 @@ def source_named(
     found = None
     if is_described:
         found = described_dataset(text, split, columns, bad_boxes=bad_boxes, attributes=attributes)
-    of_stores = [*(fields or ()), *["trust_pickle"] * trust_pickle]
+    fields = fields or {}
     if found is None and not names_code(text):
-        with open_named(text, split=split, trust_pickle=trust_pickle, fields=fields) as store:
+        with open_named(text, fields, split=split, trust_pickle=trust_pickle) as store:
             yield store
         return
-    unfit = [*of_stores, *["split"] * (found is None and split is not None)]
+    unfit = [*fields, *["trust_pickle"] * trust_pickle]
+    unfit += ["split"] * (found is None and split is not None)
     if unfit:
         raise ConfigError(f"{option_of(unfit[0])} is for stores, and {text} is none.")
     yield object_made(text, "__getitem__", "__len__") if found is None else found
@@ -150,20 +148,14 @@ def object_made(text: str, *methods: str) -> Any:  # noqa: ANN401
 
 
 @contextlib.contextmanager
-def dataset_named(
-    text: str,
-    split: str | None = None,
-    columns: Mapping[str, Any] | None = None,
-    *,
-    bad_boxes: Any = "fix",  # noqa: ANN401 - as `AnnotationRules` takes it
-) -> Iterator[Any]:
-    """Return a dataset whose samples hold decoded images; see `source_named`."""
+def dataset_named(text: str, **given: Any) -> Iterator[Any]:  # noqa: ANN401
+    """Return a dataset whose samples hold decoded images; `given` is as for `source_named`."""
     from penstock.stores.dataset import StoreDataset
     from penstock.stores.store import Store
 
     if is_plain_path(text) and not Path(text).exists():
         raise StoreError(f"{text} does not exist.")
-    with source_named(text, split, columns, bad_boxes=bad_boxes) as source:
+    with source_named(text, **given) as source:
         yield StoreDataset(source) if isinstance(source, Store) else source
 
 

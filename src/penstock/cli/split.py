@@ -201,11 +201,7 @@ def _of_list(
 ) -> _Units:
     """Return the images of a list, in the order of their first lines."""
     from penstock.data.labels.values import labels_by_objects
-    from penstock.vision.annotations.lists import (
-        CLASS_COLUMN,
-        IMAGE_LIST_COLUMNS,
-        landmark_lines,
-    )
+    from penstock.vision.annotations.lists import CLASS_COLUMN, IMAGE_LIST_COLUMNS, landmark_lines
     from penstock.vision.annotations.reading import numbered_lines
 
     root, named = columns.get("root"), columns.get("classes", ())

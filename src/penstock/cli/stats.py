@@ -100,7 +100,7 @@ def stats(
 def _records_of(dataset: Any) -> tuple[int, Callable[[int], Any], Any, Any]:  # noqa: ANN401
     """Return number, reader, labels and class names of the records that `pack` would make."""
     from penstock.stores.index import labels_from
-    from penstock.stores.pack_source import pack_source
+    from penstock.stores.pack_source import Images, pack_source
     from penstock.stores.records import decode_record
     from penstock.stores.store import Store
 
@@ -113,7 +113,7 @@ def _records_of(dataset: Any) -> tuple[int, Callable[[int], Any], Any, Any]:  # 
 
         return len(store), read_record, store.index.labels, store.index.class_names
 
-    source = pack_source(dataset, resize=None, quality=None, limit=None)
+    source = pack_source(dataset, Images())
     labels = known_labels(dataset)
     if not isinstance(labels, RaggedArray) and (labels is None or labels.dtype.kind not in "biu"):
         labels = labels_from([source[n].label for n in range(len(source))])
@@ -182,12 +182,7 @@ def _spread(values: NDArray[Any]) -> dict[str, float] | None:
 
 
 def _sizes(
-    num_records: int,
-    read: Callable[[int], Any],
-    num_sampled: int,
-    bar: Bar,
-    *,
-    is_code: bool,
+    num_records: int, read: Callable[[int], Any], num_sampled: int, bar: Bar, *, is_code: bool
 ) -> dict[str, Any]:
     """Return the sizes of `num_sampled` records, spread evenly, as JSON has them; 0 is all.
 

@@ -64,10 +64,7 @@ Results = dict[Setting, list[Turn]]
 
 
 def tune(
-    src: Annotated[
-        str,
-        typer.Argument(metavar="SRC", help=SOURCE_HELP),
-    ],
+    src: Annotated[str, typer.Argument(metavar="SRC", help=SOURCE_HELP)],
     batch_size: Annotated[int, typer.Option(min=1, help="Samples in a batch.")] = 64,
     workers: Annotated[
         str | None,

@@ -188,12 +188,7 @@ class History:
                 self._rss_bytes[worker_id] = rss_bytes
 
     def stats(
-        self,
-        *,
-        num_workers: int,
-        prefetch_factor: int,
-        cores: float,
-        is_auto: bool = False,
+        self, *, num_workers: int, prefetch_factor: int, cores: float, is_auto: bool = False
     ) -> Stats:
         """Return sums, and a verdict on the window.
 

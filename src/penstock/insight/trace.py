@@ -45,10 +45,7 @@ def write_trace(recording: Recording, path: str | os.PathLike[str]) -> Path:
     Reference:
         Trace Event Format, JSON object form: events of the phases X, M, C and i.
     """
-    content = {
-        "traceEvents": trace_events(recording),
-        "otherData": {_KEY: recording.to_json()},
-    }
+    content = {"traceEvents": trace_events(recording), "otherData": {_KEY: recording.to_json()}}
     return write_whole(path, json.dumps(content, allow_nan=False, separators=(",", ":")))
 
 

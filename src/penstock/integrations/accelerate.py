@@ -29,6 +29,7 @@ from torch.utils.data import IterableDataset, RandomSampler
 from penstock.data.dataset import follows_epochs, length_of
 from penstock.errors import ConfigError, StateError
 from penstock.indices import with_inner
+from penstock.integrations.ahead_of_loop import AheadOfLoop
 from penstock.integrations.dealing import (
     BatchShare,
     deals_itself,
@@ -147,7 +148,7 @@ def skip_first_batches(loader: PreparedLoader[T_co], num_batches: int = 0) -> Pr
     return loader
 
 
-class PreparedLoader(DataLoaderStateMixin, DataLoader[T_co]):  # type: ignore[misc]  # no types there
+class PreparedLoader(DataLoaderStateMixin, AheadOfLoop, DataLoader[T_co]):  # type: ignore[misc]
     """What `prepare` returns: one process's batches on its device; see there.
 
     Whatever it has not, as `dataset`, `batch_sampler`, `num_workers`, is that of `loader`.
@@ -205,10 +206,6 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[T_co]):  # type: ignore[mi
             raise AttributeError(name)
         return getattr(self.loader, name)
 
-    def __len__(self) -> int:
-        """Return the number of this process's batches in a whole epoch."""
-        return len(self.loader)
-
     def begin(self) -> None:
         """Tell Accelerate that an epoch begins."""
         self.reset()
@@ -263,17 +260,6 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[T_co]):  # type: ignore[mi
             return (send_to_device(batch, self.device) for batch in loader)
         return DevicePrefetcher(loader, self.device)
 
-    @property
-    def epoch(self) -> int:
-        """Number of the epoch that is under way; between two, of the next one."""
-        number: int = self.state_dict()["epoch"]
-        return number
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that the next `iter()` begins; otherwise it advances by itself."""
-        self._given = None
-        self.loader.set_epoch(epoch)
-
     def state_dict(self) -> dict[str, Any]:
         """Return where the loop is, as JSON has it; see `penstock.torch.DataLoader.state_dict`.
 
@@ -292,11 +278,10 @@ class PreparedLoader(DataLoaderStateMixin, DataLoader[T_co]):  # type: ignore[mi
         Raises:
             StateError: see `penstock.torch.DataLoader.load_state_dict`.
         """
-        self.loader.load_state_dict(state)
+        super().load_state_dict(state)
         seedable = _seedable(self.loader)
         if seedable is not None and "data_seed" in state:
             seedable.initial_seed = state["data_seed"]
-        self._given = None
         self._num_dropped = 0
 
     def get_sampler(self) -> Any:  # noqa: ANN401

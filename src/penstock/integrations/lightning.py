@@ -37,10 +37,7 @@ class ExactResume(Callback):  # type: ignore[misc,unused-ignore]  # Any, where m
         self._states: list[dict[str, Any]] = []
 
     def on_load_checkpoint(
-        self,
-        trainer: object,
-        pl_module: object,
-        checkpoint: Mapping[str, Any],
+        self, trainer: object, pl_module: object, checkpoint: Mapping[str, Any]
     ) -> None:
         """Note where the loaders were."""
         fit_loop = checkpoint.get("loops", {}).get("fit_loop", {})

@@ -11,12 +11,11 @@ import itertools
 import random
 import sys
 import types
-import warnings
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from penstock.warn import users_level
+from penstock.warn import warn_user
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,12 +66,11 @@ def warn_of_kept_generators(dataset: object, seed: int) -> None:
     remedy = "Draw from penstock.sample_rng(), or make the generator in __getitem__"
     if any(package == "albumentations" for *_, package in found):
         remedy = "Wrap the chain: penstock.vision.Albumentations(A.Compose([...]))"
-    warnings.warn(
+    warn_user(
         f"seed={seed} does not reach what the dataset keeps: {listed}. Every worker process draws "
         "from a copy of it, and so the same numbers as the others; threads share it, and without "
         f"workers the numbers are different ones. {remedy}. (If no sample draws from it, this "
-        "means nothing.)",
-        stacklevel=users_level(),
+        "means nothing.)"
     )
 
 

@@ -11,7 +11,7 @@ from penstock.data.labels.known import class_names_of, labels_given_or_known
 from penstock.errors import ConfigError
 from penstock.sampling.class_items import ClassItems, shuffled_rows
 from penstock.sampling.distributed import chosen_rank
-from penstock.sampling.samplers import BatchLayout, BatchOrder, BatchSampler, check_positive
+from penstock.sampling.samplers import BatchLayout, BatchOrder, BatchSampler, checked_positive
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -84,8 +84,8 @@ class BalancedBatchSampler(BatchSampler):
             ConfigError: one of the above does not hold, there are fewer than `p_classes` classes,
                 or the labels are not known.
         """
-        check_positive("p_classes", p_classes)
-        check_positive("k_samples", k_samples)
+        self.p_classes = checked_positive("p_classes", p_classes)
+        self.k_samples = checked_positive("k_samples", k_samples)
         chosen = chosen_rank(rank, num_replicas)
         self.labels = labels_given_or_known(labels, type(self).__name__, column)
         self.class_names = class_names_of(labels, column)
@@ -99,11 +99,7 @@ class BalancedBatchSampler(BatchSampler):
         if num_batches is None:
             num_labelled = items.num_samples - len(items.unlabelled)
             num_batches = max(num_labelled // (p_classes * k_samples), 1)
-        check_positive("num_batches", num_batches)
-        # Of numpy's integers there would be no JSON.
-        self.num_batches = int(num_batches)
-        self.p_classes = int(p_classes)
-        self.k_samples = int(k_samples)
+        self.num_batches = checked_positive("num_batches", num_batches)
         order = _BalancedOrder(items, self.p_classes, self.k_samples, self.num_batches, seed)
         order.rank, order.num_replicas = chosen
         super().__init__(order, self.p_classes * self.k_samples, drop_last=False)

@@ -27,7 +27,7 @@ from penstock.optional import when_imported
 from penstock.randomness.keys import Purpose, checked_count, checked_epoch, seed_sequence
 from penstock.randomness.samples import end_prologue
 from penstock.sampling.class_balanced import check_alpha, class_shares
-from penstock.sampling.samplers import check_positive
+from penstock.sampling.samplers import checked_positive
 from penstock.worker_info import shard_unasked
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class BalancedShuffle(IterableDataset[Any]):
                 f"{type(dataset).__name__} has none. For a data set with an index there is "
                 "ClassBalancedSampler, which has all labels beforehand."
             )
-        check_positive("buffer_size", buffer_size)
+        checked_positive("buffer_size", buffer_size)
         check_alpha(alpha, beta)
         self.dataset = dataset
         self.get_label = get_label

@@ -16,7 +16,7 @@ from penstock.sampling.samplers import (
     BatchSampler,
     IndexSampler,
     check_bool,
-    check_positive,
+    checked_positive,
     digest,
 )
 
@@ -115,13 +115,12 @@ class BucketBatchSampler(BatchSampler):
         self.boundaries: NDArray[Any] | None = None
         self._order: _BucketOrder | None = None
         if window is not None:
-            check_positive("batch_size", batch_size)
-            check_positive("window", window)
+            size = checked_positive("batch_size", batch_size)
+            window = checked_positive("window", window)
             if max_tokens is not None or boundaries is not None:
                 raise ConfigError(f"with a window leave out {max_tokens=}, {boundaries=}.")
-            size = int(batch_size)  # type: ignore[arg-type]  # of numpy's there would be no JSON
             order: IndexSampler = _WindowOrder(
-                numbers, size * chosen.world_size, int(window), seed, is_shuffled=shuffle
+                numbers, size * chosen.world_size, window, seed, is_shuffled=shuffle
             )
             if chosen.world_size > 1:
                 order = DistributedSampler(order, chosen.world_size, chosen.rank)
@@ -306,7 +305,7 @@ def _checked_keys(keys: ArrayLike) -> NDArray[Any]:
 
 def _check_limits(keys: NDArray[Any], batch_size: int | None, max_tokens: float | None) -> None:
     if batch_size is not None:
-        check_positive("batch_size", batch_size)
+        checked_positive("batch_size", batch_size)
     elif max_tokens is None:
         raise ConfigError("batches need a batch_size, or max_tokens, or both; got neither.")
     if max_tokens is not None and (long := np.flatnonzero(~(keys <= max_tokens))).size:

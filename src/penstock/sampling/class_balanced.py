@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-import operator
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
@@ -14,7 +13,7 @@ from penstock.data.ragged import RaggedArray
 from penstock.deprecation import removed_arguments
 from penstock.errors import ConfigError
 from penstock.sampling.class_items import ClassItems, shuffled_rows
-from penstock.sampling.samplers import CountedSampler, check_bool, check_positive
+from penstock.sampling.samplers import CountedSampler, check_bool, checked_positive
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -131,7 +130,7 @@ class ClassBalancedSampler(CountedSampler):
                 f"is a number and replacement not False, but got {num_samples=}, {replacement=}."
             )
         if samples_per_class is not None:
-            check_positive("samples_per_class", samples_per_class)
+            checked_positive("samples_per_class", samples_per_class)
             is_usual = (alpha, replacement, exact) == (1, "auto", False)
             if not is_usual or isinstance(num_samples, str):
                 raise ConfigError(
@@ -241,8 +240,7 @@ class ClassBalancedSampler(CountedSampler):
                 'num_samples="oversample" gives samples of rare classes again, which '
                 'replacement=False rules out. Leave one of the two out, or use "undersample".'
             )
-        check_positive("num_samples", num_samples)
-        wanted = operator.index(num_samples)  # type: ignore[arg-type]
+        wanted = checked_positive("num_samples", num_samples)
         if is_single and wanted > most:
             scarce = int(np.argmin(self.counts / self.shares))
             raise ConfigError(
@@ -262,7 +260,7 @@ def _checked_alphas(alpha: Any, beta: float, num_epochs: object) -> tuple[float,
         return None
     if len(alpha) != 2 or "effective" in alpha:
         raise ConfigError(f"a pair as alpha is of two numbers, but got alpha={alpha!r}.")
-    check_positive("num_epochs", num_epochs)
+    checked_positive("num_epochs", num_epochs)
     for end in alpha:
         check_alpha(end, beta)
     return float(alpha[0]), float(alpha[1])

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import operator
-import warnings
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -20,10 +19,10 @@ from penstock.sampling.samplers import (
     IndexSampler,
     RandomSampler,
     SequentialSampler,
-    check_positive,
+    checked_positive,
 )
 from penstock.summary import Summarized
-from penstock.warn import users_level
+from penstock.warn import warn_user
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -36,7 +35,7 @@ def chosen_rank(rank: int | None, num_replicas: int | None) -> Rank:
     found = current_rank()
     num_replicas = found.world_size if num_replicas is None else num_replicas
     rank = found.rank if rank is None else rank
-    check_positive("num_replicas", num_replicas)
+    checked_positive("num_replicas", num_replicas)
     if not 0 <= rank < num_replicas:
         raise ConfigError(
             f"Invalid rank {rank}, rank should be in the interval [0, {num_replicas - 1}]."
@@ -173,12 +172,11 @@ class DistributedSampler(CountedSampler):
             UserWarning: no other ranks were known when the sampler was made, and now there are.
         """
         if self._found_alone and (ranks := current_rank()).world_size > 1:
-            warnings.warn(
+            warn_user(
                 f"this is rank {ranks.rank} of {ranks.world_size}, which was not known when this "
                 "DistributedSampler was made, so it gives all samples to this rank too. Make it "
                 "after torch.distributed.init_process_group(). Where ranks are to have the same "
                 "data, DistributedSampler(..., num_replicas=1, rank=0) says so.",
-                stacklevel=users_level(),
             )
         order = self._global_order()
         if len(order) != len(self.sampler):

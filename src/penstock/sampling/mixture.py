@@ -19,7 +19,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -34,7 +33,7 @@ from penstock.sampling.samplers import (
     ComputedOrder,
     CountedSampler,
     as_weights,
-    check_positive,
+    checked_positive,
     stated,
 )
 from penstock.sampling.shards import lengths_in
@@ -203,8 +202,7 @@ def _epoch_length(num_samples: object, lengths: Sequence[int], parts: Sequence[i
         num_samples = max(-_floor(-length * total, part) for length, part in drawn)
     elif num_samples == "undersample":
         num_samples = max(min(_floor(length * total, part) for length, part in drawn), 1)
-    check_positive("num_samples", num_samples)
-    wanted = operator.index(num_samples)  # type: ignore[arg-type]
+    wanted = checked_positive("num_samples", num_samples)
     if wanted > LARGEST:
         raise ConfigError(f"num_samples should be at most 2**62, but got {wanted}.")
     return wanted

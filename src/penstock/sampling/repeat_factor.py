@@ -11,7 +11,7 @@ from penstock.data.labels.known import class_names_of, labels_given_or_known
 from penstock.deprecation import removed_arguments
 from penstock.errors import ConfigError
 from penstock.sampling.class_items import ClassItems
-from penstock.sampling.samplers import CountedSampler, check_bool, check_positive, digest
+from penstock.sampling.samplers import CountedSampler, check_bool, checked_positive, digest
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -94,7 +94,7 @@ class RepeatFactorSampler(CountedSampler):
             )
         check_bool("root", root)
         if num_samples is not None:
-            check_positive("num_samples", num_samples)
+            checked_positive("num_samples", num_samples)
         self.threshold = float(threshold)
         self.root = root
         self.labels = labels_given_or_known(labels, type(self).__name__, column)

@@ -333,10 +333,11 @@ def check_bool(name: str, value: object) -> None:
         raise ConfigError(f"{name} should be a boolean value, but got {name}={value!r}.")
 
 
-def check_positive(name: str, value: object) -> None:
-    """Raise `ConfigError` unless `value` is a positive integer, numpy's included."""
+def checked_positive(name: str, value: object) -> int:
+    """Return a positive integer, numpy's too, as Python's; raise `ConfigError` for all else."""
     if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value <= 0:
         raise ConfigError(f"{name} should be a positive integer value, but got {name}={value!r}.")
+    return int(value)  # of numpy's integers there would be no JSON
 
 
 class SequentialSampler(IndexSampler):
@@ -430,7 +431,7 @@ class RandomSampler(CountedSampler):
         self._num_samples = num_samples
         if not isinstance(replacement, bool):
             raise TypeError(f"replacement should be a boolean value, but got {replacement=}.")
-        check_positive("num_samples", self.num_samples)
+        checked_positive("num_samples", self.num_samples)
 
     @property
     def num_samples(self) -> int:
@@ -543,10 +544,9 @@ class WeightedRandomSampler(CountedSampler):
             ConfigError: one of the above does not hold.
         """
         super().__init__(seed)
-        check_positive("num_samples", num_samples)
+        self.num_samples = checked_positive("num_samples", num_samples)
         check_bool("replacement", replacement)
         self.weights: NDArray[np.float64] = as_weights(weights)
-        self.num_samples = int(num_samples)  # of numpy's integers there would be no JSON
         self.replacement = replacement
         _check_weights(self.weights, num_samples, replacement=replacement)
         self.source_length = len(self.weights)
@@ -685,7 +685,7 @@ class BatchSampler(Resumable, Sampler[list[int]]):
             batch_size: Indices in a batch, at least 1.
             drop_last: Whether a last, shorter batch is left out.
         """
-        check_positive("batch_size", batch_size)
+        checked_positive("batch_size", batch_size)
         check_bool("drop_last", drop_last)
         self.sampler = sampler
         self.batch_size = batch_size

@@ -34,7 +34,7 @@ from penstock.sampling.samplers import (
     ComputedOrder,
     CountedSampler,
     EveryNth,
-    check_positive,
+    checked_positive,
     digest,
     stated,
 )
@@ -163,9 +163,8 @@ class ShardSampler(CountedSampler):
         self.num_nodes, self.node, self.ranks_per_node, self.local_rank = _chosen_place(
             num_nodes, node, ranks_per_node, local_rank
         )
-        check_positive("open_shards", open_shards)
+        self.open_shards = checked_positive("open_shards", open_shards)
         check_pad(pad)
-        self.open_shards = operator.index(open_shards)
         self.pad = pad
         self.is_fixed: bool = assignment != "epoch"
         self._node_of = (
@@ -317,7 +316,7 @@ def _chosen_place(
                 "num_nodes, node, ranks_per_node and local_rank."
             )
         local_rank, ranks_per_node = local or Rank(0, 1)
-    check_positive("ranks_per_node", ranks_per_node)
+    checked_positive("ranks_per_node", ranks_per_node)
     if num_nodes is None or node is None:
         if world_size % ranks_per_node:
             raise ConfigError(
@@ -325,7 +324,7 @@ def _chosen_place(
                 "start as many ranks on each node."
             )
         num_nodes, node = world_size // ranks_per_node, rank // ranks_per_node
-    check_positive("num_nodes", num_nodes)
+    checked_positive("num_nodes", num_nodes)
     if not (0 <= node < num_nodes and 0 <= local_rank < ranks_per_node):
         raise ConfigError(
             f"node should be 0 to {num_nodes - 1} and local_rank 0 to {ranks_per_node - 1}, but "
@@ -401,7 +400,7 @@ def assign_shards(
     Reference:
         Lamping, Veach: A fast, minimal memory, consistent hash algorithm. arXiv 1406.2294, 2014.
     """
-    check_positive("num_nodes", num_nodes)
+    checked_positive("num_nodes", num_nodes)
     lengths = lengths_in(sizes, "assign_shards", "shard")
     node_of = _nodes_of(np.array(list(lengths.values()), np.int64), int(num_nodes))
     return [np.flatnonzero(node_of == node).tolist() for node in range(num_nodes)]

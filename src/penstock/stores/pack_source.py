@@ -33,18 +33,9 @@ if TYPE_CHECKING:
     from penstock.stores.records import Record
 
 
-def pack_source(
-    src: object,
-    *,
-    resize: int | None,
-    quality: int | None,
-    limit: int | None,
-    check_images: bool = False,
-    follow_links: bool = False,
-) -> PackSource:
-    """Return samples as encoded records."""
-    images = _Images(resize, quality, check_images, follow_links)
-    if images.are_shrunk or check_images:
+def pack_source(src: object, images: Images, limit: int | None = None) -> PackSource:
+    """Return samples as encoded records, at most `limit`."""
+    if images.are_shrunk or images.are_checked:
         try:  # rather missed now than at each sample, which would be left out for it
             import penstock.images  # noqa: F401
         except ModuleNotFoundError as error:
@@ -54,7 +45,7 @@ def pack_source(
     if isinstance(src, StoreDataset):
         src = _store_of(src)
     if isinstance(src, Store):
-        files = None if follow_links else src.own_files()
+        files = None if images.are_examined else src.own_files()
         if files is not None:
             refuse_outside([files[0]], files[1])
         return _StoreSource(src, images, limit)
@@ -80,7 +71,7 @@ def _store_of(dataset: StoreDataset) -> Store:
 class _Source:
     """Records to be written, by number; given to the workers that encode them."""
 
-    def __init__(self, source: Sized, images: _Images, limit: int | None) -> None:
+    def __init__(self, source: Sized, images: Images, limit: int | None) -> None:
         """Count the samples: those of `source`, at most `limit`."""
         self._images = images
         self._length = len(source) if limit is None else min(limit, len(source))
@@ -96,7 +87,7 @@ class _Source:
 class _StoreSource(_Source):
     """The records of a store."""
 
-    def __init__(self, store: Store, images: _Images, limit: int | None) -> None:
+    def __init__(self, store: Store, images: Images, limit: int | None) -> None:
         super().__init__(store, images, limit)
         self._store = store
         self._keys = store.index.distinct_keys()
@@ -142,7 +133,7 @@ class _StoreSource(_Source):
 class _DatasetSource(_Source):
     """The samples of a dataset; keys are their numbers."""
 
-    def __init__(self, dataset: Any, images: _Images, limit: int | None) -> None:  # noqa: ANN401
+    def __init__(self, dataset: Any, images: Images, limit: int | None) -> None:  # noqa: ANN401
         super().__init__(dataset, images, limit)
         self._dataset = dataset
         self._width = len(str(max(0, self._length - 1)))
@@ -202,16 +193,17 @@ def _as_integer(value: Any) -> int | None:  # noqa: ANN401
     return None
 
 
-class _Images(NamedTuple):
-    """What becomes of the images in a sample."""
+class Images(NamedTuple):
+    """What becomes of the images in a sample; `are_examined` where they may lie anywhere."""
 
-    size_px: int | None
-    quality: int | None
-    are_checked: bool
-    are_examined: bool
+    size_px: int | None = None
+    quality: int | None = None
+    are_checked: bool = False
+    are_examined: bool = False
 
     @property
     def are_shrunk(self) -> bool:
+        """Whether larger ones, or all, are encoded anew."""
         return self.size_px is not None or self.quality is not None
 
     def __str__(self) -> str:

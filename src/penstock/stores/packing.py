@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from penstock.errors import ConfigError, StoreError
 from penstock.faults import FaultPolicy
 from penstock.loader import Loader
-from penstock.stores.pack_source import pack_source
+from penstock.stores.pack_source import Images, pack_source
 from penstock.stores.records import header_of
 from penstock.stores.registry import create_store
 
@@ -144,14 +144,7 @@ def pack(
     """
     _check(resize, quality, limit, on_error)
     start_s = time.monotonic()
-    source = pack_source(
-        src,
-        resize=resize,
-        quality=quality,
-        limit=limit,
-        check_images=check_images,
-        follow_links=follow_links,
-    )
+    source = pack_source(src, Images(resize, quality, check_images, follow_links), limit)
     if not len(source):
         raise ConfigError("there is no sample to pack: an empty store would take the place of DST.")
     kept = dict(metadata if metadata is not None else source.metadata)

@@ -67,9 +67,7 @@ register_store(
 )
 register_store("tar", "penstock.stores.tar:TarStore", suffixes=[".tar"])
 register_store(
-    "arrow",
-    "penstock.stores.arrow:ArrowStore",
-    suffixes=[".parquet", ".arrow", ".feather"],
+    "arrow", "penstock.stores.arrow:ArrowStore", suffixes=[".parquet", ".arrow", ".feather"]
 )
 register_store("folder", "penstock.stores.folder.store:open_folder")
 register_store("voc", "penstock.vision.annotations.voc_folder:VOCFolderStore")

@@ -257,10 +257,7 @@ def _table(
         for row in shown
     ]
     whole = element(
-        "table",
-        element("thead", element("tr", *head)),
-        element("tbody", *lines),
-        id=f"table-{key}",
+        "table", element("thead", element("tr", *head)), element("tbody", *lines), id=f"table-{key}"
     )
     which = f"The {'last' if newest else 'first'} {_MOST_ROWS} of {len(rows):,}."
     return element(

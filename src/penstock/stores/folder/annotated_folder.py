@@ -122,7 +122,7 @@ def _form_of(
             return "yolo", folder
     for file in files[:8]:
         line = _first_line(Path(file))
-        if _listed_image(line):
+        if any(word.lower().endswith(IMAGE_SUFFIXES) for word in line.replace(",", " ").split()):
             return list_form(line), Path(file)
     return None, folder
 
@@ -131,13 +131,6 @@ def xml_root(file: str | Path) -> str:
     """Return "annotation" for a file of VOC's, "dataset" for one of imglab's, else ""."""
     found = _ROOT.search(_head(file))
     return found[1].decode() if found else ""
-
-
-def _listed_image(line: str) -> str:
-    """Return the path with which a line begins, which may have blanks; "" if it is no image's."""
-    words = line.replace(",", " ").replace("\\", "/").split()
-    ends = (n for n, word in enumerate(words, 1) if word.lower().endswith(IMAGE_SUFFIXES))
-    return " ".join(words[: next(ends, 0)])
 
 
 def list_form(line: str, separator: str | None = None) -> Literal["landmarks", "image-list"]:

@@ -10,7 +10,7 @@ import hashlib
 import os
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import numpy as np
 
@@ -98,7 +98,7 @@ def scan(folder: str) -> tuple[list[str], list[str]]:
                 elif entry.name.lower().endswith(IMAGE_SUFFIXES):
                     images.append(entry.name)
     except OSError as error:
-        raise cannot_list(error) from error
+        raise_unlisted(error)
     return sorted(subfolders), sorted(images)
 
 
@@ -109,12 +109,12 @@ def _is_dir(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def cannot_list(error: OSError) -> StoreError:
-    """Return the error of a folder that cannot be listed, for the caller to raise."""
-    return StoreError(
+def raise_unlisted(error: OSError) -> NoReturn:
+    """Raise the error of a folder that cannot be listed; `onerror` of `os.walk`."""
+    raise StoreError(
         f"cannot list {error.filename}: {error.strerror}. Its images would be passed over; allow "
         "it to be read, or name another folder."
-    )
+    ) from error
 
 
 def list_flat(root: Path) -> Listing:
@@ -159,7 +159,7 @@ def _identity(folder: str) -> tuple[int, int]:
     try:
         status = os.stat(folder)
     except OSError as error:
-        raise cannot_list(error) from error
+        raise_unlisted(error)
     return status.st_dev, status.st_ino
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -31,7 +30,7 @@ from penstock.stores.index import Index
 from penstock.stores.records import EncodedImage, Record, decode_record
 from penstock.stores.registry import open_kind
 from penstock.stores.store import Store
-from penstock.warn import users_level
+from penstock.warn import warn_user
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -324,11 +323,9 @@ def _size_and_time(path: str) -> tuple[int, int]:
 def _has_classes(root: Path) -> bool:
     subfolders, images = scan(os.fspath(root))
     if subfolders and images:
-        warnings.warn(
+        warn_user(
             f"{len(images)} image(s) lie in {root} itself, beside its class folders, and are left "
-            f"out: {images[0]!r} is one. Move them into a class, or away.",
-            UserWarning,
-            stacklevel=users_level(),
+            f"out: {images[0]!r} is one. Move them into a class, or away."
         )
     return bool(subfolders) or not images
 

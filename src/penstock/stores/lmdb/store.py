@@ -249,14 +249,7 @@ class LMDBStore(OpenedStore["_OpenFiles"]):
             finally:
                 records.clear()
 
-    def _decoded(
-        self,
-        files: _OpenFiles,
-        position: int,
-        value: Any,  # noqa: ANN401
-        *,
-        copy: bool,
-    ) -> Record:
+    def _decoded(self, files: _OpenFiles, position: int, value: Any, *, copy: bool) -> Record:  # noqa: ANN401
         verify = self._is_to_verify(files, position)
         name = self._name(position)
         try:

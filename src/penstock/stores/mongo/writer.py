@@ -17,7 +17,6 @@ import os
 import socket
 import time
 import warnings
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from bson import ObjectId
@@ -42,6 +41,7 @@ from penstock.stores.mongo.connection import MongoAddress, MongoConnection
 from penstock.stores.placing import already_there
 from penstock.stores.records import encode_record
 from penstock.stores.store import other_source
+from penstock.usage import stat_fields
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -410,9 +410,5 @@ def _is_dead(holder: Mapping[str, Any]) -> bool:
 
 def _started(pid: int) -> str:
     """Return something that tells a process from a later one of the same number; "" if it ended."""
-    try:
-        # proc(5): field 22, counted behind the name, which may have blanks and brackets in it.
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return ""
-    return "" if fields[0] in "ZX" else fields[19]
+    fields = stat_fields(pid)
+    return "" if not fields or fields[0] in "ZX" else fields[19]  # proc(5): the 22nd of all

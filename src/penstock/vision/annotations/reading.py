@@ -21,7 +21,7 @@ from defusedxml.ElementTree import DefusedXMLParser
 from penstock.errors import StoreError
 from penstock.images import read_header
 from penstock.opening import MAX_ANNOTATION_BYTES, open_file, read_annotation, read_file
-from penstock.stores.folder.listing import cannot_list, is_system_folder
+from penstock.stores.folder.listing import is_system_folder, raise_unlisted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -114,12 +114,8 @@ def listed_path(text: str, root: str | Path) -> Path:
 
 def files_below(folder: Path, suffixes: tuple[str, ...]) -> list[str]:
     """Return the sorted paths of files below a folder, from there on, with "/"."""
-
-    def refuse(error: OSError) -> None:
-        raise cannot_list(error) from error
-
     found: list[str] = []
-    for above, subfolders, names in os.walk(folder, onerror=refuse):
+    for above, subfolders, names in os.walk(folder, onerror=raise_unlisted):
         subfolders[:] = (name for name in subfolders if not is_system_folder(name))
         # "._cat.xml" beside cat.xml is what macOS leaves on foreign disks.
         wanted = (n for n in names if n.lower().endswith(suffixes) and not n.startswith("."))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -26,7 +25,7 @@ from penstock.stores.index import labels_from
 from penstock.stores.records import EncodedImage, Record
 from penstock.vision.annotations.reading import files_below, key_of, read_text, reading, xml_text
 from penstock.vision.annotations.voc import voc_image, voc_root
-from penstock.warn import users_level
+from penstock.warn import warn_user
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping
@@ -168,9 +167,10 @@ def _warn_of_others(images: Path, pictures: Mapping[str, str], used: Container[s
     """Warn of images without an annotation."""
     alone = [stem for stem, path in pictures.items() if path not in used]
     if alone:
-        message = f"{len(alone)} image(s) in {images} have no file in Annotations and are left "
-        message += f"out: {min(alone)!r} is one."
-        warnings.warn(message, UserWarning, stacklevel=users_level())
+        warn_user(
+            f"{len(alone)} image(s) in {images} have no file in Annotations and are left out: "
+            f"{min(alone)!r} is one."
+        )
 
 
 def keys_of_split(root: Path, split: str, names: Container[str]) -> list[str]:

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import math
 import os
-import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -44,7 +43,7 @@ from penstock.vision.annotations.reading import (
     whole_value,
 )
 from penstock.vision.arguments import checked_choice
-from penstock.warn import users_level
+from penstock.warn import warn_user
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -235,8 +234,7 @@ def read_yolo(
         _image(*files[0], label_file(files[0][0]), labels, None)  # sooner than all damaged: raises
     if images and missing == len(images):
         first = label_file(files[0][0])
-        message = f"no image of split {split!r} of {data.source} has labels: {first} is not there."
-        warnings.warn(message, UserWarning, stacklevel=users_level())
+        warn_user(f"no image of split {split!r} of {data.source} has labels: {first} is not there.")
     if labels.class_names:
         return images, labels.class_names
     highest = max((int(found.class_name) for i in images for found in i.objects), default=-1)

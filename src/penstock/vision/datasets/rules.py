@@ -27,7 +27,6 @@ from __future__ import annotations
 import functools
 import itertools
 import os
-import warnings
 from collections import Counter
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Final, Literal
@@ -39,7 +38,7 @@ from penstock.errors import StoreError
 from penstock.images import decode_image, read_header, without_orientation
 from penstock.vision.annotations.reading import header_of
 from penstock.vision.arguments import checked_choice
-from penstock.warn import users_level
+from penstock.warn import warn_user
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -196,11 +195,7 @@ class JudgedBoxes:
 
 
 def judged(
-    boxes: NDArray[np.float64],
-    sizes_px: NDArray[np.int64],
-    policy: BadBoxes,
-    *,
-    added_px: int = 0,
+    boxes: NDArray[np.float64], sizes_px: NDArray[np.int64], policy: BadBoxes, *, added_px: int = 0
 ) -> JudgedBoxes:
     """Return what `policy` makes of boxes. Under "raise" bad ones stay; raising is the caller's.
 
@@ -384,7 +379,7 @@ def _report_unknown(table: AnnotationTable, rules: AnnotationRules) -> None:
         )
     counts = Counter(sorted(unknown)).most_common()
     parts = [f"{count:,} {name!r:.80}" for name, count in counts]
-    warn(
+    warn_user(
         f"{len(unknown):,} of {table.num_objects:,} objects are of none of the classes asked for, "
         f"and are left out: {', '.join(parts):.500}."
     )
@@ -395,15 +390,10 @@ def warn_of_absent(class_names: Sequence[str], labels: NDArray[np.int64]) -> Non
     counts = np.bincount(labels[labels >= 0], minlength=len(class_names))
     absent = [class_names[number] for number in np.flatnonzero(counts == 0).tolist()]
     if absent:
-        warn(
+        warn_user(
             f"no object is of {len(absent)} of the {len(class_names)} classes given: "
             f"{', '.join(map(repr, absent)):.500}. They keep their numbers."
         )
-
-
-def warn(message: str) -> None:
-    """Warn the user, at the line that made the data set."""
-    warnings.warn(message, UserWarning, stacklevel=users_level())
 
 
 def in_frame(
@@ -418,7 +408,7 @@ def in_frame(
     if orientation == "auto":
         if annotated_hw_px == upright:
             if upright == stored and header.orientation != 1:
-                warn(_AMBIGUOUS)
+                warn_user(_AMBIGUOUS)
             return data
         if annotated_hw_px != stored:
             height, width = annotated_hw_px or (0, 0)

@@ -22,7 +22,7 @@ from penstock.data.packed_list import PackedList
 from penstock.errors import ConfigError, StoreError
 from penstock.vision.annotations.model import AnnotatedImage, AnnotatedObject
 from penstock.vision.annotations.reading import MAX_ATTRIBUTES, MAX_LANDMARK_NAMES, MAX_LANDMARKS
-from penstock.vision.datasets.rules import warn
+from penstock.warn import warn_user
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -306,7 +306,7 @@ class TableBuilder:
         names, columns = {}, {}
         for name, words in self._attributes.items():
             if words.names.keys() == {""} and name not in self._there:
-                warn(f"no object has the attribute {name!r:.80}.")
+                warn_user(f"no object has the attribute {name!r:.80}.")
             names[name] = tuple(self._texts.get(name) or numbered_names(words.names))
             columns[name] = words.as_numbers_of(names[name])
             if (columns[name] < 0).any():

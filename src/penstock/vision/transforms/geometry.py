@@ -45,9 +45,7 @@ _CENTRE: Final = 0.5  # from the edge of a pixel to its centre
 
 
 def moved(
-    sample: dict[str, Any],
-    scale: tuple[float, float],
-    shift_px: tuple[float, float],
+    sample: dict[str, Any], scale: tuple[float, float], shift_px: tuple[float, float]
 ) -> dict[str, Any]:
     """Return a sample with boxes and landmarks scaled, then shifted."""
     num_objects(sample)
@@ -86,9 +84,7 @@ def _mapped(points: NDArray[Any], matrix: NDArray[np.float64]) -> NDArray[np.flo
 
 
 def clipped(
-    sample: dict[str, Any],
-    region_px: tuple[float, float, float, float],
-    min_side_px: float = 0.0,
+    sample: dict[str, Any], region_px: tuple[float, float, float, float], min_side_px: float = 0.0
 ) -> dict[str, Any]:
     """Return a sample cut at a region of its image."""
     result = dict(sample)
@@ -136,9 +132,7 @@ class Flip(ShownByArguments):
 
     @removed_arguments(p="probability=")
     def __init__(
-        self,
-        probability: float = 0.5,
-        landmark_order: Sequence[int] | Literal[False] | None = None,
+        self, probability: float = 0.5, landmark_order: Sequence[int] | Literal[False] | None = None
     ) -> None:
         """Say how often to mirror.
 

@@ -19,7 +19,6 @@ _EXTRA_OF: Final = {
     "rich": "cli",
     "torch": "torch",
     "cv2": "vision",
-    "simplejpeg": "vision",
     "PIL": "vision",
     "pycocotools": "coco",
     "lmdb": "lmdb",

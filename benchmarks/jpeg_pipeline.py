@@ -16,6 +16,9 @@ Method
     decode alone       2 processes that decode the files with simplejpeg and do nothing else: no
                        loader, no batches. The limit of whoever decodes whole files.
     decode alone, coarse colour      The same with `fastupsample=True`, which Penstock uses.
+    decode_image       The same two processes, with `penstock.images.decode_image`.
+    ..., OpenCV decodes    The same as penstock or decode_image, as where simplejpeg is not
+                       installed.
 
     The files are in memory (the page cache); an epoch is 1,792 images, which takes the 445 files
     four times, so that both workers get as many batches. Each contender loads three epochs with the
@@ -269,7 +272,15 @@ def _check_epoch(loader: Any, num_images: int, *, is_float: bool) -> None:  # no
     check(seen == num_images, f"{seen} images of {num_images}")
 
 
-def decode_alone(size: Size, *, coarse_color: bool = False) -> Reading:
+def without_simplejpeg(run: Callable[[Size], Reading], size: Size) -> Reading:
+    """Run a contender as where simplejpeg is not installed."""
+    import sys
+
+    sys.modules["simplejpeg"] = None  # type: ignore[assignment]  # its import raises
+    return run(size)
+
+
+def decode_alone(size: Size, how: Literal["whole", "coarse", "decode_image"] = "whole") -> Reading:
     """Decode the files in two processes, and do nothing else."""
     import multiprocessing
 
@@ -277,7 +288,7 @@ def decode_alone(size: Size, *, coarse_color: bool = False) -> Reading:
     files = image_files(size)
     gates = [context.Pipe() for _ in range(_NUM_WORKERS)]
     processes = [
-        context.Process(target=_decode, args=(end, files[k::_NUM_WORKERS], size, coarse_color))
+        context.Process(target=_decode, args=(end, files[k::_NUM_WORKERS], size, how))
         for k, (_, end) in enumerate(gates)
     ]
     for process in processes:
@@ -296,13 +307,18 @@ def decode_alone(size: Size, *, coarse_color: bool = False) -> Reading:
     return Reading.of(meter, num_images / meter.wall_s, num_images // _BATCH_SIZE, more)
 
 
-def _decode(gate: Any, files: list[str], size: Size, coarse_color: bool) -> None:  # noqa: ANN401
-    from simplejpeg import decode_jpeg
+def _decode(gate: Any, files: list[str], size: Size, how: str) -> None:  # noqa: ANN401
+    if how == "decode_image":
+        from penstock.images import decode_image as decode
+    else:
+        from simplejpeg import decode_jpeg
+
+        decode = partial(decode_jpeg, colorspace="RGB", fastupsample=how == "coarse")
 
     def epoch() -> int:
         for path in files:
             with open(path, "rb") as file:
-                decode_jpeg(file.read(), "RGB", fastupsample=coarse_color)
+                decode(file.read())
         return len(files)
 
     epoch()
@@ -319,7 +335,12 @@ CONTENDERS: dict[str, Callable[[Size], Reading]] = {
     "penstock, uint8": partial(load, "penstock, uint8", "penstock"),
     "penstock, Pillow's resampling": partial(load, "penstock, Pillow's resampling", "penstock"),
     "decode alone": decode_alone,
-    "decode alone, coarse colour": partial(decode_alone, coarse_color=True),
+    "decode alone, coarse colour": partial(decode_alone, how="coarse"),
+    "decode_image": partial(decode_alone, how="decode_image"),
+    "decode_image, OpenCV decodes": partial(
+        without_simplejpeg, partial(decode_alone, how="decode_image")
+    ),
+    "penstock, OpenCV decodes": partial(without_simplejpeg, partial(load, "penstock", "penstock")),
 }
 
 BENCHMARK = Benchmark(
@@ -336,6 +357,8 @@ BENCHMARK = Benchmark(
         Target("penstock", "decode alone, coarse colour"),
         Target("penstock, uint8", "decode alone"),
         Target("penstock, Pillow's resampling", "torch, Pillow"),
+        Target("penstock, OpenCV decodes", "penstock"),
+        Target("decode_image, OpenCV decodes", "decode_image"),
     ],
 )
 

@@ -20,7 +20,6 @@ _EXTRA_OF: Final = {
     "rich": "cli",
     "torch": "torch",
     "cv2": "vision",
-    "simplejpeg": "vision",
     "PIL": "vision",
     "pycocotools": "coco",
     "lmdb": "lmdb",

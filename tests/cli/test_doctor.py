@@ -175,7 +175,7 @@ def library(tmp_path, monkeypatch):
     return look
 
 
-def test_libraries_are_judged(library, tmp_path):
+def test_libraries_are_judged(library, tmp_path, monkeypatch):
     broken = library("torch", "9", "raise OSError('libcudart.so: no such file')")
     assert broken.status == "problem"
     assert "OSError: libcudart.so: no such file" in broken.found
@@ -187,6 +187,11 @@ def test_libraries_are_judged(library, tmp_path):
     write(tmp_path, {"half.py": ""})
     half = look_at_extra("x", [("half", "2.3")])
     assert (half.status, half.found) == ("advice", "half 0")
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "simplejpeg", None)
+        vision = look_at_extra("vision", [("numpy", "1.26"), ("simplejpeg", "1.7")])
+    assert vision.status == "advice"
+    assert vision.found.endswith("; OpenCV decodes JPEG files, as simplejpeg is missing")
     absent = look_at_extra("lmdb", [("penstock-has-no-such-library", "1")])
     assert absent.status == "ok"
     assert absent.found.endswith(f"; if you want it: {install_command('lmdb')}")

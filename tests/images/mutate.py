@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 from tests.images.making import many_forms, oriented, picture, saved, with_gain_map
 
-from penstock.images import decode_image, read_header, repair_image, without_orientation
+from penstock.images import decode_image, jpeg, read_header, repair_image, without_orientation
 from penstock.images.decode import check_image
 from penstock.images.regions import Region, decode_region
 from penstock.images.shrink import shrink_image
@@ -131,6 +131,13 @@ def part_or_none(decode, *arguments, **how):
         return None
 
 
+def cut_to_fit(data):
+    """Return a JPEG file without the image data that its frame header leaves over."""
+    start = read_header(data).jpeg.scan_offset
+    files = (data[:stop] + b"\xff\xd9" for stop in range(start, len(data)))
+    return next(file for file in files if part_or_none(decode_image, file) is not None)
+
+
 def attempt(data):
     """Do with a file all that can be done; return how many of these were refused.
 
@@ -161,7 +168,9 @@ def peak_bytes():
     return 1024 * int(re.search(r"VmHWM:\s+(\d+)", status)[1])
 
 
-def main(seed, start, stop, *folders):
+def main(decoder, seed, start, stop, *folders):
+    if decoder == "OpenCV":
+        jpeg.simplejpeg = None
     resource.setrlimit(resource.RLIMIT_AS, (LIMIT_BYTES, LIMIT_BYTES))
     files = many_files()
     for folder in folders:

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from tests.support.processes import python
 
-pytest.importorskip("simplejpeg")
 pytest.importorskip("cv2")
 pytest.importorskip("PIL.Image")
 
@@ -155,11 +154,11 @@ COSTLY = {
 
 
 @pytest.mark.parametrize("name", sorted(COSTLY))
-def test_what_does_not_decode_to_many_pixels_takes_no_memory_for_them(name, tmp_path):
+def test_what_does_not_decode_to_many_pixels_takes_no_memory_for_them(name, tmp_path, preamble):
     """In a process of its own: its peak is looked at."""
     path = tmp_path / "file"
     path.write_bytes(COSTLY[name])
-    script = (
+    script = preamble + (
         "import sys\n"
         "from penstock.images.decode import check_image, decode_image\n"
         "from tests.images.making import many_forms\n"

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from tests.support.processes import python
 
-pytest.importorskip("simplejpeg")
 cv2 = pytest.importorskip("cv2")
 Image = pytest.importorskip("PIL.Image")
 ImageOps = pytest.importorskip("PIL.ImageOps")
@@ -30,6 +29,7 @@ from tests.images.making import (  # noqa: E402
     segment,
     with_frame,
 )
+from tests.images.mutate import cut_to_fit  # noqa: E402
 
 from penstock.errors import ConfigError  # noqa: E402
 from penstock.images import (  # noqa: E402
@@ -192,6 +192,7 @@ def test_cmyk_tiff_is_as_pillow_decodes_it():
 def test_jpeg_of_rare_sampling_is_decoded(sampling):
     data = saved(np.full((64, 64, 3), 90, np.uint8), "JPEG", subsampling=0)
     data = with_frame(data, height=8, width=8, sampling=sampling)  # enough blocks for any of these
+    data = cut_to_fit(data)
     assert mean_difference(decode_image(data), by_pillow(data)) < 0.5
 
 
@@ -201,7 +202,7 @@ def test_lossless_jpeg_is_exact():
 
 
 def test_lossless_jpeg_in_luminance_and_colour_is_an_error():
-    with pytest.raises(ValueError, match="Unsupported color conversion"):
+    with pytest.raises(ValueError, match=r"Unsupported color conversion|OpenCV cannot decode the"):
         decode_image(lossless_jpeg(RGB, adobe=1))
 
 
@@ -305,8 +306,8 @@ def test_a_wrong_checksum_is_an_error_that_says_where():
         decode_image(bytes(data))
 
 
-def test_nothing_is_written_to_stderr_for_files_that_are_whole_or_cut_off(tmp_path):
-    script = (
+def test_nothing_is_written_to_stderr_for_files_that_are_whole_or_cut_off(preamble):
+    script = preamble + (
         "from penstock.images import decode_image\n"
         "from tests.images.making import many_forms\n"
         "for name, data in many_forms().items():\n"

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("simplejpeg")
 pytest.importorskip("cv2")
 pytest.importorskip("PIL.Image")
 

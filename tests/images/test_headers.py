@@ -8,7 +8,6 @@ import struct
 
 import pytest
 
-pytest.importorskip("simplejpeg")
 pytest.importorskip("cv2")
 Image = pytest.importorskip("PIL.Image")
 

@@ -8,7 +8,6 @@ import io
 import numpy as np
 import pytest
 
-pytest.importorskip("simplejpeg")
 pytest.importorskip("cv2")
 Image = pytest.importorskip("PIL.Image")
 

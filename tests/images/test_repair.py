@@ -8,7 +8,6 @@ import struct
 import numpy as np
 import pytest
 
-pytest.importorskip("simplejpeg")
 cv2 = pytest.importorskip("cv2")
 pytest.importorskip("PIL.Image")
 

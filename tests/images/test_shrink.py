@@ -8,7 +8,6 @@ import io
 import numpy as np
 import pytest
 
-pytest.importorskip("simplejpeg")
 cv2 = pytest.importorskip("cv2")
 Image = pytest.importorskip("PIL.Image")
 

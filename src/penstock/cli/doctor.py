@@ -358,6 +358,10 @@ def look_at_extra(extra: str, needed: Iterable[tuple[str, str]]) -> Finding:
         if "torch" in broken:
             remedy += " Give pip the --index-url of torch's build (CPU, CUDA), or it takes another."
         return Finding("extras", extra, found, remedy, is_problem=True)
+    if missing == ["simplejpeg"]:
+        found += "; OpenCV decodes JPEG files, as simplejpeg is missing"
+        remedy = f"docs/decoding.md says what that changes. With it: {install_command(extra)}"
+        return Finding("extras", extra, found, remedy)
     if missing:
         how = install_command(extra)
         found = f"not installed ({', '.join(missing)} missing); if you want it: {how}"

@@ -6,8 +6,9 @@ batches of them on a device.
 """
 
 from penstock.deprecation import removed_names
-from penstock.images.decode import decode_image, repair_image
+from penstock.images.decode import decode_image
 from penstock.images.headers import read_header, without_orientation
+from penstock.images.jpeg import repair_image
 
 __all__ = ["decode_image", "read_header", "repair_image", "without_orientation"]
 

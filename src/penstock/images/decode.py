@@ -1,28 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Image files to pixels, by what they hold and not by what they are called.
 
-JPEG by libjpeg-turbo, or by OpenCV where its sampling is odd; PNG and WebP by OpenCV; the others by
-Pillow. What would cost far more than the file's size says is refused before.
+JPEG by libjpeg-turbo; PNG and WebP by OpenCV; the others by Pillow. What would cost far more than
+the file's size says is refused before.
 """
 
 from __future__ import annotations
 
-import re
 import struct
 import zlib
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import cv2
 import numpy as np
-import simplejpeg
 
 from penstock.errors import ConfigError
 from penstock.images.headers import (
-    JPEG_MAGIC,
     JPEG_PROCESSES,
     MAX_PIXELS,
     PNG_MAGIC,
-    START_OF_SCAN,
     as_octets,
     as_value_errors,
     jpeg_segments,
@@ -32,6 +28,7 @@ from penstock.images.headers import (
     turned_back,
     turned_upright,
 )
+from penstock.images.jpeg import by_opencv, decode_jpeg, jpeg_by_opencv
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -53,10 +50,6 @@ _UNKNOWN_SAMPLING: Final = "subsampling"  # TurboJPEG's word where it knows no n
 # most; but its first frame may fill only a part of the screen.
 _FREE_PIXELS: Final = 1 << 24  # their decoding takes some 300 MB
 _PIXELS_PER_BYTE: Final = {"jpeg2000": 1 << 14, "gif": 1 << 12}
-
-_JPEG_END: Final = b"\xff\xd9"
-# Neither occurs within a scan: the end of the image, or the start of a second one behind it.
-_END_OR_START: Final = re.compile(_JPEG_END + b"|" + JPEG_MAGIC)
 
 # Of a PNG file, colours and pixels. Transparency is dropped, and so is animation: what is left
 # shows the image that a viewer without either shows. Text and colour profiles may be packed to fill
@@ -126,40 +119,12 @@ def check_image(data: bytes | memoryview) -> int:
     return num_pixels
 
 
-def repair_image(data: bytes | memoryview) -> bytes | None:
-    """Return a JPEG file with the end marker that it lacks; None if it lacks none, or is no JPEG.
-
-    Args:
-        data: The whole file.
-
-    Returns:
-        A file for `decode_image` with `strict=False`.
-
-    Example:
-        >>> repair_image(bytes.fromhex("ffd8 ffe00002 ffda0002 1234")).hex(" ")
-        'ff d8 ff e0 00 02 ff da 00 02 12 34 ff d9'
-    """
-    whole = bytes(as_octets(data))
-    if not whole.startswith(JPEG_MAGIC):
-        return None
-    try:
-        # Markers are walked over, as an embedded preview has an end marker of its own.
-        start = next(stop for marker, _, stop in jpeg_segments(whole) if marker == START_OF_SCAN)
-    except ValueError:  # it ends before its image data
-        return None
-    found = _END_OR_START.search(whole, start)
-    if found is None:
-        return whole + _JPEG_END
-    place = found.start()
-    return None if found[0] == _JPEG_END else whole[:place] + _JPEG_END + whole[place:]
-
-
 def _decode(data: bytes | memoryview, header: ImageHeader, *, strict: bool) -> NDArray[np.uint8]:
     """Return the pixels as they are stored."""
     if header.jpeg is not None:
         return _decode_jpeg(data, header, header.jpeg, strict=strict)
     if header.form == "png":
-        pixels = _by_opencv(_essential_png(data))
+        pixels = by_opencv(_essential_png(data), cv2.IMREAD_COLOR_RGB)
         if pixels is None:
             raise ValueError("the PNG file is damaged: libpng refuses it, its checksums are right")
         return pixels
@@ -174,7 +139,7 @@ def _decode(data: bytes | memoryview, header: ImageHeader, *, strict: bool) -> N
         size_bytes = 8 + int.from_bytes(data[4:8], "little")
         if len(data) < size_bytes:  # OpenCV would say so on stderr
             raise ValueError(f"the WebP file is truncated: {len(data)} bytes of {size_bytes}")
-        pixels = _by_opencv(data)
+        pixels = by_opencv(data, cv2.IMREAD_COLOR_RGB)
         if pixels is not None:
             return pixels
     return _by_pillow(data, header)
@@ -219,17 +184,14 @@ def _decode_jpeg(
 ) -> NDArray[np.uint8]:
     check_jpeg(data, header, jpeg, strict=strict)
     try:
-        return _by_turbojpeg(data, jpeg, strict)
+        return decode_jpeg(data, header, strict=strict)
     except ValueError as error:
         if _UNKNOWN_SAMPLING in str(error):
-            pixels = _by_opencv(data if strict else repair_image(data) or data)
-            if pixels is None:
-                raise ValueError("a JPEG file of rare sampling that OpenCV cannot decode") from None
-            return pixels
+            return jpeg_by_opencv(data, jpeg, strict=strict, thorough=False)
         tidy = _without_gaps(data, jpeg)
         if len(tidy) == len(data):
             raise
-    return _by_turbojpeg(tidy, jpeg, strict)
+    return decode_jpeg(tidy, read_header(tidy, max_pixels=None), strict=strict)
 
 
 def check_jpeg(
@@ -257,45 +219,12 @@ def check_jpeg(
         raise ValueError(f"a JPEG file of {num_scans} scans; at most {_MAX_SCANS} are decoded")
 
 
-def _by_turbojpeg(data: bytes | memoryview, jpeg: JpegHeader, strict: bool) -> NDArray[np.uint8]:
-    if jpeg.num_components == 4:
-        return _from_cmyk(simplejpeg.decode_jpeg(data, "CMYK", strict=strict))
-    if jpeg.num_components == 1 and jpeg.process == "lossless":
-        # Only as it is: asked for RGB it refuses, and asked for a smaller size it ends the process
-        # (simplejpeg 1.9).
-        grey = simplejpeg.decode_jpeg(data, "GRAY", strict=strict)
-        return np.repeat(grey, 3, axis=2)
-    pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(data, "RGB", strict=strict)
-    return pixels
-
-
-def _from_cmyk(lack: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return RGB for inks without a profile: each colour is its ink's lack times black's."""
-    pixels: NDArray[np.uint8] = np.empty((*lack.shape[:2], 3), np.uint8)
-    for row, out in zip(lack, pixels, strict=True):  # by rows: twice the bits for one row only
-        product = row[:, :3].astype(np.uint16) * row[:, 3:] + 127
-        out[:] = product // 255
-    return pixels
-
-
 def _without_gaps(data: bytes | memoryview, jpeg: JpegHeader) -> bytes:
     """Return the file without what lies between its segments and belongs to none."""
     pieces: list[bytes | memoryview] = [b"\xff\xd8"]
     for marker, start, stop in jpeg_segments(data):
         pieces += (bytes((0xFF, marker)), data[start - 2 : stop])
     return b"".join((*pieces, data[jpeg.scan_offset :]))
-
-
-def _by_opencv(data: bytes | memoryview) -> NDArray[np.uint8] | None:
-    """Return the pixels as they are stored; None if OpenCV cannot decode them."""
-    flags = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
-    try:
-        image: NDArray[Any] | None = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
-    except cv2.error as error:
-        if error.code == cv2.Error.StsNoMem:
-            raise MemoryError(str(error)) from None
-        return None
-    return None if image is None else image.astype(np.uint8, copy=False)
 
 
 def _by_pillow(data: bytes | memoryview, header: ImageHeader) -> NDArray[np.uint8]:

@@ -8,29 +8,24 @@ damaged file may still give is in docs/design/vision.md.
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 import cv2
-import numpy as np
-import simplejpeg
 
 from penstock.images.decode import check_jpeg, decode_image
 from penstock.images.headers import as_octets, check_size, turned_upright
+from penstock.images.jpeg import decode_jpeg, decode_jpeg_rows
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
     from penstock.images.headers import ImageHeader
 
 _REDUCTIONS: Final = (8, 4, 2)
-_LEAST_ROWS_SAVED: Final = 32  # two rows of blocks: less is not worth a copy of the file
 # What Exif's orientations do to the image as it is seen, once 5 and above have been transposed.
 _MIRRORS_ROWS: Final = (3, 4, 7, 8)  # the first becomes the last
 _MIRRORS_COLUMNS: Final = (2, 3, 6, 7)
-# libjpeg keeps the first of its warnings only. So this one says that nothing was wrong before the
-# last row, and that the file goes on to its end.
-_ALL_ROWS_DECODED: Final = re.compile(r"extraneous bytes before marker 0xd9$")
 
 
 class Region(NamedTuple):
@@ -132,54 +127,14 @@ def _decode_part(
     """Return a part of a file, reduced; None if it is not to be had from libjpeg-turbo directly."""
     jpeg = header.jpeg
     assert jpeg is not None
-    num_rows = region.top + region.height
-    # Smooth enlargement looks at the next row of colour: 2 rows of pixels, or 4.
-    needed = num_rows if fast else num_rows + 4 * factor
-    if (
-        not whole
-        and jpeg.process == "baseline"
-        and jpeg.is_single_scan
-        and header.height_px - needed >= _LEAST_ROWS_SAVED
-    ):
-        rows = _decode_rows(data, header, needed, factor, fast=fast)
+    if not whole and jpeg.process == "baseline" and jpeg.is_single_scan:
+        rows = decode_jpeg_rows(data, header, region.top + region.height, factor, fast=fast)
         if rows is not None:
             return _cut(rows, region, factor)
     height, width = header.height_px, header.width_px
     try:
-        rows = simplejpeg.decode_jpeg(
-            data, "RGB", fastupsample=fast, **_least(height, width, factor)
-        )
+        rows = decode_jpeg(data, header, factor, fast=fast, thorough=whole)
     except ValueError:
         return None
     is_as_said = rows.shape == (-(-height // factor), -(-width // factor), 3)
     return _cut(rows, region, factor) if is_as_said else None
-
-
-def _decode_rows(
-    data: bytes | memoryview, header: ImageHeader, num_rows: int, factor: int, *, fast: bool
-) -> NDArray[np.uint8] | None:
-    """Return the first rows of a file; None if anything was other than expected."""
-    assert header.jpeg is not None
-    file = bytearray(data)
-    place = header.jpeg.sof_offset + 1
-    file[place : place + 2] = num_rows.to_bytes(2, "big")
-    height, width = -(-num_rows // factor), -(-header.width_px // factor)
-    rows = np.empty((height, width, 3), np.uint8)
-    try:
-        simplejpeg.decode_jpeg(
-            file, "RGB", fastupsample=fast, buffer=rows, **_least(num_rows, header.width_px, factor)
-        )
-    except ValueError as error:
-        return rows if _ALL_ROWS_DECODED.search(str(error)) else None
-    return None  # it found no more data than it expected: the rows are not where they should be
-
-
-def _least(height: int, width: int, factor: int) -> dict[str, int]:
-    """Return the arguments that make the decoder reduce by `factor`."""
-    if factor == 1:
-        return {}
-    return {
-        "min_height": -(-height // factor),
-        "min_width": -(-width // factor),
-        "min_factor": factor,
-    }

@@ -162,7 +162,8 @@ class Schedule:
 
     def begin(self, epoch: Epoch, iterator: object, source: IndexSource | None = None) -> None:
         """Note that workers have begun an epoch, and by which iterator the user gets it."""
-        self._running = [(ref, progress) for ref, progress in self._running if ref() is not None]
+        self.forget(None)  # the dead ones
+        self.forget(iterator)  # what it has left of another epoch
         self._running.append((weakref.ref(iterator), epoch.progress))
         if source is not None:
             self._current = epoch.number, epoch.progress

@@ -259,6 +259,17 @@ def test_a_loader_that_is_pickled_and_back_gives_the_same(num_workers: int) -> N
         assert torch.equal(i, j)
 
 
+@pytest.mark.parametrize("loader_class", [theirs.DataLoader, ours.DataLoader])
+def test_kept_workers_have_one_iterator_which_a_second_iter_begins_anew(loader_class) -> None:
+    loader = loader_class(range(6), batch_size=2, num_workers=1, persistent_workers=True)
+    first = iter(loader)
+    next(first)
+    second = iter(loader)
+    assert second is first
+    assert [batch.tolist() for batch in first] == [[0, 1], [2, 3], [4, 5]]
+    assert isinstance(second._base_seed, int)
+
+
 @pytest.mark.parametrize("refused", [pickle.dumps, copy.copy, copy.deepcopy])
 @pytest.mark.parametrize(
     "options", [{}, {"seed": 1}, {"num_workers": 1, "persistent_workers": True}], ids=str

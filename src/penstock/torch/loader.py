@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
 import warnings
+import weakref
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
@@ -34,7 +34,7 @@ from penstock.torch.worker import answer_in_threads
 from penstock.warn import users_level
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
     from multiprocessing.context import BaseContext
 
     from torch.utils.data import Dataset, Sampler
@@ -282,25 +282,25 @@ class DataLoader(EpochLoader, torch.utils.data.DataLoader[T_co]):
 
     def __iter__(self) -> Any:  # noqa: ANN401 - torch's return type is its private one
         """Begin the next epoch: starts the workers, or sets the persistent ones to work again."""
-        iterator: Any = super().__iter__()
-        if self._seed is None or iterator is not self._iterator:
-            return iterator
-        # Persistent workers' iterator lives on. The user gets one that ends with the epoch, so that
-        # it shows whether a loop is iterating.
-        iterator = _TorchIterator(iterator._stream, self)
-        self._schedule.begin(iterator.epoch, iterator)
+        kept: Any = super().__iter__()
+        if kept is not self._iterator or self._runs_on_torch:
+            return kept
+        # Persistent workers' iterator lives on. The user gets another, so that it shows whether a
+        # loop is iterating: with a seed one that ends with the epoch, else, as in torch, the same
+        # again while there is one.
+        iterator = None if self._seed is not None else kept.handed_out()
+        if iterator is None:
+            iterator = _TorchIterator(kept._stream, self)
+            iterator._base_seed = kept._base_seed
+            kept.handed_out = weakref.ref(iterator)
+        iterator.epoch, iterator._batches = kept.epoch, None
+        self._schedule.forget(kept)
+        self._schedule.begin(kept.epoch, iterator)
         return iterator
 
     # What a subclass assigns to these names is its own.
     epoch = Readable(EpochLoader.epoch)
     failures = Readable(EpochLoader.failures)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """As `penstock.Loader.load_state_dict`."""
-        if self._iterator is not None and sys.getrefcount(self._iterator) <= 2:
-            # A persistent iterator that only this loader (and the call above) holds.
-            self._schedule.forget(self._iterator)
-        self._schedule.load_state_dict(state, self._source(), self.dataset)
 
     @property
     def _runs_on_torch(self) -> bool:
@@ -356,6 +356,8 @@ def _absent(name: str, instead: str) -> property:
 
 class _TorchIterator(EpochIterator):
     """An epoch's iterator by the names that other libraries know of torch's, as far as they fit."""
+
+    _base_seed: int
 
     def __init__(self, stream: BatchStream, loader: DataLoader[Any]) -> None:
         super().__init__(stream)
@@ -414,6 +416,7 @@ class _LoaderIterator(_TorchIterator):
         stream = kind(plan, epoch, loader._faults, loader._monitor, hook)
         stream.len_called = loader._IterableDataset_len_called
         super().__init__(stream, loader)
+        self.handed_out: Callable[[], _TorchIterator | None] = lambda: None
         loader._schedule.begin(epoch, self, source)
 
     def _reset(self, loader: DataLoader[Any]) -> None:

@@ -33,7 +33,7 @@ help:
 	@echo "make suites       run other projects' own tests on Penstock's loader (ONLY=skorch: of one); gigabytes, an hour"
 	@echo "make gpu          on a machine with a CUDA device: its tests, and what it brings, in minutes"
 	@echo "make lint types contracts    what CI checks besides"
-	@echo "make dist         build the wheel and the source distribution, install and try them"
+	@echo "make dist         build the wheel and the source distribution, install and try them in each Python (.ci/pythons)"
 	@echo "make docs         build the site into site/ and test it; open site/index.html (make docs-serve: while you write)"
 	@echo "make bench        run the benchmarks (make bench-smoke: at tiny size)"
 	@echo "make peers-environments peers   the other loaders: install each, measure all, write docs/benchmarks.md"
@@ -46,14 +46,20 @@ define install
 	"$(PYTHON)" -m venv "$(1)"
 	@echo "Installing into $(1): gigabytes, and some minutes in which pip says nothing."
 	"$(1)/bin/python" -m pip install --disable-pip-version-check -q -c constraints.txt -e ".[$(2)]"
-	@touch "$@"
 endef
 
 $(STAMP): pyproject.toml constraints.txt
 	$(call install,$(VENV),$(EXTRAS))
+	@touch "$@"
 
+# mmengine wants opencv-python, Penstock and albumentations want opencv-python-headless, and pip lets
+# both write the folder cv2. Only the latter stays; `pip check` says that mmengine lacks the other.
 $(CLIENTS_STAMP): pyproject.toml constraints.txt
 	$(call install,$(CLIENTS_VENV),$(CLIENTS_EXTRAS))
+	"$(CLIENTS_VENV)/bin/python" -m pip uninstall -q -y opencv-python
+	"$(CLIENTS_VENV)/bin/python" -m pip install --disable-pip-version-check -q -c constraints.txt \
+		--no-deps --force-reinstall opencv-python-headless
+	@touch "$@"
 
 demo: $(STAMP)
 	"$(BIN)/python" examples/digits.py
@@ -117,13 +123,16 @@ contracts: $(STAMP)
 	"$(BIN)/lint-imports"
 	"$(BIN)/python" tests/contract/size.py
 
-# Both into dist/, which holds nothing else afterwards; then they are installed and tried. It needs a
-# package index, and takes a minute or two, most of it in pip: hence the longer time limit.
+# Both into dist/, which holds nothing else afterwards; then they are installed and tried, by each of
+# the interpreters of .ci/pythons. It needs a package index, and takes minutes, most of them in pip:
+# hence the longer time limit.
 dist: $(STAMP)
 	rm -rf dist
 	PIP_CONSTRAINT="$(CURDIR)/constraints.txt" "$(BIN)/python" -m build
 	"$(BIN)/python" -m twine check --strict dist/*
-	PENSTOCK_DIST="$(CURDIR)/dist" "$(BIN)/python" -m pytest -q tests/release -o faulthandler_timeout=600
+	@wc -c dist/*
+	PENSTOCK_PYTHONS="$$(.ci/pythons)" PENSTOCK_DIST="$(CURDIR)/dist" \
+		"$(BIN)/python" -m pytest -q tests/release -o faulthandler_timeout=600 --durations=0 --durations-min=5
 
 # The first variable: Material's makers announce their next project at every start.
 docs: $(STAMP)

@@ -49,6 +49,11 @@ def test_the_python_of_a_page_runs_and_prints_what_it_says(page, tmp_path):
     assert len(said) == PAGES[page]
 
 
+def test_opencv_is_there_once():
+    names = {each.name for each in importlib.metadata.distributions()}
+    assert {name for name in names if name.startswith("opencv")} == {"opencv-python-headless"}
+
+
 @pytest.mark.parametrize("name", ["accelerate", "mmengine", "transformers"])
 def test_a_page_names_the_version_that_it_is_true_of(name):
     version = importlib.metadata.version(name)

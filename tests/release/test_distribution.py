@@ -14,17 +14,33 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import time
 import tomllib
 import venv
 import zipfile
 from pathlib import Path
 
 import pytest
+from tests.docs.test_quickstart_page import SECTIONS, follow
 
 import penstock
 
 ROOT = Path(__file__).resolve().parents[2]
 CONSTRAINTS = ROOT / "constraints.txt"
+# By itself, a run tries the interpreter that it runs in. torch is installed for that one alone: for
+# others, some indexes have builds of gigabytes.
+PYTHONS = re.split(r"[\s:]+", os.environ.get("PENSTOCK_PYTHONS", sys.executable).strip())
+PROGRAM = """
+from penstock import Loader
+from penstock.stores import LMDBDataset
+from penstock.vision import ImagePipeline
+
+if __name__ == "__main__":
+    photos = LMDBDataset("own.lmdb", transform=ImagePipeline.train(64))
+    loader = Loader(photos, batch_size=32, shuffle=True, num_workers=2, seed=7)
+    (shape,) = {images.shape[1:] for images, labels in loader}
+    print(sum(len(labels) for images, labels in loader), shape, *photos.class_names)
+"""
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
@@ -131,8 +147,8 @@ def test_the_readme_of_the_metadata_links_to_no_file_beside_it(wheel):
 def test_the_source_distribution_has_what_the_makefile_needs(unpacked):
     assert not (unpacked / ".git").exists()
     names = (
-        ".ci/run", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md",
-        "constraints.txt", "docs/versioning.md", "examples/README.md",
+        ".ci/pythons", ".ci/run", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile",
+        "README.md", "constraints.txt", "docs/versioning.md", "examples/README.md",
         "mkdocs.yml", "pyproject.toml", "tests/conftest.py",
     )  # fmt: skip
     assert [name for name in names if not (unpacked / name).is_file()] == []
@@ -187,3 +203,46 @@ def test_the_extra_cli_alone_has_version_help_and_doctor(wheel, clean, tmp_path)
     module = run([copy / "bin/python", "-m", "penstock", "--version"], cwd=tmp_path)
     assert module.stdout == f"penstock {penstock.__version__}\n"
     shutil.rmtree(copy)
+
+
+@pytest.fixture(scope="module", params=PYTHONS)
+def installed(request, dist, tmp_path_factory):
+    """The folder of programs of an environment in which pip has found the wheel by its name."""
+    folder = tmp_path_factory.mktemp("installed") / "venv"
+    run([request.param, "-m", "venv", folder])
+    python = folder / "bin/python"
+    version = run([python, "-c", "import sys; print(*sys.version_info[:2])"]).stdout
+    extras = "torch," * (version.split() == [str(part) for part in sys.version_info[:2]])
+    pip = [python, "-m", "pip", "install", "-q", "--no-compile", "-c", CONSTRAINTS]
+    run([*pip, "--find-links", dist, f"penstock-loader[{extras}vision,cli,lmdb]"])
+    yield folder / "bin"
+    shutil.rmtree(folder)
+
+
+def follow_quickstart(programs, monkeypatch, folder, sections):
+    monkeypatch.setattr(sys, "executable", str(programs / "python"))
+    for section in sections:
+        follow(section, folder, time.monotonic() + 100)
+
+
+def check_that_it_works(programs, monkeypatch, folder):
+    printed = run([programs / "penstock", "--version"]).stdout
+    assert printed == f"penstock {penstock.__version__}\n"
+    follow_quickstart(programs, monkeypatch, folder, ["Photos"])
+    run([programs / "penstock", "pack", "photos", "own.lmdb", "--resize", "64"], cwd=folder)
+    (folder / "own.py").write_text(PROGRAM)
+    printed = run([programs / "python", "own.py"], cwd=folder).stdout
+    assert printed == "600 (3, 64, 64) circle cross square\n"
+
+
+def test_an_interpreter_runs_the_wheel(installed, tmp_path, monkeypatch):
+    assert "2 workers delivered 4 batches" in run([installed / "penstock", "doctor"]).stdout
+    check_that_it_works(installed, monkeypatch, tmp_path)
+    if list(installed.parent.glob("lib/*/site-packages/torch")):
+        follow_quickstart(installed, monkeypatch, tmp_path, SECTIONS)
+
+
+def test_an_interpreter_runs_the_source_distribution(installed, sdist, tmp_path, monkeypatch):
+    pip = [installed / "python", "-m", "pip", "install", "-q", "--force-reinstall", "--no-deps"]
+    run([*pip, sdist], env={**os.environ, "PIP_CONSTRAINT": str(CONSTRAINTS)})
+    check_that_it_works(installed, monkeypatch, tmp_path)

@@ -19,7 +19,6 @@ from penstock.cli import main
 from penstock.optional import install_command
 
 cv2 = pytest.importorskip("cv2")
-pytest.importorskip("simplejpeg")
 pytest.importorskip("rich")
 Image = pytest.importorskip("PIL.Image")
 

@@ -153,7 +153,7 @@ def test_an_error_of_the_dataset_is_told_in_a_line(workers, capsys):
 
 def write_photos(folder, number, num_cut):
     image = pytest.importorskip("PIL.Image")
-    pytest.importorskip("simplejpeg")
+    pytest.importorskip("cv2")
     folder.mkdir(parents=True)
     paths = [folder / f"{position}.jpg" for position in range(number)]
     for path in paths:

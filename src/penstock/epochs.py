@@ -55,8 +55,14 @@ def _check_stream(dataset: object, progress: Progress) -> None:
             f"the state holds the place of a dataset that has load_state_dict(state), but {kind} "
             "has not: the classes differ"
         )
-    num_batches = sum(shard.num_batches for shard in shards if shard.state is None)
+    warn_of_replay(dataset, progress.given)
+
+
+def warn_of_replay(dataset: object, given: Given) -> None:
+    """Warn where a stream has no state, so that its batches are to be read once more."""
+    num_batches = sum(shard.num_batches for shard in given.shards.values() if shard.state is None)
     if num_batches:
+        kind = type(dataset).__name__
         advice = (
             "It holds samples, which no state can."
             if follows_epochs(dataset)
@@ -66,7 +72,7 @@ def _check_stream(dataset: object, progress: Progress) -> None:
         warnings.warn(
             f"{kind} has no state_dict() and load_state_dict(state), so the {num_batches} batches "
             f"that were given before are read once more and dropped. {advice}",
-            stacklevel=4,
+            stacklevel=users_level(),
         )
 
 

@@ -46,7 +46,13 @@ number of the epoch (None: the sampler's own) and that of the batches."""
 
 
 class IndexSource:
-    """Gives the indices of a loader's next epoch."""
+    """Gives the indices of a loader's next epoch.
+
+    Attributes:
+        base_seed: Of the workers, once `begin` was called; 0 where a seed decides it.
+    """
+
+    base_seed = 0
 
     def begin(self, epoch: int, progress: Progress) -> Iterator[object]:
         """Return the indices of an epoch's batches, from batch `progress.given.num_steps` on."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from penstock.engine.backends import BackendTraits, traits_of
+from penstock.engine.states import pair_of
 from penstock.faults import RAISES, FaultPolicy
 from penstock.randomness.keys import checked_count, checked_flag
 
@@ -170,6 +171,8 @@ class Plan:
             not that of worker threads; None locks nothing. Like all of the plan but the spec, it
             is sent to no worker.
         backend_options: Of the backend alone, in a class of its own; None if it has none.
+        steps_per_state: After how many steps to keep the states of the workers' datasets, map-style
+            ones too, and of their iterators; 0: at the beginning alone; None keeps none.
     """
 
     spec: WorkerSpec
@@ -184,6 +187,7 @@ class Plan:
     context: BaseContext | None = None
     page_lock: PageLock | None = None
     backend_options: Any = None
+    steps_per_state: int | None = None
 
     @property
     def traits(self) -> BackendTraits:
@@ -192,14 +196,15 @@ class Plan:
 
 
 class ShardPosition(NamedTuple):
-    """How far one worker is in its shard of an iterable dataset.
+    """How far one worker is in its shard of an iterable dataset; of a map-style one, its state.
 
     Attributes:
         num_batches: Batches it has made of it, or failed to.
         has_ended: Whether there is no more.
         state_at: After how many batches `state` was taken.
-        state: What the dataset's `state_dict()` returned then, pickled. None if the dataset has no
-            such method; in a message also if nothing was taken since the last one.
+        state: States of the dataset and of its iterator then (`penstock.engine.states`); of the
+            dataset alone, unless the plan keeps states. None if it has none; in a message also if
+            nothing was taken since the last one.
     """
 
     num_batches: int = 0
@@ -215,7 +220,7 @@ class ShardPosition(NamedTuple):
 
     def to_json(self) -> list[Any]:
         """Return the fields, with the state as the dataset gave it."""
-        return [*self[:3], None if self.state is None else pickle.loads(self.state)]
+        return [*self[:3], pair_of(self.state)[0]]
 
     @classmethod
     def from_json(cls, fields: Sequence[Any]) -> ShardPosition:
@@ -230,7 +235,7 @@ class ShardPosition(NamedTuple):
             checked_count("num_batches", num_batches),
             checked_flag("has_ended", has_ended),
             checked_count("state_at", state_at),
-            None if state is None else pickle.dumps(state),
+            None if state is None else pickle.dumps((state, None)),
         )
 
 
@@ -242,7 +247,7 @@ class Given(NamedTuple):
     Attributes:
         num_steps: Every step before this one was given.
         ahead: Steps after that which were given out of order, as ascending ranges (start, stop).
-        shards: Per worker of an iterable dataset, as of the last batch given.
+        shards: Positions of workers, as of the last batch given.
         turn: The worker whose batch comes next, for an iterable dataset.
         num_asked: Samples that were asked for, in the batches given.
         num_failed: Those of them, and of their replacements, that could not be made.
@@ -265,12 +270,12 @@ class Given(NamedTuple):
         num_steps = ahead.pop(0)[1] if ahead[0][0] == self.num_steps else self.num_steps
         return self._replace(num_steps=num_steps, ahead=tuple(ahead))
 
-    def with_shards(self, shards: Iterable[tuple[int, ShardPosition]], turn: int) -> Given:
-        """Return this with one more batch of an iterable dataset."""
+    def with_shards(self, shards: Iterable[tuple[int, ShardPosition]]) -> Given:
+        """Return this with newer positions of workers."""
         now = dict(self.shards)
         for worker_id, shard in shards:
             now[worker_id] = shard.after(now.get(worker_id))
-        return self._replace(num_steps=self.num_steps + 1, shards=now, turn=turn)
+        return self._replace(shards=now)
 
 
 @dataclass(slots=True)

@@ -20,6 +20,7 @@ from penstock.data.dataset import batch_reader, can_resume, length_of, reads_tog
 from penstock.data.names import name_samples
 from penstock.engine.plan import ShardPosition, dataset_keys, unwrap_indices
 from penstock.engine.recover import BatchItem, Reader
+from penstock.engine.states import load_state, pair_of, take_states
 from penstock.faults import annotate, text_of
 from penstock.user_code import transform_that_raised
 from penstock.worker_info import set_shard, was_asked
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from penstock.engine.assembly import Assembler, PlainMaker
     from penstock.engine.plan import WorkerSpec
     from penstock.engine.status_page import StatusWriter
-    from penstock.engine.task import WorkerIdentity
+    from penstock.engine.task import BeginEpoch, WorkerIdentity
     from penstock.randomness.samples import SampleStreams
     from penstock.worker_info import ShardInfo
 
@@ -241,10 +242,10 @@ class ShardReader(Reader):
         spec: WorkerSpec,
         streams: SampleStreams | None,
         identity: WorkerIdentity,
-        position: ShardPosition,
+        begun: BeginEpoch,
         notices: dict[str, Any],
     ) -> None:
-        """Begin the iterable, or bring it to `position`."""
+        """Begin the iterable, or go on at the position where it was."""
         self._spec = spec
         self._streams = streams
         self._worker_id = identity.worker_id
@@ -256,27 +257,32 @@ class ShardReader(Reader):
         self._state_at = 0  # batches after which its state was taken last
         self._next_state_s = 0.0
         self._num_failed = 0  # in a row
+        self._keeps_states = begun.keeps_states
         self._can_resume = can_resume(spec.dataset)
-        self._iterator = self._begin(position)
+        self._resumed = begun.position or ShardPosition()
+        self._iterator = self._begin(self._resumed)
         # Not the iterator itself: `islice` calls `iter` on it, which may begin it anew.
         self._samples = map(next, itertools.repeat(self._iterator))
 
     def _begin(self, position: ShardPosition) -> Iterator[Any]:
         dataset = self._spec.dataset
-        if position.has_ended:  # its state is that of an end: there is nothing to load
+        if position.has_ended:
             self._num_batches, self._has_ended = position.num_batches, True
-            return iter(())
-        if position.state is not None:
-            dataset.load_state_dict(pickle.loads(position.state))
+            if not self._keeps_states:  # there is nothing to load for the next epoch
+                return iter(())
+        elif position.state is not None:
             self._num_batches = self._state_at = position.state_at
+        of_dataset, of_iterator = pair_of(position.state)
+        load_state(dataset, of_dataset)
         if self._streams is not None:
             self._streams.begin_iterator()
         iterator: Iterator[Any] = iter(dataset)
+        load_state(iterator, of_iterator)
         return iterator
 
-    def replay(self, make_batch: Callable[[], object], num_batches: int) -> None:
+    def replay(self, make_batch: Callable[[], object]) -> None:
         """Make batches that were given before once more, under the same random numbers."""
-        while self._num_batches < num_batches and not self._has_ended:
+        while self._num_batches < self._resumed.num_batches and not self._has_ended:
             with contextlib.suppress(Exception):  # the loop got the exception then, and went on
                 make_batch()
 
@@ -361,9 +367,13 @@ class ShardReader(Reader):
         """Return the position, without the dataset's state."""
         return ShardPosition(self._num_batches, self._has_ended, self._state_at)
 
-    def position(self) -> ShardPosition:
+    def position(self, *, takes_state: bool) -> ShardPosition:
         """Return the position, with the dataset's state if it was taken just now."""
-        state = self._new_state()
+        if not self._keeps_states:
+            state = self._new_state()
+        else:
+            state = take_states(self._spec.dataset, self._iterator) if takes_state else None
+            self._state_at = self._state_at if state is None else self._num_batches
         return ShardPosition(self._num_batches, self._has_ended, self._state_at, state)
 
     def _new_state(self) -> bytes | None:
@@ -378,7 +388,7 @@ class ShardReader(Reader):
         if begun < self._next_state_s:
             return None
         try:
-            state = pickle.dumps(dataset.state_dict(), protocol=5)
+            state = pickle.dumps((dataset.state_dict(), None), protocol=5)
         except Exception as error:  # the batch is not to be lost for it
             self._next_state_s = math.inf
             warnings.warn(

@@ -40,6 +40,7 @@ Guarantees
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -92,9 +93,13 @@ class WorkerLost(NamedTuple):
 
 
 class WorkerReady(NamedTuple):
-    """A worker that was added can begin."""
+    """A worker that was added can begin; one that keeps states has begun.
+
+    `result` says how that went, and is not read here.
+    """
 
     worker_id: int
+    result: Any = None
 
 
 BackendEvent = TaskDone | WorkerExhausted | WorkerLost | WorkerReady
@@ -216,7 +221,8 @@ class Scheduler:
     @property
     def awaited_worker(self) -> int:
         """The worker whose answer, or start, an open request waits for."""
-        return [*(worker_id for _, worker_id in self._unanswered()), *self._starting][0]
+        unanswered = (worker_id for _, worker_id in self._unanswered())
+        return next(itertools.chain(unanswered, self._starting), 0)  # no task: one that begins
 
     @property
     def num_at_work(self) -> int:

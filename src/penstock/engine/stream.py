@@ -254,8 +254,10 @@ class BatchStream:
         failed = progress.failed
         if position is not None:
             shards = [(id_, shard) for _, id_, shard in failed if shard is not None]
+            given = given.with_shards([*shards, (worker_id, position)])
+        if self._plan.spec.is_iterable:
             turn = (worker_id + 1) % max(self._plan.num_workers, 1)  # without workers it is 0
-            given = given.with_shards([*shards, (worker_id, position)], turn)
+            given = given._replace(num_steps=given.num_steps + 1, turn=turn)
         elif self._plan.in_order and not given.ahead:
             given = Given(step + 1, *given[1:])
         else:
@@ -431,7 +433,9 @@ class SerialStream(BatchStream):
         output, identity = PlainOutput(plan.page_lock), WorkerIdentity(base_seed=plan.base_seed)
         runner = TaskRunner(output, self._status, identity, restores_generators=True)
         runner.set_up(lambda: plan.spec)
-        runner.begin_epoch(BeginEpoch(epoch.number, epoch.number, epoch.is_announced, position))
+        number, keeps_states = epoch.number, plan.steps_per_state is not None
+        begun = BeginEpoch(number, number, epoch.is_announced, position, keeps_states)
+        runner.begin_epoch(begun, reports=False)
         if runner.failure is not None:
             failures, runner.failure = [runner.failure], None
             raise failures.pop()  # in no variable: its traceback would make a cycle

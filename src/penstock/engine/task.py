@@ -77,12 +77,15 @@ class BeginEpoch(NamedTuple):
         epoch: Number of the epoch to the user.
         is_announced: Whether the dataset is notified of `epoch`.
         position: Position to go on from in the worker's shard of an iterable; None begins it.
+        keeps_states: Whether the worker answers with the states of its dataset and iterator, and
+            positions hold these.
     """
 
     generation: int
     epoch: int
     is_announced: bool = False
     position: ShardPosition | None = None
+    keeps_states: bool = False
 
 
 class Task(NamedTuple):
@@ -95,6 +98,7 @@ class Task(NamedTuple):
             either may be in a `BatchIndices`.
         hints: Hints on samples that end workers; None if there are none.
         is_measured: Whether to measure and report what the task takes.
+        takes_state: Whether to report the states of the dataset and of its iterator.
         freed: Slots of the worker whose leases have ended.
         retired: Slots among them that must not be used again.
     """
@@ -104,6 +108,7 @@ class Task(NamedTuple):
     indices: object
     hints: RetryHints | None = None
     is_measured: bool = True
+    takes_state: bool = False
     freed: Sequence[int] = ()
     retired: Sequence[int] = ()
 
@@ -115,7 +120,7 @@ class Kind(enum.IntEnum):
     EMPTY = 1  # no sample of the batch is left
     FAILED = 2  # the payload is the exception that the user's code raised
     EXHAUSTED = 3  # the worker's shard of an iterable ended before this step
-    READY = 4  # of no task: a worker that was added during the epoch is ready
+    READY = 4  # of no task: a worker is ready that was added during the epoch, or keeps states
 
 
 @dataclass(slots=True, eq=False)
@@ -128,7 +133,7 @@ class TaskResult:
         kind: Kind of the result.
         payload: The batch; an exception, or its `ExceptionReport` on the way from
             another process.
-        position: Position of the worker in its shard of an iterable dataset.
+        position: Position of the worker in its shard of an iterable dataset, or its states.
         num_asked: Number of samples that were asked for; 0 where they are not counted.
         bad: Samples that could not be made: the batch holds replacements, or goes without.
         times: Timing of the batch (`penstock.engine.timing`), as bytes.

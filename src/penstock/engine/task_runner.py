@@ -26,6 +26,7 @@ from penstock.engine.assembly import Assembler
 from penstock.engine.plan import BatchIndices, RetryHints, ShardPosition, dataset_keys, sample_key
 from penstock.engine.readers import MapReader, ShardReader, map_maker, shard_maker
 from penstock.engine.recover import NO_BATCH, BatchItem, Recovery, Replacements
+from penstock.engine.states import load_state, pair_of, take_states
 from penstock.engine.task import Kind, TaskResult, WorkerIdentity, copy_of_error
 from penstock.faults import annotate
 from penstock.randomness.generator_watch import GeneratorWatch, note_watched, was_watched
@@ -92,25 +93,30 @@ class TaskRunner:
             annotate(error, "while the worker was starting")
             self.failure = error
 
-    def begin_epoch(self, begun: BeginEpoch) -> TaskResult | None:
-        """Begin an epoch; return that a worker which was added during the epoch is ready."""
+    def begin_epoch(self, begun: BeginEpoch, *, reports: bool = True) -> TaskResult | None:
+        """Begin an epoch; return how that went in a worker that was added, or that keeps states."""
         self._has_ended = False
+        position = None
         if self.spec is not None:
             self.status.begin_generation(begun.generation)
             self.maker = self.failure = None  # an iterator of the last epoch ends first
             try:
                 self.maker = BatchMaker(self, self.spec, begun)
+                if begun.keeps_states and reports:
+                    position = self.maker.position(takes_state=True)
             except Exception as error:
                 annotate(error, f"while epoch {begun.epoch} began")
                 self.failure = error
-        if not self._is_expected:
+        if not (self._is_expected or begun.keeps_states):
             return None
         self._is_expected = False
-        return TaskResult(begun.generation, -1, Kind.READY)
+        if begun.keeps_states and self.failure is not None:
+            return TaskResult(begun.generation, -1, Kind.FAILED, copy_of_error(self.failure))
+        return TaskResult(begun.generation, -1, Kind.READY, position=position)
 
     def run(self, task: Task) -> TaskResult | None:
         """Return the result of `task`; None if the end of its shard was reported before."""
-        generation, step, indices, hints, is_measured = task[:5]
+        generation, step, indices, hints, is_measured, takes_state = task[:6]
         if self._has_ended:
             return None
         if self.failure is not None:
@@ -123,15 +129,16 @@ class TaskRunner:
         # traceback that would be a cycle, which keeps samples until a garbage collection.
         try:
             batch = maker.make(indices, step, hints)
-            position = maker.position()
+            position = maker.position(takes_state=takes_state)
         except Exception as error:
             output.abandon()
             bad, notices = maker.recovery.take_bad(), self._take_notices()
             if isinstance(error, StopIteration) and maker.shard_position is not None:
                 self._has_ended = True
                 return TaskResult(
-                    generation, step, Kind.EXHAUSTED, num_asked=len(bad), bad=bad, notices=notices
-                )
+                    generation, step, Kind.EXHAUSTED, None, maker.end(), len(bad), bad,
+                    notices=notices,
+                )  # fmt: skip
             position = maker.position()
             return TaskResult(
                 generation, step, Kind.FAILED, error, position, bad=bad, notices=notices
@@ -200,6 +207,7 @@ class BatchMaker:
         if finds_drawings and not was_watched(spec.dataset):
             note_watched(spec.dataset)
             self._watch = GeneratorWatch(spec.dataset)
+        self._keeps_states = begun.keeps_states
         position = begun.position or ShardPosition()
         self._reader = self._in_scope(self._begin, identity, begun, position)
         self._assembler = Assembler(spec, runner.output, self._random, status)
@@ -209,7 +217,7 @@ class BatchMaker:
         assert reader is not None
         self.recovery = Recovery(reader, self._assembler, spec, status, replacements)
         if self._reader is not None:
-            self._in_scope(self._reader.replay, self._replay, position.num_batches)
+            self._in_scope(self._reader.replay, self._replay)
             self.recovery.take_bad()  # they were reported when the batches were given
 
     def _begin(
@@ -221,9 +229,10 @@ class BatchMaker:
             announce_epoch(self._spec.dataset, begun.epoch)
         if self._map is not None:
             self._map.streams = self._random
+            load_state(self._spec.dataset, pair_of(position.state)[0])
             return None
         with self._watched():
-            return ShardReader(self._spec, self._random, identity, position, self._notices)
+            return ShardReader(self._spec, self._random, identity, begun, self._notices)
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
@@ -270,9 +279,18 @@ class BatchMaker:
             self._status.seed_ns = self._random.take_seeding_ns()
         return batch
 
-    def position(self) -> ShardPosition | None:
-        """Return the position in the shard of an iterable dataset; None for a map-style one."""
-        return None if self._reader is None else self._reader.position()
+    def position(self, *, takes_state: bool = False) -> ShardPosition | None:
+        """Return the position in the shard of an iterable dataset; None for a map-style one.
+
+        With `takes_state` it is that of either kind, with the states of dataset and iterator.
+        """
+        if self._reader is not None:
+            return self._reader.position(takes_state=takes_state)
+        return ShardPosition(state=take_states(self._spec.dataset)) if takes_state else None
+
+    def end(self) -> ShardPosition | None:
+        """Return the position at the end of a shard; None where no states are kept."""
+        return self.position(takes_state=True) if self._keeps_states else None
 
     @property
     def shard_position(self) -> Callable[[], ShardPosition] | None:
@@ -290,7 +308,7 @@ class BatchMaker:
         if self._map is not None:
             return map_maker(self._spec, self._map, self._assembler)
         assert self._reader is not None
-        if can_resume(self._spec.dataset):
+        if can_resume(self._spec.dataset) and not self._keeps_states:
             return None
         return shard_maker(self._spec, self._reader, self._shard, self._assembler)
 

@@ -394,7 +394,13 @@ class WorkerStream(BatchStream):
         observer = self._observer
         # With a timeout, the times of its samples distinguish a slow worker from a stuck one.
         is_measured = self._plan.timeout_s > 0 or (observer is not None and observer.measures)
-        self.backend.submit(worker_id, Task(generation, step, indices, hints, is_measured))
+        takes_state = self._takes_state(step)
+        task = Task(generation, step, indices, hints, is_measured, takes_state)
+        self.backend.submit(worker_id, task)
+
+    def _takes_state(self, step: int) -> bool:
+        """Return whether the worker is to report its states with a step."""
+        return False
 
     def _draw(self) -> list[scheduler.Decision]:
         """Return what follows from the next step; an error of the sampler is kept for `_next`.

@@ -151,7 +151,10 @@ class WorkerTable(Generic[WorkerT]):
         """Return the message that begins the current epoch, or one begun ahead, in `worker`."""
         generation = generation or self.generation
         epoch = self._live[generation]
-        return BeginEpoch(generation, epoch.number, epoch.is_announced, worker.position)
+        keeps_states = self._plan.steps_per_state is not None
+        return BeginEpoch(
+            generation, epoch.number, epoch.is_announced, worker.position, keeps_states
+        )
 
     def accept(self, worker: WorkerT, result: TaskResult) -> BackendEvent | None:
         """Return the event that follows from a result; None for a worker or an epoch that is gone.
@@ -170,8 +173,10 @@ class WorkerTable(Generic[WorkerT]):
         if epoch is None:
             return None
         kind, step = result.kind, result.step
-        if kind == Kind.READY:
-            return WorkerReady(worker_id)
+        if step < 0:
+            if kind == Kind.FAILED:
+                self._revive(worker, result, epoch)
+            return WorkerReady(worker_id, result)
         worker.tasks.pop((result.generation, step), None)
         result.pid = worker.pid
         if notices is not None and "first_digest" in notices:
@@ -187,7 +192,8 @@ class WorkerTable(Generic[WorkerT]):
         return TaskDone(worker_id, step, result)
 
     def _revive(self, worker: WorkerT, result: TaskResult, epoch: Epoch) -> None:
-        where = f"in {worker}, epoch {epoch.number}, step {result.step}"
+        where = f"in {worker}, epoch {epoch.number}"
+        where += f", step {result.step}" if result.step >= 0 else ""
         if result.kind == Kind.FAILED:
             result.payload = _revived(result.payload, where)
         result.bad = [replace(bad, error=_revived(bad.error, where)) for bad in result.bad]

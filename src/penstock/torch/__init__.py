@@ -37,6 +37,7 @@ from penstock.torch.device.prefetcher import DevicePrefetcher
 from penstock.torch.images import NormalizeImages
 from penstock.torch.loader import DataLoader
 from penstock.torch.replacement import install, uninstall
+from penstock.torch.stateful import StatefulDataLoader
 
 __all__ = [
     "BatchSampler",
@@ -52,6 +53,7 @@ __all__ = [
     "Sampler",
     "SequentialSampler",
     "StackDataset",
+    "StatefulDataLoader",
     "Subset",
     "SubsetRandomSampler",
     "TensorDataset",

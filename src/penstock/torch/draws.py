@@ -124,11 +124,7 @@ class _Generator(NamedTuple):
 
 
 class UnseededIndices(IndexSource):
-    """Indices drawn at the moments at which torch's own loader draws them.
-
-    Attributes:
-        base_seed: Of the workers, once `begin` was called.
-    """
+    """Indices drawn at the moments at which torch's own loader draws them."""
 
     def __init__(self, loader: DataLoader[Any], base_seed: int | None = None) -> None:
         """Look at what the loader draws with.

@@ -30,6 +30,7 @@ from penstock.torch.device.copier import DeviceCopier, Pinning
 from penstock.torch.device.page_lock import page_lock_for
 from penstock.torch.draws import UnseededIndices
 from penstock.torch.samplers import seeded_sampler
+from penstock.torch.streams import TorchSerialStream
 from penstock.torch.worker import answer_in_threads
 from penstock.warn import users_level
 
@@ -339,7 +340,25 @@ class DataLoader(EpochLoader, torch.utils.data.DataLoader[T_co]):
             return super()._get_iterator()
         if self.num_workers > 0:
             self.check_worker_number_rationality()
-        return _LoaderIterator(self)
+        return _LoaderIterator(self, self._source())
+
+    def _plan(self, base_seed: int, page_lock: PageLock | None) -> Plan:
+        """Return the plan of an iterator."""
+        is_default = self.collate_fn is (
+            default_collate if self._auto_collation else default_convert
+        )
+        collate_fn = None if is_default else self.collate_fn
+        return plan_of(
+            self, base_seed, collate_fn=collate_fn, framework=_TORCH, page_lock=page_lock
+        )
+
+    def _stream_kind(self, num_workers: int) -> Callable[..., AsTorch]:
+        """Return the class of an iterator's stream; that of worker streams is imported late."""
+        if not num_workers:
+            return TorchSerialStream
+        from penstock.torch.worker_streams import TorchWorkerStream
+
+        return TorchWorkerStream
 
 
 def _absent(name: str, instead: str) -> property:
@@ -392,27 +411,21 @@ class _LoaderIterator(_TorchIterator):
 
     _stream: AsTorch
 
-    def __init__(self, loader: DataLoader[Any]) -> None:
+    def __init__(self, loader: DataLoader[Any], source: IndexSource) -> None:
         # Not the loader itself: a persistent iterator and its loader would keep each other, and
         # with them the workers, until a garbage collection.
         self._goes_to = loader._target_device, loader._device_transform
         hook, page_lock = _delivery_of(loader)
-        source = loader._source()
         epoch = loader._schedule.next(source, is_followed=follows_epochs(loader.dataset))
         if loader._seed is not None:
             self._base_seed = worker_base_seed(loader._seed)
         else:
-            assert isinstance(source, UnseededIndices)
             self._base_seed = source.base_seed
         loader._monitor.epoch_begun(epoch, loader)
-        plan = _make_plan(loader, self._base_seed, page_lock)
+        plan = loader._plan(self._base_seed, page_lock)
         if plan.traits.shares_interpreter:
             answer_in_threads()
-        kind: Callable[..., AsTorch]
-        if plan.num_workers:
-            from penstock.torch.worker_streams import TorchWorkerStream as kind
-        else:
-            from penstock.torch.streams import TorchSerialStream as kind
+        kind = loader._stream_kind(plan.num_workers)
         stream = kind(plan, epoch, loader._faults, loader._monitor, hook)
         stream.len_called = loader._IterableDataset_len_called
         super().__init__(stream, loader)
@@ -443,14 +456,6 @@ def _delivery_of(loader: DataLoader[Any]) -> tuple[DeliveryHook | None, PageLock
         return copier, page_lock_for(device)
     pin_for = _pin_for() if loader.pin_memory else None
     return (None, None) if pin_for is None else (Pinning(pin_for.type), page_lock_for(pin_for))
-
-
-def _make_plan(loader: DataLoader[Any], base_seed: int, page_lock: PageLock | None) -> Plan:
-    is_default = loader.collate_fn is (
-        default_collate if loader._auto_collation else default_convert
-    )
-    collate_fn = None if is_default else loader.collate_fn
-    return plan_of(loader, base_seed, collate_fn=collate_fn, framework=_TORCH, page_lock=page_lock)
 
 
 def _pin_for() -> torch.device | None:

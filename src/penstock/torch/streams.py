@@ -13,6 +13,7 @@ from penstock.warn import users_level
 
 if TYPE_CHECKING:
     from penstock.engine.assembly import PlainMaker
+    from penstock.engine.plan import Given
 
 _NEXT: Final = "enumerate(DataLoader)#penstock.__next__"
 
@@ -65,3 +66,19 @@ class TorchSerialStream(AsTorch, SerialStream):
                 return make(indices, out)
 
         return profiled
+
+
+class StatefulSerialStream(TorchSerialStream):
+    """Batches made in the loop's own thread, with the states of the dataset and its iterator."""
+
+    def snapshot(self) -> tuple[Given, int]:
+        """Return what was given, with the states as they are now, and 0: no batch came after."""
+        assert self._runner is not None
+        assert self._runner.maker is not None
+        position = self._runner.maker.position(takes_state=True)
+        assert position is not None
+        return self.epoch.progress.given.with_shards([(0, position)]), 0
+
+    def _release(self, *, in_a_hurry: bool) -> None:
+        """Keep the dataset's iterator: its state may be asked for."""
+        self._status.close()

@@ -322,13 +322,14 @@ class ProcessBackend:
         self._poll = select.poll()
         # By channel and `watch_fd`; a worker that was removed stays until it has ended.
         self._by_fd: dict[int, WorkerProcess] = {}
+        self._ended: list[Any] = []  # the processes there were; programs ask an iterator for them
         self._owner = Owner()
         close_at_exit(self)
 
     @property
     def processes(self) -> list[Any]:
-        """The processes of the workers, by worker id."""
-        return [worker.process for _, worker in sorted(self._table.workers.items())]
+        """The processes of the workers, by worker id; also once they have ended."""
+        return [worker.process for _, worker in sorted(self._table.workers.items())] or self._ended
 
     def start(self) -> None:
         """Start all workers; none waits for another.
@@ -576,6 +577,7 @@ class ProcessBackend:
     def close(self, *, in_a_hurry: bool = False) -> None:
         """Stop the workers and wait until they are gone."""
         workers = list(dict.fromkeys(self._by_fd.values()))
+        self._ended = self.processes
         self._table.workers.clear()
         self._close_shared()
         self._by_fd.clear()  # and with it the arenas

@@ -3,13 +3,16 @@
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
-EXTRAS := torch,vision,coco,cli,lmdb,mongo,arrow,progress,tensorboard,prometheus,opentelemetry,ray,dev,docs
+CORE_EXTRAS := vision,coco,cli,lmdb,mongo,arrow,progress,tensorboard,prometheus,opentelemetry,ray,dev,docs
+EXTRAS := torch,dev-torch,$(CORE_EXTRAS)
 BIN := $(VENV)/bin
 JOBS ?= 3
 STAMP := $(VENV)/.installed
 CLIENTS_VENV ?= .venv-clients
-CLIENTS_EXTRAS := torch,vision,cli,lmdb,arrow,progress,tensorboard,ray,dev,clients
+CLIENTS_EXTRAS := torch,vision,cli,lmdb,arrow,progress,tensorboard,ray,dev,dev-torch,clients
 CLIENTS_STAMP := $(CLIENTS_VENV)/.installed
+CORE_VENV ?= .venv-core-$(shell "$(PYTHON)" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
+CORE_STAMP := $(CORE_VENV)/.installed
 TESTS_THAT_FORK := $(addprefix tests/,contract engine hostile process threads torch transport)
 OTHER_TESTS := $(filter-out $(TESTS_THAT_FORK) $(addprefix tests/,__pycache__ clients examples release suites support), \
 	$(patsubst %/,%,$(wildcard tests/*/)) $(wildcard tests/test_*.py))
@@ -19,11 +22,12 @@ export PYTHONDONTWRITEBYTECODE :=
 BENCHMARKS := $(shell grep -l '^if __name__ == "__main__"' benchmarks/*.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test ray test-clients browser-deps network-deps slow soak upstream suites gpu lint format types contracts docs docs-serve dist bench bench-smoke peers-environments peers clean
+.PHONY: help demo test test-core ray test-clients browser-deps network-deps slow soak upstream suites gpu lint format types contracts docs docs-serve dist bench bench-smoke peers-environments peers clean
 
 help:
 	@echo "make demo         train a small network on real images, and compare the loaders"
 	@echo "make test         run the tests"
+	@echo "make test-core PYTHON=...  what needs no torch, with another Python, in an environment of its own"
 	@echo "make ray          run the tests on a Ray cluster of two nodes, which they start"
 	@echo "make test-clients run what uses Penstock: Lightning, JAX ... and the examples, in an environment of their own"
 	@echo "make browser-deps  Debian's Chromium, in which the tests open reports; without it they skip"
@@ -39,7 +43,7 @@ help:
 	@echo "make peers-environments peers   the other loaders: install each, measure all, write docs/benchmarks.md"
 	@echo "make format clean"
 
-# How both environments are made: $(call install,FOLDER,EXTRAS)
+# How all environments are made: $(call install,FOLDER,EXTRAS)
 define install
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Penstock needs Python 3.11 or newer; found: $$("$(PYTHON)" --version 2>&1). Name one: make PYTHON=/path/to/python3.11"; exit 1; }
@@ -61,6 +65,10 @@ $(CLIENTS_STAMP): pyproject.toml constraints.txt
 		--no-deps --force-reinstall opencv-python-headless
 	@touch "$@"
 
+$(CORE_STAMP): pyproject.toml constraints.txt
+	$(call install,$(CORE_VENV),$(CORE_EXTRAS))
+	@touch "$@"
+
 demo: $(STAMP)
 	"$(BIN)/python" examples/digits.py
 
@@ -68,10 +76,20 @@ demo: $(STAMP)
 # one. Those that fork by the hundred run first and by themselves: what the others import, as pandas
 # and SciPy, makes a process twice as large, and each fork of it twice as dear. Tests that share a
 # fixture are neighbours, and stay together until a process has none left (worksteal).
-test: $(STAMP)
-	@status=0; for tests in "$(TESTS_THAT_FORK)" "$(OTHER_TESTS)"; do \
-		"$(BIN)/python" -m pytest -q -m "not slow and not ray and not docs" -n $(JOBS) --dist worksteal $$tests || status=1; \
+# $(call run-tests,FOLDER OF THE ENVIRONMENT)
+define run-tests
+	@status=0; for tests in "$(TESTS_THAT_FORK)" $(if $(OTHER_TESTS),"$(OTHER_TESTS)"); do \
+		"$(1)/bin/python" -m pytest -q -m "not slow and not ray and not docs" -n $(JOBS) --dist worksteal $$tests || status=1; \
 	done; exit $$status
+endef
+
+test: $(STAMP)
+	$(call run-tests,$(VENV))
+
+# Modules that import torch count as skipped; any other reason not to be imported is an error. Without
+# the other tests (OTHER_TESTS=) it takes minutes less.
+test-core: $(CORE_STAMP)
+	$(call run-tests,$(CORE_VENV))
 
 # Two clusters side by side: most of the time a test waits for actors to start.
 ray: $(STAMP)

@@ -9,6 +9,7 @@ import os
 import random
 import signal
 import sys
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,13 +36,55 @@ multiprocessing.set_forkserver_preload(
     ["__main__", "tests.process.faulty_datasets", "torch", "penstock.torch"]
 )
 
+# "forkserver" is the default from Python 3.14 on.
+if start_method := os.environ.get("PENSTOCK_TEST_START_METHOD"):
+    multiprocessing.set_start_method(start_method, force=True)
+
 # A shell starts what goes on in the background with Ctrl-C switched off, and children inherit it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 GRACE_S = 5.0  # a worker that was ended is gone by then; the promise of the shutdown page
 
+_TESTS = Path(__file__).parent
+_MAY_IMPORT_TORCH = (f"{_TESTS}/", f"{_TESTS.parent / 'src' / 'penstock' / 'torch'}/")
+
 _slots_found = [0]
+
+
+class NeedsTorch(pytest.Item):
+    """Stands for the tests of a module that imports torch, where there is none: one skip."""
+
+    fixturenames = ()
+
+    def runtest(self) -> None:
+        pytest.skip("the module imports torch, which is not installed here")
+
+
+class ModuleOfTests(pytest.Module):
+    """A module of tests, which may need torch; any other failure to import it is an error."""
+
+    def collect(self) -> Iterator[pytest.Item | pytest.Collector]:
+        try:
+            yield from super().collect()
+        except self.CollectError as error:
+            cause = error.__cause__
+            if not (isinstance(cause, ModuleNotFoundError) and cause.name == "torch"):
+                raise
+            files = (frame.filename for frame in traceback.extract_tb(cause.__traceback__))
+            *_, importer = (file for file in files if not file.startswith("<frozen"))
+            if not importer.startswith(_MAY_IMPORT_TORCH):
+                raise  # what is to run without torch imports it
+            # Half of the module is there; who imports from it is to find that it needs torch.
+            for name, module in list(sys.modules.items()):
+                if getattr(module, "__file__", None) == str(self.path):
+                    del sys.modules[name]
+            yield NeedsTorch.from_parent(self, name="needs torch")
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module:
+    """Leave out, and count, the modules of tests that need torch where there is none."""
+    return ModuleOfTests.from_parent(parent, path=module_path)
 
 
 def pytest_collection_finish() -> None:

@@ -65,6 +65,7 @@ def test_variables_that_contradict_each_other_are_refused_with_their_values(
 
 
 def test_a_process_group_counts_more_than_the_variables_for_as_long_as_it_is_there(tmp_path):
+    pytest.importorskip("torch")
     environment = {**os.environ, "RANK": "3", "WORLD_SIZE": "4", "GLOO_SOCKET_IFNAME": "lo"}
     done = subprocess.run(
         [sys.executable, "-c", THROUGH_A_GROUP, str(tmp_path / "store")],

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -10,6 +11,7 @@ import types
 from pathlib import Path
 
 import pytest
+from tests.support.processes import python
 
 from penstock import fork_hazards
 from penstock.fork_hazards import _wait_in_openmp, busy_device, library_of
@@ -87,6 +89,7 @@ def test_threads_of_gnu_openmp_that_are_not_torchs_are_counted():
 
 
 def test_threads_of_numpy_and_torch_are_no_hazard():
+    pytest.importorskip("torch")
     counted = run("""
         import threading
         import torch
@@ -195,6 +198,33 @@ def test_the_warning_comes_once_and_says_what_runs_and_what_to_do():
     ]
 
 
+def test_a_program_is_warned_of_its_workers_forks_once_and_at_its_own_line():
+    # Python warns as well from 3.12 on, of each fork beside a thread, and hides it as it is no line
+    # of the program.
+    environment = {
+        k: v for k, v in os.environ.items() if k not in ("PYTHONWARNINGS", "PYTHONDEVMODE")
+    }
+    done = python(
+        "-c",
+        f"""
+        import asyncio, sys, threading
+        sys.path[:0] = {sys.path!r}
+        from penstock import Loader
+        loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=loop.run_forever, daemon=True)
+        thread.start()
+        for _ in range(2):
+            list(Loader(range(6), num_workers=2, multiprocessing_context="fork"))
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+        """,
+        env=environment,
+    )
+    (warned,) = (line for line in done.stderr.splitlines() if "Warning" in line)
+    assert warned.startswith("<string>:9: RuntimeWarning: Workers are about to be forked")
+
+
 @pytest.mark.parametrize(
     ("name", "title"),
     [
@@ -258,6 +288,7 @@ def test_a_device_in_use_is_named_without_importing_anything():
 
 
 def test_a_device_that_torch_did_not_initialise_is_not_in_use():
+    pytest.importorskip("torch")
     said = run("""
         import torch
         from penstock.fork_hazards import busy_device

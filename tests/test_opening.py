@@ -265,6 +265,7 @@ def test_a_splits_neighbour_that_is_no_file_is_passed_over(tmp_path, capsys):
 
 
 def test_a_saved_loader_state_is_not_waited_for(tmp_path):
+    pytest.importorskip("torch")
     from penstock.integrations.dealing import file_of, read_state
 
     path = Path(file_of(tmp_path, "loader", 0))

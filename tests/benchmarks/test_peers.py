@@ -131,6 +131,7 @@ def test_a_photo_that_is_missing_or_comes_twice_is_found_in_timed_epochs_too(
 
 
 def test_a_small_comparison_runs_in_this_environment(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
     arguments = ("--here", "--smoke", "--data", tmp_path, "--works", "tiny")
     names = ("penstock (processes)", "torch (simplejpeg, OpenCV)")
     done = python(PEERS / "compare.py", *arguments, "--only", *names)

@@ -4,9 +4,12 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 import pytest
-import torch
+
+if TYPE_CHECKING:
+    import torch
 
 
 def missing(reason):
@@ -19,6 +22,8 @@ def missing(reason):
 @pytest.fixture(scope="session")
 def cuda() -> torch.device:
     """The current CUDA device, in use already: what it opens for good is open before a test."""
+    import torch
+
     if not torch.cuda.is_available():
         missing(f"torch {torch.__version__} finds no CUDA device")
     device = torch.device("cuda", torch.cuda.current_device())

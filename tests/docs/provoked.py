@@ -180,6 +180,7 @@ def load_what_was_edited():
 
 
 def end_an_epoch():
+    pytest.importorskip("torch")
     from penstock.torch import DataLoader
 
     list(DataLoader(Photos(lambda: next(iter([]))), 4))

@@ -16,6 +16,7 @@ OF_CLIENTS = {
     f"penstock.integrations.{client}"
     for client in ("accelerate", "jax", "lightning", "mindspore", "mmengine", "transformers")
 }
+NEED_TORCH = {"penstock.integrations.dealing", "penstock.program.stock"}
 ACTS_AT_IMPORT = {"penstock.testing.dropin"}
 ALL = {"penstock", *(m.name for m in pkgutil.walk_packages(penstock.__path__, "penstock."))}
 MODULES = sorted(ALL - OF_CLIENTS - ACTS_AT_IMPORT)
@@ -30,4 +31,6 @@ def check_examples(name):
 @pytest.mark.filterwarnings("ignore:.* imported torch's DataLoader before")
 @pytest.mark.parametrize("name", MODULES)
 def test_the_examples_of_a_module_run(name):
+    if ".torch" in name or name in NEED_TORCH:
+        pytest.importorskip("torch")
     check_examples(name)

@@ -14,6 +14,7 @@ PAGE = ROOT / "docs/index.md"
 
 
 def test_the_python_of_the_page_prints_what_it_says(tmp_path, until):
+    pytest.importorskip("torch")
     (program,) = (b for b in blocks_of(PAGE.read_text("utf-8")) if b.language == "python")
     (tmp_path / "squares.py").write_text(program.body)
     done = run([sys.executable, "squares.py"], until=until, cwd=tmp_path)

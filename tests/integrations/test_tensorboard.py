@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import pytest
+import torch  # noqa: F401 - without it the module is left out
 
 from penstock.insight.stats import Span, Stats, Verdict
 from penstock.integrations.tensorboard import StatsWriter

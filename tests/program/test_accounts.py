@@ -9,6 +9,7 @@ import os
 import re
 
 import pytest
+import torch  # noqa: F401 - what the programs here import
 from tests.program.running import RUN, environment, ran, split, with_first, written
 
 LOADERS = """

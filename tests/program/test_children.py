@@ -49,6 +49,7 @@ sys.exit(6)
 
 @pytest.fixture(scope="module")
 def children(tmp_path_factory):
+    pytest.importorskip("torch")
     folder = tmp_path_factory.mktemp("children")
     written(folder / "train.py", CHILDREN)
     written(folder / "other.py", OTHER)
@@ -160,6 +161,7 @@ LAUNCHED = (*TORCHRUN, "--standalone", "--nproc-per-node=2")
 
 
 def test_ranks_of_torchrun_have_the_losses_of_torch_and_rank_0_speaks(tmp_path):
+    pytest.importorskip("torch")
     written(tmp_path / "train.py", RANKS)
     own = {"PYTHONPATH": environment().get("PYTHONPATH", "")}
 

@@ -81,6 +81,7 @@ ENDS_OF_TRAINING = {
 
 @pytest.mark.parametrize(("end", "status"), ENDS_OF_TRAINING.values(), ids=ENDS_OF_TRAINING)
 def test_a_training_ends_as_without_us_and_its_account_is_last(end, status, tmp_path):
+    pytest.importorskip("torch")
     written(tmp_path / "train.py", TRAIN.format(end=end))
     files = ["--save", "run.json", "--report", "run.html", "--trace", "trace.json"]
     got = ran([*RUN, *files, "train.py"], tmp_path)
@@ -107,6 +108,7 @@ def test_a_training_ends_as_without_us_and_its_account_is_last(end, status, tmp_
 
 
 def test_a_process_that_cannot_be_written_to_ends_as_it_would(tmp_path):
+    pytest.importorskip("torch")
     written(
         tmp_path / "train.py",
         """
@@ -129,6 +131,7 @@ def test_a_process_that_cannot_be_written_to_ends_as_it_would(tmp_path):
 
 
 def test_a_process_forked_by_hand_says_nothing_of_its_parents_loaders(tmp_path):
+    pytest.importorskip("torch")
     written(
         tmp_path / "train.py",
         """
@@ -154,6 +157,7 @@ def test_a_process_forked_by_hand_says_nothing_of_its_parents_loaders(tmp_path):
 
 
 def test_an_interrupt_in_a_console_of_the_programs_own_is_not_its_end(tmp_path):
+    pytest.importorskip("torch")
     written(
         tmp_path / "train.py",
         """

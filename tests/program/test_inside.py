@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import pytest
 from tests.program.running import PYTHON, ran, split, written
 
 
 def test_the_tests_of_ones_own_project_see_our_class(tmp_path):
+    pytest.importorskip("torch")
     written(tmp_path / "project.py", "from torch.utils.data import DataLoader")
     written(tmp_path / "conftest.py", "import project\nfrom torch.utils.data import DataLoader")
     written(

@@ -8,13 +8,13 @@ import os
 from dataclasses import asdict
 
 import pytest
+import torch  # noqa: F401 - what the programs here import
 from tests.program.training import run
 from tests.support.saved_runs import STOCK
 
 from penstock.errors import ConfigError
 from penstock.program.saved import is_saved_run, run_in
 
-pytest.importorskip("torch")
 pytest.importorskip("typer")
 
 HEAVY = """

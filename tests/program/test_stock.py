@@ -10,19 +10,19 @@ import warnings
 import weakref
 
 import pytest
+import torch
 from tests.program.training import TRAINING, run
 
 from penstock.insight.trace import read_trace
 from penstock.program.saved import run_in
 
-torch = pytest.importorskip("torch")
 pytest.importorskip("typer")
 
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset  # noqa: E402
-from torch.utils.data import dataloader as torchs  # noqa: E402
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import dataloader as torchs
 
-import penstock.torch  # noqa: E402
-from penstock.program.stock import watch  # noqa: E402
+import penstock.torch
+from penstock.program.stock import watch
 
 PATCHED = {
     DataLoader: ("__init__", "__iter__"),

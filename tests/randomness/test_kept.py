@@ -10,12 +10,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from penstock import Loader
 from penstock.randomness.kept import kept_generators, warn_of_kept_generators
 from penstock.sampling import RandomSampler
-
-torch = pytest.importorskip("torch")
 
 
 class Kept:

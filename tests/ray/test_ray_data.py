@@ -12,10 +12,10 @@ import time
 
 import numpy as np
 import pytest
+import torch
 
 ray = pytest.importorskip("ray")
 pytest.importorskip("ray.data")
-torch = pytest.importorskip("torch")
 
 from tests.conftest import Holdings  # noqa: E402
 from tests.ray.conftest import InCluster  # noqa: E402

@@ -42,6 +42,7 @@ def make_faces(root):
 
 @pytest.mark.skipif(not PAGE.exists(), reason="the pages are not there")
 def test_the_python_and_the_commands_of_the_page_say_what_it_shows(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)
     make_faces(tmp_path / "faces")
     text = PAGE.read_text(encoding="utf-8")

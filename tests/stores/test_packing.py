@@ -79,7 +79,7 @@ def test_any_map_style_dataset_can_be_packed(tmp_path, num_workers):
 
 
 def test_torch_tensors_and_pillow_images_are_packed_as_arrays(tmp_path):
-    import torch
+    torch = pytest.importorskip("torch")
     from torch.utils.data import TensorDataset
 
     tensors = TensorDataset(torch.arange(6.0).reshape(3, 2), torch.tensor([2, 0, 1]))

@@ -147,8 +147,7 @@ def test_what_a_record_cannot_hold_is_named_by_its_place(sample, message):
 
 
 def test_tensors_and_numpy_scalars_become_arrays_and_scalars():
-    import torch
-
+    torch = pytest.importorskip("torch")
     sample = [torch.arange(6).reshape(2, 3), torch.tensor(2.5), np.int32(3), np.float64(1.5)]
     found = decode_record(encode_record("k", sample).data).sample
     assert same(found[0], np.arange(6).reshape(2, 3))

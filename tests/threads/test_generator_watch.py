@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import cProfile
+import pstats
 import random
 import sys
 import threading
@@ -231,6 +233,20 @@ def test_a_watch_changes_neither_samples_nor_the_profile_function():
     assert call() == expected
     watch.end()
     assert sys.getprofile() is None
+
+
+def test_python_s_own_profiler_goes_on_counting_beside_a_watch():
+    def call():
+        return random.Random(3).random()
+
+    watch = GeneratorWatch(None)
+    with cProfile.Profile() as profiler:
+        watch.begin()
+        call()
+        watch.end()
+        call()
+    counts = pstats.Stats(profiler).get_stats_profile().func_profiles
+    assert counts["call"].ncalls == "2"
 
 
 def names_of(function, *arguments):

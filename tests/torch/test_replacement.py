@@ -8,12 +8,11 @@ import types
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from penstock import Auto  # noqa: E402
-from penstock.errors import ConfigError  # noqa: E402
-from penstock.torch import DataLoader, install, uninstall  # noqa: E402
+from penstock import Auto
+from penstock.errors import ConfigError
+from penstock.torch import DataLoader, install, uninstall
 
 STOCK = torch.utils.data.DataLoader
 

@@ -14,7 +14,10 @@ import pytest
 from tests.support.processes import completed
 
 HEAD = """
-    import os, sys, threading
+    import os, sys, threading, warnings
+
+    # From Python 3.12 on, of a fork beside threads; this is one.
+    warnings.filterwarnings("ignore", "This process .* multi-threaded", DeprecationWarning)
 
     class Gate:
         def __init__(self):

@@ -46,7 +46,7 @@ _MODULES: Final = {
     "pyyaml": "yaml",
     "opentelemetry-api": "opentelemetry",
 }
-_NOT_FOR_USERS: Final = ("all", "dev", "docs", "clients")
+_NOT_FOR_USERS: Final = ("all", "dev", "dev-torch", "docs", "clients")
 # The last line that a trial prints is its result, or what it raised.
 _TRIAL: Final = """
 import os, sys
@@ -343,7 +343,8 @@ def look_at_extra(extra: str, needed: Iterable[tuple[str, str]]) -> Finding:
             missing.append(name)
             continue
         try:
-            version = metadata.version(name) or "0"  # without METADATA: it was cut short
+            about: Any = metadata.metadata(name)
+            version = about.get("Version", "0")  # without one: it was cut short
         except metadata.PackageNotFoundError:  # OpenCV has several distributions
             version = floor
         here.append(f"{name} {version}")

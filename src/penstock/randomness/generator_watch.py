@@ -7,6 +7,9 @@
 #     numpy     that runs between two calls or returns while the state changes, and refers to
 #               numpy's generator. The state alone would accuse a function that runs while another
 #               thread draws.
+#
+# Not `sys.monitoring`, which Python has from 3.12 on: there an event costs 450 ns, here 160 to 250;
+# and it follows all threads, each of which would pay 300. cProfile uses it then, and both go on.
 
 from __future__ import annotations
 

@@ -108,10 +108,10 @@ def test_files_with_very_many_of_something_take_no_longer_for_each():
         "<landmarks>" + "1 1 " * many + "</landmarks>",
     )
     for text in texts:
-        start = time.monotonic()
+        start = time.process_time()
         with contextlib.suppress(ValueError):  # so many landmarks are an error
             read_voc_xml(f"<annotation><object><name>a</name>{text}{BOX}</object></annotation>")
-        assert time.monotonic() - start < LONGEST_S
+        assert time.process_time() - start < LONGEST_S
 
 
 def test_damaged_files_of_imglab(read_file):

@@ -69,10 +69,9 @@ def warn_of_replay(dataset: object, given: Given) -> None:
             else "With these two methods, which return and take a position as JSON has it, iter() "
             "can begin there."
         )
-        warnings.warn(
+        warn_user(
             f"{kind} has no state_dict() and load_state_dict(state), so the {num_batches} batches "
-            f"that were given before are read once more and dropped. {advice}",
-            stacklevel=users_level(),
+            f"that were given before are read once more and dropped. {advice}"
         )
 
 

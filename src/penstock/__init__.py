@@ -9,13 +9,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import sys
 from typing import TYPE_CHECKING, Any
 
 from penstock.deprecation import lazy_names
-
-if sys.platform == "win32":  # here, before any module asks for what is not there
-    raise ImportError("Penstock needs forks and Unix sockets; Windows is not supported yet")
 
 if TYPE_CHECKING:
     from penstock.data.labels.known import labels_of

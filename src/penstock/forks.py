@@ -17,7 +17,10 @@ from __future__ import annotations
 
 import functools
 import os
-from typing import Final
+from typing import Any, Final
+
+at_fork: Final[Any] = getattr(os, "register_at_fork", lambda **_: None)
+"""`os.register_at_fork`; on Windows, which has no forks, a function that does nothing."""
 
 # A byte for each. What the hooks call is C code: Python ignores what is raised in a hook, so that a
 # Ctrl-C in a Python function would lose the count.
@@ -41,12 +44,12 @@ def _end_all_in_child() -> None:
     _over.extend(bytes(len(_begun) - len(_over)))
 
 
-os.register_at_fork(
+at_fork(
     before=functools.partial(_begun.append, 0),
     after_in_parent=functools.partial(_over.append, 0),
     after_in_child=functools.partial(_generation.append, 0),
 )
-os.register_at_fork(after_in_child=_end_all_in_child)
+at_fork(after_in_child=_end_all_in_child)
 
 
 class Owner:

@@ -11,6 +11,7 @@ import errno
 import hashlib
 import os
 import stat
+import threading
 from numbers import Integral
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -29,7 +30,8 @@ MAX_TREE_BYTES: Final = 256 << 20
 """Of XML and JSON, which become a tree of twenty times their size. imglab's file of 100,000 faces
 has some 60 MB."""
 
-_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+# Of these Windows has the last alone, without which a read translates line ends.
+_FLAGS: Final = sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_NOCTTY", "O_BINARY"))
 KINDS: Final = {
     stat.S_IFIFO: "a FIFO",
     stat.S_IFSOCK: "a socket",
@@ -38,6 +40,7 @@ KINDS: Final = {
     stat.S_IFDIR: "a folder",
 }
 _PART_BYTES: Final = 1 << 24
+_seeking: Final = threading.Lock()
 
 
 class FileState(NamedTuple):
@@ -96,6 +99,15 @@ def open_file(path: str | Path) -> FileIO:
     """Return a regular file, opened for reading, without a buffer."""
     fd, _ = open_descriptor(path)
     return open(fd, "rb", buffering=0)
+
+
+def read_at(fd: int, size_bytes: int, offset: int) -> bytes:
+    """Read as `os.pread` does; on Windows, which lacks it, one thread at a time."""
+    if hasattr(os, "pread"):
+        return os.pread(fd, size_bytes, offset)
+    with _seeking:
+        os.lseek(fd, offset, os.SEEK_SET)
+        return os.read(fd, size_bytes)
 
 
 def read_file(

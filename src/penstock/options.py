@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import sys
 import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -141,6 +142,14 @@ class LoaderOptions:
         if self.limits is not None:
             found["num_workers"] = "auto"
         self._check_workers(1 if self.is_auto else self.num_workers)
+        has_workers = self.is_auto or self.num_workers > 0
+        if sys.platform == "win32" and has_workers and traits_of(self.backend).has_start_method:
+            raise ConfigError(
+                f'num_workers={self.num_workers} with backend="process" is not for Windows: worker '
+                "processes are sent their memory over Unix sockets, which Python does not have "
+                'there. Give backend="thread" or num_workers=0, or run the program in WSL2; see '
+                "docs/guide/platforms.md."
+            )
         found["backend_options"] = None
         if self.backend == "ray":
             ray = self.given_backend if isinstance(self.given_backend, Ray) else Ray()

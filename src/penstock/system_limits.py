@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import signal
 from dataclasses import dataclass
 from pathlib import Path
@@ -186,6 +185,8 @@ def descriptors_needed(num_workers: int) -> int:
 
 def check_descriptors(num_workers: int) -> None:
     """Raise ConfigError if the limit (RLIMIT_NOFILE) leaves workers too few descriptors."""
+    import resource  # not on Windows
+
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     num_open = num_open_files()
     needed = descriptors_needed(num_workers)
@@ -197,6 +198,13 @@ def check_descriptors(num_workers: int) -> None:
         f"limit to at least {num_open + needed} (`ulimit -n` in the shell, or resource.setrlimit("
         "resource.RLIMIT_NOFILE, ...) in the program), close files, or lower num_workers."
     )
+
+
+def cores_by_affinity() -> float:
+    """Return how many cores this process may run on, whatever quota it has for them."""
+    if hasattr(os, "sched_getaffinity"):  # Linux
+        return float(len(os.sched_getaffinity(0)))
+    return float(os.cpu_count() or 1)
 
 
 def num_open_files() -> int | None:

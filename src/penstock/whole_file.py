@@ -54,7 +54,7 @@ def _replace(path: Path, data: bytes) -> None:
     partial = path.with_name(f".{os.getpid():x}-{threading.get_ident():x}.partial")
     try:
         with open(partial, "xb") as file:
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(FileNotFoundError, AttributeError):  # Windows has no fchmod
                 os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
             file.write(data)
         os.replace(partial, path)

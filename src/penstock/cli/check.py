@@ -10,11 +10,10 @@ sample, which the loader skips: the worker is replaced, and the rest goes on.
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 import warnings
 from dataclasses import dataclass, field
-from multiprocessing import get_context
+from multiprocessing import get_all_start_methods, get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
@@ -29,7 +28,7 @@ from penstock.faults import FaultPolicy
 from penstock.lines import counted, say, say_json
 from penstock.loader import Loader
 from penstock.redact import without_password
-from penstock.system_limits import signal_name
+from penstock.system_limits import cores_by_affinity, signal_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -92,7 +91,7 @@ def check(
         try:
             with Bar() as bar:
                 check_in_parallel(
-                    items, workers or len(os.sched_getaffinity(0)), findings,
+                    items, workers or int(cores_by_affinity()), findings,
                     lambda: bar.show(findings.num_checked, findings.num_items, "checked"),
                 )  # fmt: skip
         finally:  # a check that is interrupted says what it has found so far
@@ -284,6 +283,8 @@ def _files_in(place: Path, columns: dict[str, Any]) -> Files:
 
 def _check_opening(store: Store) -> None:
     """Raise StoreError if reading a store's index kills a process, as SIGBUS of a bad disk does."""
+    if "fork" not in get_all_start_methods():
+        return  # the loader says what is missing on Windows
     process = get_context("fork").Process(target=_read_index, args=(store,), daemon=True)
     process.start()
     process.join()

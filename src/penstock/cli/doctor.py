@@ -10,7 +10,6 @@ import math
 import os
 import platform
 import re
-import resource
 import subprocess
 import sys
 import tempfile
@@ -23,11 +22,17 @@ import typer
 
 import penstock
 from penstock.cli import options  # noqa: TC001 - typer reads the annotations at run time
-from penstock.insight.budgets import cores_allowed, cores_by_affinity
+from penstock.insight.budgets import cores_allowed
 from penstock.lines import counted, format_bytes, say, say_json
 from penstock.optional import DISTRIBUTION, install_command
 from penstock.redact import without_password
-from penstock.system_limits import descriptors_needed, memory_now, num_open_files, signal_name
+from penstock.system_limits import (
+    cores_by_affinity,
+    descriptors_needed,
+    memory_now,
+    num_open_files,
+    signal_name,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -78,15 +83,17 @@ except Exception as raised:
 print("\\n" + json.dumps([build, names, error]))
 """
 _DELIVERY: Final = """
-import multiprocessing, time
+import multiprocessing, sys, time
 import numpy as np
 from penstock import Loader
 begun_s = time.monotonic()
 samples = np.repeat(np.arange(16.0)[:, None], 65_536, axis=1)  # far above what a message carries
-batches = list(Loader(samples, 4, num_workers=2, timeout=30))
+backend = "thread" if sys.platform == "win32" else "process"
+batches = list(Loader(samples, 4, num_workers=2, timeout=30, backend=backend))
 assert np.array_equal(np.concatenate(batches), samples), "batches are not what the workers wrote"
 method, spent_s = multiprocessing.get_context().get_start_method(), time.monotonic() - begun_s
-print(f"2 workers delivered 4 batches in {spent_s:.2f} s (start method {method})")
+how = "threads" if backend == "thread" else f"start method {method}"
+print(f"2 workers delivered 4 batches in {spent_s:.2f} s ({how})")
 """
 
 
@@ -202,7 +209,8 @@ def _look_at_environment() -> Iterator[Finding]:
         yield Finding("environment", "name", found, remedy)
     found = f"{platform.python_version()} ({platform.python_implementation()}), {sys.executable}"
     yield Finding("environment", "Python", found)
-    remedy = "" if sys.platform == "linux" else "Penstock is tested on Linux only."
+    remedy = "Penstock was never run on this system: docs/guide/platforms.md says what to expect."
+    remedy *= sys.platform != "linux"
     yield Finding("environment", "system", platform.platform(), remedy)
 
 
@@ -250,10 +258,14 @@ def look_at_memory(root: Path = _ROOT) -> Finding:
 
 def look_at_open_files() -> Finding:
     """Return how many workers the limit of open files allows."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     num_open = num_open_files()
-    if soft == resource.RLIM_INFINITY or num_open is None:
-        return Finding("machine", "open files", "no limit" if num_open is not None else "not known")
+    if sys.platform == "win32" or num_open is None:
+        return Finding("machine", "open files", "not known")
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return Finding("machine", "open files", "no limit")
     per_worker = descriptors_needed(1) - descriptors_needed(0)
     num_workers = max((soft - num_open - descriptors_needed(0)) // per_worker, 0)
     most = "no limit" if hard == resource.RLIM_INFINITY else f"{hard:,}"

@@ -9,12 +9,12 @@ A write costs a few stores, no system call.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import faulthandler
 import os
 import pickle
 import re
-import resource
 import signal
 import sys
 import time
@@ -42,7 +42,7 @@ _KEY_AT: Final = 8 * _NUM_CELLS
 _USAGE_INTERVAL: Final = 8  # tasks from one look at the memory to the next
 _RSS_UNIT: Final = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss
 # Asks a worker for its stacks. A real-time signal: no program uses this one by habit.
-_STACKS_SIGNAL: Final = signal.SIGRTMAX - 3 if hasattr(signal, "SIGRTMAX") else signal.SIGUSR2
+_STACKS_SIGNAL: Final[int] = getattr(signal, "SIGRTMAX", 34) - 3  # on macOS 31, SIGUSR2
 _LONGEST_DUMP_S: Final = 2.0
 # In a dump of stacks: a thread's frames from the engine's first on; a thread of the engine's own.
 _OURS: Final = re.compile(r'^(Thread .*\n)?  File ".*/penstock/engine/.*\n(  .*\n)*', re.MULTILINE)
@@ -171,7 +171,10 @@ class StatusWriter:
         cells[_SINCE] = now
         cells[_AT_IT_SINCE] = 0
         if self._is_process and self._num_tasks % _USAGE_INTERVAL == 0:
-            cells[_PEAK_RSS] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            with contextlib.suppress(ImportError):  # Windows
+                import resource
+
+                cells[_PEAK_RSS] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         self._num_tasks += 1
         cells[_PHASE] = Phase.READING
 
@@ -307,7 +310,8 @@ def open_status(fd: int) -> StatusWriter:
     """
     page = memoryview(Mapping(fd, _SIZE_BYTES).view()).cast("B")
     os.set_inheritable(fd, False)
-    os.lseek(fd, _TEXT_AT, os.SEEK_SET)
+    with contextlib.suppress(OSError):  # macOS only maps segments: there are no stacks to read
+        os.lseek(fd, _TEXT_AT, os.SEEK_SET)
     faulthandler.enable(fd)
     faulthandler.register(_STACKS_SIGNAL, fd, all_threads=True)
     status = StatusWriter(page)

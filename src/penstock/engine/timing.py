@@ -162,14 +162,10 @@ class WorkerSettings(NamedTuple):
     prefetch_factor: int
 
 
-_pread = ctypes.PyDLL(None).pread
-_pread.argtypes = ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_long
-
-
 def _read_with_gil(fd: int, num_bytes: int, offset: int) -> bytes:
     """Read as `os.pread` does, but without handing the GIL to another thread of the loader."""
     line = ctypes.create_string_buffer(num_bytes)
-    _pread(fd, line, num_bytes, offset)
+    ctypes.pythonapi.pread(fd, line, ctypes.c_size_t(num_bytes), ctypes.c_long(offset))
     return line.value
 
 
@@ -189,9 +185,11 @@ class RunQueue:
 
     def __init__(self) -> None:
         """Open the calling thread's statistics, if the system has any."""
-        self._read = os.pread if threading.active_count() == 1 else _read_with_gil
-        with contextlib.suppress(OSError):  # another system, or a kernel built without
-            self._fd = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+        with contextlib.suppress(
+            OSError, AttributeError
+        ):  # another system, or kernel built without
+            self._read = os.pread if threading.active_count() == 1 else _read_with_gil
+            self._fd = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
 
     def waited_ns(self) -> int | None:
         """Return the time since the thread was made; None where the system does not say."""

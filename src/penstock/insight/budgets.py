@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.errors import ConfigError
-from penstock.system_limits import group_folders, read_text
+from penstock.system_limits import cores_by_affinity, group_folders, read_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -40,13 +40,6 @@ def cores_allowed(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> float:
         The kernel's admin-guide/cgroup-v2 (`cpu.max`) and scheduler/sched-bwc (version 1).
     """
     return min([cores_by_affinity(), *_quotas(proc / "self" / "cgroup", cgroups)])
-
-
-def cores_by_affinity() -> float:
-    """Return how many cores this process may run on, whatever quota it has for them."""
-    if hasattr(os, "sched_getaffinity"):  # Linux
-        return float(len(os.sched_getaffinity(0)))
-    return float(os.cpu_count() or 1)
 
 
 def _quotas(memberships: Path, cgroups: Path) -> Iterator[float]:

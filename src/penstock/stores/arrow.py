@@ -251,7 +251,8 @@ class Tables:
 
 
 def _stored_bytes(path: Path) -> int:
-    return path.stat().st_blocks * 512  # without holes
+    status = path.stat()
+    return int(getattr(status, "st_blocks", status.st_size / 512) * 512)  # Linux: without holes
 
 
 def _is_part(leaf: Any, name: str) -> bool:  # noqa: ANN401

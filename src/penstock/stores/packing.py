@@ -9,7 +9,6 @@ of them raises names its sample.
 
 from __future__ import annotations
 
-import os
 import time
 import warnings
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from penstock.loader import Loader
 from penstock.stores.pack_source import Images, pack_source
 from penstock.stores.records import header_of
 from penstock.stores.registry import create_store
+from penstock.system_limits import cores_by_affinity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -222,7 +222,7 @@ def _loader(
 ) -> Loader[EncodedRecord]:
     num_left = len(source) - first
     if num_workers is None:
-        num_workers = 0 if num_left < _FEW_RECORDS else len(os.sched_getaffinity(0))
+        num_workers = 0 if num_left < _FEW_RECORDS else int(cores_by_affinity())
     with warnings.catch_warnings():
         # Whether samples are random is the source's own affair.
         warnings.filterwarnings("ignore", "seed=0 does not reach", UserWarning)

@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import os
 import shutil
 import weakref
 from typing import TYPE_CHECKING, Final
 
 from penstock.errors import StoreError
+from penstock.forks import at_fork
 from penstock.whole_file import refuse_special
 
 if TYPE_CHECKING:
@@ -26,7 +26,14 @@ class Lock:
     def __init__(self, partial: Path, destination: Path) -> None:
         """Take it."""
         self._path = path = partial.with_name(partial.name + ".lock")
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            import fcntl
+        except ImportError as error:
+            raise StoreError(
+                f"cannot write {destination}: this system has no flock(2) to keep other writers "
+                "off. Pack on Linux, in WSL2 or a container; what is packed can be read here."
+            ) from error
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
         try:
             refuse_special(destination)
             refuse_special(partial, follow_links=False)
@@ -70,7 +77,7 @@ def _after_fork() -> None:
         lock.forget()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+at_fork(after_in_child=_after_fork)
 
 
 def put_in_place(made: Path, destination: Path) -> None:

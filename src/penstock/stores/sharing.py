@@ -15,6 +15,8 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from penstock.forks import at_fork
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator
 
@@ -43,7 +45,7 @@ class Pool(Generic[T]):
         self._entries: dict[Hashable, _Entry[T]] = {}
         self._let_go: collections.deque[_Entry[T]] = collections.deque()
         self._forgotten: list[_Entry[T]] = []  # kept: a client that is garbage warns
-        os.register_at_fork(
+        at_fork(
             before=lambda: self._lock.acquire(),
             after_in_parent=lambda: self._lock.release(),
             after_in_child=self._after_fork,

@@ -33,6 +33,7 @@ from penstock.opening import (
     fingerprint_of,
     open_descriptor,
     open_file,
+    read_at,
 )
 from penstock.stores.index import Index
 from penstock.stores.records import EncodedImage, Record
@@ -120,7 +121,8 @@ def list_shards(place: str) -> TarListing:
                         number = extensions.setdefault(extension, len(extensions))
                         files.extend((offset, size, number))
                         if extension == "cls":
-                            data = os.pread(file.fileno(), min(size, _MAX_CLS_BYTES + 1), offset)
+                            file.seek(offset)
+                            data = file.read(min(size, _MAX_CLS_BYTES + 1))
                             classes.append(_class_in(data, path, name))
                     num_classes.append("cls" in parts)
                     if len(parts) != 2 or "cls" not in parts or _IMAGES.isdisjoint(parts):
@@ -417,7 +419,7 @@ def _opened(shard: FileState) -> int:
 def _pread(fd: int, size: int, offset: int, name: str) -> bytes:
     parts = []
     while size > 0:
-        part = os.pread(fd, size, offset)
+        part = read_at(fd, size, offset)
         if not part:
             raise StoreError(f"{name} is truncated: {size:,} bytes of it are missing.")
         parts.append(part)

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import time
 import weakref
 from collections import deque
@@ -422,8 +423,8 @@ class BufferPool:
         """Return an uninitialised array, the caller's until its last view is garbage."""
         dtype = np.dtype(dtype)
         size_bytes = dtype.itemsize * (shape if isinstance(shape, int) else math.prod(shape))
-        if size_bytes < MIN_POOLED_BYTES or dtype.hasobject:
-            return np.empty(shape, dtype)  # the C library recycles such blocks well enough
+        if size_bytes < MIN_POOLED_BYTES or dtype.hasobject or sys.platform == "win32":
+            return np.empty(shape, dtype)  # the C library recycles small blocks well enough
         mapping = self._take(slot_size(size_bytes))
         data = self._leases.start(mapping, mapping)
         return np.frombuffer(data[:size_bytes], dtype).reshape(shape)

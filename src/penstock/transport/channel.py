@@ -23,6 +23,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.errors import TransportError
+from penstock.forks import at_fork
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -201,7 +202,7 @@ def _detach_in_child() -> None:
         channel.detach()
 
 
-os.register_at_fork(after_in_child=_detach_in_child)
+at_fork(after_in_child=_detach_in_child)
 
 
 def _close_all(fds: Sequence[int] | deque[int]) -> None:

@@ -70,16 +70,18 @@ class Mapping:
         fd: int,
         size_bytes: int,
         *,
-        flags: int = mmap.MAP_SHARED,
+        flags: int = 0,
         page_lock: PageLock | None = None,
     ) -> None:
         """Map `size_bytes` of `fd` (-1 with `MAP_ANONYMOUS`), which the caller may close.
+
+        No flags are `MAP_SHARED`.
 
         Raises:
             TransportError: the system gives no more memory.
         """
         protection = mmap.PROT_READ | mmap.PROT_WRITE
-        address = _libc().mmap(None, size_bytes, protection, flags, fd, 0)
+        address = _libc().mmap(None, size_bytes, protection, flags or mmap.MAP_SHARED, fd, 0)
         if address == _MAP_FAILED:
             error = os.strerror(ctypes.get_errno())
             raise TransportError(

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import fcntl
 import functools
 import gc
 import hashlib
@@ -93,9 +92,11 @@ def end_with_parent(fd: int) -> None:
     When the main process is gone the kernel sends SIGIO, which ends a process even while native
     code holds the interpreter.
     """
+    import fcntl  # here, as Ray's workers import this module on Windows too
+
     # Opened anew: all workers share the owner and the flags of what was sent.
     with contextlib.suppress(OSError):  # a system without: the end of the channel has to do
-        own = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        own = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_NONBLOCK)
         signal.signal(signal.SIGIO, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGIO])
         fcntl.fcntl(own, fcntl.F_SETOWN, os.getpid())

@@ -2,7 +2,7 @@
 """The pages of an LMDB file, verified without LMDB.
 
 LMDB maps its file and follows the numbers in it: a page that is damaged, or that lies behind the
-end, ends the process by SIGSEGV or SIGBUS. Here the file is read with `pread`, and every number is
+end, ends the process by SIGSEGV or SIGBUS. Here the file is read, not mapped, and every number is
 compared with its bounds before it is used.
 
     pages 0, 1    meta pages: size of a page, root of the tree, last page, number of the transaction
@@ -35,6 +35,7 @@ from penstock.stores.records import decode_record, encode_record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from io import FileIO
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -76,7 +77,7 @@ class _Meta(NamedTuple):
     """What the newer of the two meta pages says: the one that LMDB goes by."""
 
     path: Path
-    fd: int
+    file: FileIO
     page_bytes: int
     root: int
     depth: int
@@ -103,13 +104,13 @@ class _Nodes(NamedTuple):
 def check_size(path: Path) -> None:
     """Raise StoreError if a file is truncated, or its meta pages are damaged; reads 8 KiB."""
     with open_file(path) as file:
-        _read_meta(path, file.fileno())
+        _read_meta(path, file)
 
 
 def check_pages(path: Path) -> None:
     """Raise StoreError if a file is truncated, or its meta pages or its tree are damaged."""
     with open_file(path) as file:
-        meta = _read_meta(path, file.fileno())
+        meta = _read_meta(path, file)
         sums = _read_checksums(meta)
         if sums is None:
             _tree_pages(meta)
@@ -125,15 +126,15 @@ def check_pages(path: Path) -> None:
 def check_unfinished(path: Path) -> None:
     """Raise StoreError if the tree of a file that LMDB has yet to complete is damaged."""
     with open_file(path) as file:
-        meta = _read_meta(path, file.fileno(), is_complete=False)
-        there = os.fstat(meta.fd).st_size // meta.page_bytes
+        meta = _read_meta(path, file, is_complete=False)
+        there = os.fstat(file.fileno()).st_size // meta.page_bytes
         _tree_pages(meta._replace(last_page=min(meta.last_page, there - 1)))
 
 
 def append_checksums(path: Path) -> None:
     """Write the checksums of a file's pages behind them, and bring the file to disk."""
     with path.open("r+b", buffering=0) as file:
-        meta = _read_meta(path, file.fileno(), is_complete=False)
+        meta = _read_meta(path, file, is_complete=False)
         # Pages that were freed at the end may not be in the file; behind them may lie older sums.
         file.truncate(meta.end)
         numbers = np.concatenate([np.arange(2), np.sort(_tree_pages(meta))])
@@ -143,14 +144,15 @@ def append_checksums(path: Path) -> None:
             "checksums": _checksums(meta, numbers),
             "without_values": _checksums_without_values(meta, numbers),
         }
-        os.pwrite(meta.fd, encode_record("pages", sums).data, meta.end)
-        os.fsync(meta.fd)
+        file.seek(meta.end)
+        file.write(encode_record("pages", sums).data)
+        os.fsync(file.fileno())
 
 
-def _read_meta(path: Path, fd: int, *, is_complete: bool = True) -> _Meta:
-    size_bytes = os.fstat(fd).st_size
-    first = _read_one_meta(path, fd, 0, 0)
-    second = _read_one_meta(path, fd, 1, int(first["free"]["pad"]))
+def _read_meta(path: Path, file: FileIO, *, is_complete: bool = True) -> _Meta:
+    size_bytes = os.fstat(file.fileno()).st_size
+    first = _read_one_meta(path, file, 0, 0)
+    second = _read_one_meta(path, file, 1, int(first["free"]["pad"]))
     newest = second if second["transaction"] > first["transaction"] else first
     main = newest["main"]
     if main["flags"]:
@@ -160,7 +162,7 @@ def _read_meta(path: Path, fd: int, *, is_complete: bool = True) -> _Meta:
         )
     meta = _Meta(
         path,
-        fd,
+        file,
         int(newest["free"]["pad"]),
         int(main["root"]),
         int(main["depth"]),
@@ -181,8 +183,9 @@ def _read_meta(path: Path, fd: int, *, is_complete: bool = True) -> _Meta:
     return meta
 
 
-def _read_one_meta(path: Path, fd: int, number: int, page_bytes: int) -> Any:  # noqa: ANN401
-    data = os.pread(fd, _META.itemsize, number * page_bytes)
+def _read_one_meta(path: Path, file: FileIO, number: int, page_bytes: int) -> Any:  # noqa: ANN401
+    file.seek(number * page_bytes)
+    data = file.read(_META.itemsize)
     if len(data) < _META.itemsize or (number == 0 and data[16:20] != LMDB_MAGIC):
         raise StoreError(f"cannot open {path} as LMDB file: it is none, or its start is damaged.")
     meta = np.frombuffer(data, _META)[0]
@@ -199,11 +202,11 @@ def _read_one_meta(path: Path, fd: int, number: int, page_bytes: int) -> Any:  #
 
 def _read_checksums(meta: _Meta) -> dict[str, Any] | None:
     """Return the record behind the pages; None if there is none of this transaction."""
-    rest = os.fstat(meta.fd).st_size - meta.end
-    if os.pread(meta.fd, len(_RECORD), meta.end) != _RECORD:
+    meta.file.seek(meta.end)
+    if meta.file.read(len(_RECORD)) != _RECORD:
         return None
     name = f"{meta.path}, in the checksums behind its pages,"
-    sums: dict[str, Any] = decode_record(os.pread(meta.fd, rest, meta.end), name).sample
+    sums: dict[str, Any] = decode_record(_RECORD + meta.file.read(), name).sample
     written = sums["transaction"]
     if written < meta.transaction and meta.is_regular:  # LMDB was used to write to the file since
         return None
@@ -241,10 +244,12 @@ def _parts(
         runs = np.split(np.arange(len(part)), np.flatnonzero(np.diff(part) != 1) + 1)
         for run in runs:  # all are asked for first: a disk has many at work at once
             place, size_bytes = part[run[0]] * meta.page_bytes, len(run) * meta.page_bytes
-            os.posix_fadvise(meta.fd, place, size_bytes, os.POSIX_FADV_WILLNEED)
+            if hasattr(os, "posix_fadvise"):  # Linux
+                os.posix_fadvise(meta.file.fileno(), place, size_bytes, os.POSIX_FADV_WILLNEED)
         for run in runs:  # pages in a row are read at once
             wanted = pages[run[0] : run[-1] + 1].data
-            if os.preadv(meta.fd, [wanted], int(part[run[0]]) * meta.page_bytes) != wanted.nbytes:
+            meta.file.seek(int(part[run[0]]) * meta.page_bytes)
+            if meta.file.readinto(wanted) != wanted.nbytes:
                 raise StoreError(f"{meta.path} became shorter while it was read.")
         yield part, pages
 

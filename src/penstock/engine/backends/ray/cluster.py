@@ -23,6 +23,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigError, MissingExtraError
+from penstock.forks import at_fork
 from penstock.optional import install_command
 from penstock.redact import without_password
 
@@ -112,7 +113,7 @@ def _note_fork() -> None:
         _forked_while_connected = True
 
 
-os.register_at_fork(after_in_child=_note_fork)
+at_fork(after_in_child=_note_fork)
 
 
 def survived_forks() -> bool:

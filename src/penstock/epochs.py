@@ -323,6 +323,8 @@ def _check_counts(
 
 def _parsed(state: Any) -> tuple[int, Progress, int | None, int | None, dict[str, Any]]:  # noqa: ANN401
     """Return the epoch, what was given of it, its number of samples, seed and fingerprint."""
+    if isinstance(state, dict) and "_penstock" in state:
+        raise StateError("this is a state of a StatefulDataLoader: load it into one")
     try:
         if state["format"] != _FORMAT:
             raise ValueError(f"format {state['format']!r}, where {_FORMAT} is read")

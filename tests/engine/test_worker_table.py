@@ -84,7 +84,8 @@ def test_what_comes_of_a_worker_that_is_gone_or_was_replaced_is_dropped():
 def test_a_worker_that_joins_is_ready_in_its_epoch_only():
     table = table_of()
     worker = table.workers[0]
-    assert table.accept(worker, TaskResult(1, -1, Kind.READY)) == WorkerReady(0)
+    ready = TaskResult(1, -1, Kind.READY)
+    assert table.accept(worker, ready) == WorkerReady(0, ready)
     assert table.accept(worker, TaskResult(0, -1, Kind.READY)) is None
 
 
@@ -115,8 +116,8 @@ def test_an_epoch_begins_where_its_batches_were_given():
     table = table_of(is_iterable=True)
     given = Given(4, shards={1: ShardPosition(2)})
     table.begin_epoch(Epoch(3, iter(()), Progress(given, given), is_announced=True))
-    assert table.message_of(table.workers[1]) == (2, 3, True, ShardPosition(2))
-    assert table.message_of(table.workers[0]) == (2, 3, True, None)
+    assert table.message_of(table.workers[1]) == (2, 3, True, ShardPosition(2), False)
+    assert table.message_of(table.workers[0]) == (2, 3, True, None, False)
 
 
 def test_the_end_of_a_shard_is_an_event_with_its_last_bad_samples():
@@ -168,7 +169,7 @@ def test_an_epoch_begun_ahead_is_heard_beside_the_one_under_way_until_another_be
     worker = table.workers[0]
     now = task_for(table, worker, 0)
     generation = table.begin_ahead(Epoch(1, iter(()), is_announced=True))
-    assert table.message_of(worker, generation) == (generation, 1, True, None)
+    assert table.message_of(worker, generation) == (generation, 1, True, None, False)
     ahead = task_for(table, worker, 0, generation=generation)
     assert table.accept(worker, result_of(ahead)).outcome.generation == generation
     assert table.accept(worker, result_of(now)).outcome.generation == 1

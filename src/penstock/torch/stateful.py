@@ -160,7 +160,7 @@ class StatefulDataLoader(DataLoader[T_co]):
             pin_memory_device=pin_memory_device, in_order=in_order, **options,
         )  # fmt: skip
         if self._options.backend == "ray":
-            raise ConfigError("StatefulDataLoader keeps no states of Ray actors: leave backend out")
+            raise ConfigError('StatefulDataLoader keeps no states of Ray actors: got backend="ray"')
         if makes_batches and self.batch_sampler is not None:
             of_sampler = StatefulBatchSampler(self.sampler, batch_size, drop_last)  # type: ignore[arg-type]
             vars(self)["batch_sampler"] = of_sampler

@@ -15,8 +15,8 @@ from typing import Final
 
 ROOT: Final = Path(__file__).parents[2]
 CEILINGS: Final = {
-    "src/penstock": {"code": 33_000, "docstrings": 10_000},
-    "tests": {"code": 52_200},
+    "src/penstock": {"code": 33_510, "docstrings": 10_070},
+    "tests": {"code": 53_400},
 }
 _WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 

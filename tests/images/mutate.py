@@ -133,9 +133,9 @@ def part_or_none(decode, *arguments, **how):
 
 def cut_to_fit(data):
     """Return a JPEG file without the image data that its frame header leaves over."""
-    start = read_header(data).jpeg.scan_offset
-    files = (data[:stop] + b"\xff\xd9" for stop in range(start, len(data)))
-    return next(file for file in files if part_or_none(decode_image, file) is not None)
+    header = read_header(data).jpeg
+    files = (data[:stop] + b"\xff\xd9" for stop in range(header.scan_offset, len(data)))
+    return next(file for file in files if part_or_none(jpeg.jpeg_by_opencv, file, header) is not None)
 
 
 def attempt(data):

@@ -310,7 +310,7 @@ def open_status(fd: int) -> StatusWriter:
     """
     page = memoryview(Mapping(fd, _SIZE_BYTES).view()).cast("B")
     os.set_inheritable(fd, False)
-    with contextlib.suppress(OSError):  # macOS only maps segments: there are no stacks to read
+    if sys.platform != "darwin":  # there segments are mapped, and no more: no stacks can be read
         os.lseek(fd, _TEXT_AT, os.SEEK_SET)
     faulthandler.enable(fd)
     faulthandler.register(_STACKS_SIGNAL, fd, all_threads=True)

@@ -28,7 +28,7 @@ from penstock.images.headers import (
     turned_back,
     turned_upright,
 )
-from penstock.images.jpeg import by_opencv, decode_jpeg, jpeg_by_opencv
+from penstock.images.jpeg import by_opencv, decode_jpeg, repair_image
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -187,7 +187,11 @@ def _decode_jpeg(
         return decode_jpeg(data, header, strict=strict)
     except ValueError as error:
         if _UNKNOWN_SAMPLING in str(error):
-            return jpeg_by_opencv(data, jpeg, strict=strict, thorough=False)
+            whole = data if strict else repair_image(data) or data
+            pixels = by_opencv(whole, cv2.IMREAD_COLOR_RGB)
+            if pixels is None:
+                raise ValueError("a JPEG file of rare sampling that OpenCV cannot decode") from None
+            return pixels
         tidy = _without_gaps(data, jpeg)
         if len(tidy) == len(data):
             raise

@@ -98,10 +98,12 @@ def decode_jpeg_rows(
     place = jpeg.sof_offset + 1
     file[place : place + 2] = num_rows.to_bytes(2, "big")
     try:
-        if simplejpeg is None:
-            return jpeg_by_opencv(bytes(file), jpeg, factor, thorough=False)
         least = _least(num_rows, header.width_px, factor)
-        rows = np.empty((least["min_height"], least["min_width"], 3), np.uint8)
+        shape = least["min_height"], least["min_width"], 3
+        if simplejpeg is None:
+            rows = jpeg_by_opencv(bytes(file), jpeg, factor, thorough=False)
+            return rows if rows.shape == shape else None
+        rows = np.empty(shape, np.uint8)
         simplejpeg.decode_jpeg(file, "RGB", fastupsample=fast, buffer=rows, **least)
     except ValueError as error:
         return rows if _ALL_ROWS_DECODED.search(str(error)) else None

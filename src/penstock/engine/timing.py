@@ -185,9 +185,7 @@ class RunQueue:
 
     def __init__(self) -> None:
         """Open the calling thread's statistics, if the system has any."""
-        with contextlib.suppress(
-            OSError, AttributeError
-        ):  # another system, or kernel built without
+        with contextlib.suppress(OSError, AttributeError):  # another system; a kernel without
             self._read = os.pread if threading.active_count() == 1 else _read_with_gil
             self._fd = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
 

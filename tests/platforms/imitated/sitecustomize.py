@@ -99,7 +99,11 @@ def leave_to_others():
     whole = {module: types.SimpleNamespace(**vars(module)) for module in ABSENT_NAMES[SYSTEM]}
     for name, module in list(sys.modules.items()):
         for own, value in list(vars(module).items()):
-            if type(value) is types.ModuleType and value in whole and name not in PATHS:
+            if (
+                type(value) is types.ModuleType
+                and value in whole
+                and name.split(".")[0] not in PATHS
+            ):
                 vars(module)[own] = whole[value]
 
 

@@ -135,7 +135,9 @@ def cut_to_fit(data):
     """Return a JPEG file without the image data that its frame header leaves over."""
     header = read_header(data).jpeg
     files = (data[:stop] + b"\xff\xd9" for stop in range(header.scan_offset, len(data)))
-    return next(file for file in files if part_or_none(jpeg.jpeg_by_opencv, file, header) is not None)
+    return next(
+        file for file in files if part_or_none(jpeg.jpeg_by_opencv, file, header) is not None
+    )
 
 
 def attempt(data):

@@ -112,6 +112,11 @@ def shard_unasked() -> ShardInfo:
     return _here().shard
 
 
+def info_unasked() -> WorkerInfo | None:
+    """Return the same as `get_worker_info`, likewise."""
+    return _here().info
+
+
 def was_asked() -> bool:
     """Return whether this worker has called `get_worker_info` or `current_shard`."""
     return _here().was_asked

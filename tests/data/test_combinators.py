@@ -3,6 +3,7 @@
 
 import numpy as np
 import pytest
+import torch
 import torch.utils.data as stock
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -204,6 +205,9 @@ class TestAsInTorch:
             part[3]
 
     def test_subset_refuses_a_subclass_that_changes_half(self, module):
+        if module is stock and torch.__version__ < (2, 13):
+            pytest.skip("torch 2.6 to 2.8 take it")
+
         class Half(module.Subset):
             def __getitem__(self, index):
                 return 0

@@ -9,8 +9,10 @@ import sys
 import numpy as np
 import pytest
 import torch
+from tests.process.plain_datasets import Finalized
 from tests.process.shared_datasets import Counting, Holding, Reading
 
+from penstock import Loader
 from penstock.errors import UnpicklableError
 from penstock.torch import DataLoader
 
@@ -54,6 +56,18 @@ def test_arrays_of_the_dataset_lie_in_one_segment_and_a_write_is_the_workers_own
         (float(index), True) for index in (0, 0, 1, 1, 2, 2)
     ]
     assert dataset.array[0] == 0
+
+
+# Before 2.14 torch's worker info kept the dataset until the process was gone.
+LOADERS = [Loader, DataLoader, *[torch.utils.data.DataLoader] * (torch.__version__ >= (2, 14))]
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("loader", LOADERS, ids=lambda loader: loader.__module__)
+def test_a_dataset_is_finalized_as_its_worker_ends(loader, method, tmp_path):
+    dataset = Finalized(tmp_path / "finalized")
+    assert len(list(loader(dataset, num_workers=2, multiprocessing_context=method))) == 4
+    assert dataset.path.read_text() == "None\nNone\n"
 
 
 def test_a_connection_in_the_dataset_reaches_the_worker_as_itself():

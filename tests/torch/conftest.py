@@ -7,6 +7,7 @@ from multiprocessing import resource_sharer
 from typing import TYPE_CHECKING
 
 import pytest
+from torch.multiprocessing.reductions import shared_cache
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,3 +18,4 @@ def no_resource_sharer() -> Iterator[None]:
     """End the thread and the socket by which torch's loader sends indices that are tensors."""
     yield
     resource_sharer.stop()
+    shared_cache.free_dead_references()  # torch 2.6 keeps what it has sent, slots of ours too

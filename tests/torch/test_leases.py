@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from tests.support.slots import deliver
+from torch.multiprocessing.reductions import shared_cache
 
 import penstock.torch as pt
 from penstock.collate import Collator
@@ -124,6 +125,8 @@ def test_a_lease_ends_with_the_last_alias_though_torch_moves_the_storage(move):
         del batch
         assert num_leases() == 1, name
         del alias
+        if torch.__version__ < (2, 13):  # torch 2.6 does so once it has sent 128 storages
+            shared_cache.free_dead_references()
         assert num_leases() == 0, name
 
 

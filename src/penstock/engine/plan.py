@@ -103,9 +103,9 @@ class Framework:
 
     Attributes:
         root: Its top-level module. Once a worker has imported that, `adapter` is imported too.
-        adapter: Our module for it, with `prepare_worker(info)`, called once in each worker,
-            `collator(empty)`, which returns the default collate (see `penstock.collate.Collator`),
-            and `tensor_of(array)`.
+        adapter: Our module for it, with `prepare_worker(info)`, called once in each worker, and
+            with None as it ends, `collator(empty)`, which returns the default collate (see
+            `penstock.collate.Collator`), and `tensor_of(array)`.
     """
 
     root: str

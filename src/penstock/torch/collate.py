@@ -25,7 +25,7 @@ from penstock.collate import (
     have_one_dtype,
     stack_into,
 )
-from penstock.torch.leaves import keep, tensor_of
+from penstock.torch.leaves import is_dense, keep, tensor_of
 from penstock.transport.arena import MIN_POOLED_BYTES
 
 if TYPE_CHECKING:
@@ -190,13 +190,7 @@ _collate_floats: Final = functools.partial(_of_numbers, np.float64, _stock.colla
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    return (
-        type(tensor) is torch.Tensor
-        and tensor.layout is torch.strided
-        and tensor.device.type == "cpu"
-        and not tensor.is_nested
-        and not tensor.is_quantized
-    )
+    return type(tensor) is torch.Tensor and is_dense(tensor)
 
 
 def stack_plainly(tensors: Sequence[Any], *, collate_fn_map: CollateMap | None = None) -> Any:  # noqa: ANN401

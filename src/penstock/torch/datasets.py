@@ -28,7 +28,7 @@ from penstock.data.dataset import (
     register_drawless,
 )
 from penstock.torch.collate import empty_tensor
-from penstock.torch.leaves import tensor_of
+from penstock.torch.leaves import is_dense, tensor_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,11 +57,9 @@ def _can_gather(tensor: Any) -> bool:  # noqa: ANN401
     """Whether rows of `tensor`, stacked, are nothing but its rows copied."""
     return (
         type(tensor) is torch.Tensor  # a subclass may index in its own way
-        and tensor.layout is torch.strided
-        and tensor.device.type == "cpu"
+        and is_dense(tensor)
         and tensor.dim() > 0
-        and not (tensor.requires_grad or tensor.is_nested or tensor.is_quantized)
-        and not (tensor.is_conj() or tensor.is_neg())
+        and not (tensor.requires_grad or tensor.is_conj() or tensor.is_neg())
         and tensor.dtype.itemsize in _CARRIERS
     )
 

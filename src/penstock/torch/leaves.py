@@ -62,7 +62,7 @@ def reduce_tensor(tensor: torch.Tensor) -> Any:  # noqa: ANN401 - what __reduce_
         raise _not_in_memory(tensor.device)
     if "sparse" in str(tensor.layout):
         return _reduce_sparse(tensor)
-    if not _is_plain(tensor):
+    if not is_dense(tensor) or tensor.__dict__:  # attributes that the user hung on it
         return tensor.__reduce_ex__(5)
     if tensor.is_shared() and not in_worker():
         raise NeedsInheritance  # a copy would break what it was put there for
@@ -95,13 +95,12 @@ def in_worker() -> bool:
     return torch.utils.data._utils.worker._worker_info is not None
 
 
-def _is_plain(tensor: torch.Tensor) -> bool:
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is one piece of main memory, and each element a number there."""
     return (
         tensor.layout is torch.strided
         and tensor.device.type == "cpu"
-        and not tensor.is_quantized
-        and not tensor.is_nested
-        and not tensor.__dict__  # attributes that the user hung on it
+        and not (tensor.is_nested or tensor.is_quantized)
     )
 
 
@@ -141,14 +140,18 @@ def _rebuild(
 
 
 def _reduce_sparse(tensor: torch.Tensor) -> _Reduced:
-    rebuild, arguments = tensor.detach().__reduce_ex__(5)
-    return _rebuild_sparse, (rebuild, arguments, tensor.requires_grad)
+    _, (layout, parts) = tensor.detach().__reduce_ex__(5)
+    return _rebuild_sparse, (layout, parts, tensor.requires_grad)
 
 
-def _rebuild_sparse(rebuild: Any, arguments: Any, needs_grad: bool) -> torch.Tensor:  # noqa: ANN401
-    tensor: torch.Tensor = rebuild(*arguments)
-    # torch lists it to be validated by `torch.load`: after a plain unpickling it would live on.
-    del torch._utils._sparse_tensors_to_validate[-1:]
+def _rebuild_sparse(layout: torch.layout, parts: Any, needs_grad: bool) -> torch.Tensor:  # noqa: ANN401
+    # Not torch's own function, which lists the tensor to be validated by `torch.load`: after a
+    # plain unpickling it would live on.
+    if layout is torch.sparse_coo:
+        *parts, is_coalesced = parts
+        tensor = torch.sparse_coo_tensor(*parts, is_coalesced=is_coalesced, check_invariants=False)
+    else:
+        tensor = torch.sparse_compressed_tensor(*parts, layout=layout, check_invariants=False)
     return tensor.requires_grad_() if needs_grad else tensor
 
 

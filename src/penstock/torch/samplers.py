@@ -11,6 +11,7 @@ draws between two batches.
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -169,13 +170,10 @@ def index_batches(
 
 def _as_int64(indices: Any) -> NDArray[np.int64] | None:  # noqa: ANN401
     """A list of Python's own integers as an array."""
-    if isinstance(indices, range) or (
-        isinstance(indices, (list, tuple)) and {int}.issuperset(map(type, indices))
-    ):
-        try:
+    is_range = isinstance(indices, range)
+    if is_range or (isinstance(indices, (list, tuple)) and {int}.issuperset(map(type, indices))):
+        with contextlib.suppress(OverflowError):
             return np.array(indices, np.int64)
-        except OverflowError:
-            return None
     return None
 
 

@@ -63,12 +63,17 @@ def _as_torch_has_it(info: WorkerInfo) -> torch_data.worker.WorkerInfo:
     )
 
 
-def prepare_worker(info: WorkerInfo) -> None:
-    """Set torch up as its own loader does in a worker: one thread, the worker's seed, its info."""
+def prepare_worker(info: WorkerInfo | None) -> None:
+    """Set torch up as its own loader does in a worker: one thread, the worker's seed, its info.
+
+    None is for one that ends, whose info is to hold the dataset no longer.
+    """
+    # The one way there is to make torch.utils.data.get_worker_info() answer in this process.
+    torch_data.worker._worker_info = None if info is None else _as_torch_has_it(info)
+    if info is None:
+        return
     torch.set_num_threads(1)
     torch.manual_seed(info.seed)
-    # The one way there is to make torch.utils.data.get_worker_info() answer in this process.
-    torch_data.worker._worker_info = _as_torch_has_it(info)
     # Or torch's collate would make a shared file per tensor.
     registry = torch_data.collate.default_collate_fn_map
     if registry.get(torch.Tensor) is torch_data.collate.collate_tensor_fn:

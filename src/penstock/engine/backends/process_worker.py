@@ -7,6 +7,7 @@ Guarantees
     It ends when the main process is gone, even in the middle of a task that hangs (see
     `end_with_parent`).
     Ctrl-C is left to the main process: the worker notes it, and waits for its channel to close.
+    A dataset that was sent to the worker, not inherited by `fork`, is finalized as the worker ends.
     No `Exception` of the user's code ends the worker; `SystemExit` and the like do, as a death. The
     status page then holds what was raised, and where.
     The worker goes on, however a process that the dataset forks may end.
@@ -41,7 +42,7 @@ from penstock.transport.channel import Channel
 from penstock.transport.packing import Packed, dumps, pack
 from penstock.transport.shared import load_shared
 from penstock.user_code import stack_of_error
-from penstock.worker_info import WorkerInfo, set_worker_info
+from penstock.worker_info import WorkerInfo, info_unasked, set_worker_info
 
 if TYPE_CHECKING:
     import socket
@@ -67,13 +68,16 @@ def run_worker(sock: socket.socket, identity: WorkerIdentity, spec: WorkerSpec |
     except BaseException as error:
         if not owner.is_here:
             raise
-        if isinstance(error, (EOFError, BrokenPipeError, ConnectionResetError)):
-            worker.status.phase(Phase.ENDING)  # the main process wants no more, or is gone
-            return
-        worker.status.say_last_words(_last_words_of(error))
-        raise
+        if not isinstance(error, (EOFError, BrokenPipeError, ConnectionResetError)):
+            worker.status.say_last_words(_last_words_of(error))
+            raise
+        worker.status.phase(Phase.ENDING)  # the main process wants no more, or is gone
     finally:
         channel.close()
+    # The process's exit would not finalize the dataset.
+    set_worker_info(None)
+    if worker.adapter in sys.modules:
+        sys.modules[worker.adapter].prepare_worker(None)
 
 
 def _last_words_of(error: BaseException) -> str:
@@ -114,11 +118,11 @@ def set_up_worker(spec: WorkerSpec, identity: WorkerIdentity) -> dict[str, bytes
     seed_worker(identity.base_seed, identity.worker_id)
     seed_fallback(seed_sequence(identity.base_seed, Purpose.WORKERS, identity.worker_id))
     seed = identity.base_seed + identity.worker_id
-    info = WorkerInfo(identity.worker_id, identity.num_workers, seed, spec.dataset)
-    set_worker_info(info)
+    set_worker_info(WorkerInfo(identity.worker_id, identity.num_workers, seed, spec.dataset))
     if spec.framework is not None:
         adapter = spec.framework.adapter
-        prepare = lambda: importlib.import_module(adapter).prepare_worker(info)  # noqa: E731
+        # Asked then, as a worker that never imports torch is not to hold the dataset by this.
+        prepare = lambda: importlib.import_module(adapter).prepare_worker(info_unasked())  # noqa: E731
         when_imported(spec.framework.root, prepare)
     # One thread for each worker, as in torch's loader. OpenCV gets 0: with 1, a forked worker waits
     # for threads that do not exist there.
@@ -191,7 +195,8 @@ class _ProcessWorker:
         self.status = StatusWriter()
         self._channel = channel
         self._identity = identity
-        self._spec = spec
+        self._inherited = spec
+        self.adapter = ""  # of its spec's framework
         self._messages: collections.deque[BeginEpoch | Task | Exception] = collections.deque()
 
     def run(self) -> None:
@@ -218,18 +223,20 @@ class _ProcessWorker:
             del message, result
 
     def _set_up(self, runner: TaskRunner, spec_fds: list[int]) -> WorkerSpec:
-        if self._spec is None:
+        spec = self._inherited
+        if spec is None:
             (fd,) = spec_fds
             try:
-                self._spec = load_shared(fd)
+                spec = load_shared(fd)
             except AttributeError as error:
                 if "__main__" in str(error) or "__mp_main__" in str(error):
                     annotate(error, _NOT_IN_MAIN)
                 raise
-        assert self._spec is not None
-        if states := set_up_worker(self._spec, self._identity):
+        assert spec is not None
+        self.adapter = "" if spec.framework is None else spec.framework.adapter
+        if states := set_up_worker(spec, self._identity):
             runner.notices["states"] = states
-        return self._spec
+        return spec
 
     def _send(self, result: TaskResult) -> None:
         packed = result.payload

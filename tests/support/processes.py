@@ -69,6 +69,11 @@ def end(processes):
             process.wait()
 
 
+def but_of_forks(warned):
+    """The warnings without Python's own of forks in a process with threads, from 3.12 on."""
+    return [warning for warning in warned if "multi-threaded" not in str(warning.message)]
+
+
 def holds_in_child(check):
     """Return whether `check()` is true in a forked child."""
     pid = os.fork()

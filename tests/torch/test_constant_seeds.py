@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.support.processes import but_of_forks
 from tests.torch.datasets_for_tests import Augmented
 
 from penstock.torch import DataLoader
@@ -59,7 +60,7 @@ def messages(init: Any, num_epochs: int = 3, **options: Any) -> list[str]:
         warnings.simplefilter("always")
         for _ in range(num_epochs):
             list(loader)
-    return [str(warning.message) for warning in caught]
+    return [str(warning.message) for warning in but_of_forks(caught)]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from penstock.engine.backends import BACKENDS, traits_of
 from penstock.errors import ConfigError
 from penstock.options import Auto, LoaderOptions
 from penstock.torch import DataLoader
-from penstock.torch.loader import _make_plan
 
 DATA = [0.0, 1.0, 2.0, 3.0]
 
@@ -50,7 +49,7 @@ def test_both_loaders_make_the_same_plan_of_the_same_arguments():
              "in_order": False, "seed": 7, "global_rng": False, "on_error": "skip",
              "backend": "thread"}  # fmt: skip
     ours, drop_in = Loader(DATA, 2, **given)._plan(), DataLoader(DATA, 2, **given)
-    theirs = _make_plan(drop_in, ours.base_seed, None)
+    theirs = drop_in._plan(ours.base_seed, None)
     spec = dataclasses.replace(theirs.spec, framework=None)
     assert dataclasses.replace(theirs, spec=spec) == ours
 

@@ -77,6 +77,7 @@ def images(root):
 MAKE = {
     "penstock.Loader": lambda: penstock.Loader(ARRAY, 7, shuffle=True, on_error="skip"),
     "penstock.torch.DataLoader": lambda: dropin.DataLoader(TENSOR, 7, drop_last=True),
+    "penstock.torch.StatefulDataLoader": lambda: dropin.StatefulDataLoader(TENSOR, 7),
     "penstock.torch.DevicePrefetcher": lambda: dropin.DevicePrefetcher(
         dropin.DataLoader(TENSOR), "cpu"
     ),

@@ -28,7 +28,7 @@ from penstock.sampling import (
     BucketBatchSampler,
     ClassBalancedSampler,
 )
-from penstock.torch.loader import _LoaderIterator, _make_plan
+from penstock.torch.loader import _LoaderIterator
 
 pytestmark = [
     # Advice about this machine and these tiny runs.
@@ -188,7 +188,7 @@ def test_a_loader_that_is_made_anew_for_a_sampler_keeps_every_argument(name, kin
     for attribute in ARGUMENTS[name].keys() - {"shuffle"}:
         assert getattr(again, attribute) == getattr(loader, attribute)
     # And what the engine makes of it.
-    assert _make_plan(again, 1, None) == _make_plan(loader, 1, None)
+    assert again._plan(1, None) == loader._plan(1, None)
     options = vars(loader._options)
     if loader.num_workers != "auto" and not is_from_hook:
         options = {**options, "prefetch_factor": loader.prefetch_factor}  # torch's default, in full

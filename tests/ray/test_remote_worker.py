@@ -151,7 +151,7 @@ class Watch:
         # Where to go on is noted until it is known to have come: the first answer says so.
         has_begun = asked.args[3] > 0
         position = None if has_begun or worker._generation == 1 else ShardPosition(2)
-        assert asked.begun == (worker._generation, 1, False, position)
+        assert asked.begun == BeginEpoch(worker._generation, 1, False, position)
         generation, step = asked.begun.generation, asked.task.step
         assert asked.number == self.numbers.get(generation, 0), "not the next number"
         self.numbers[generation] = asked.number + 1

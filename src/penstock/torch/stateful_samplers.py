@@ -79,10 +79,10 @@ class StatefulBatchSampler(BatchSampler):
 
     def __iter__(self) -> Iterator[list[int]]:
         """Return an iterator over the batches."""
-        return BatchOrder(self)
+        return StatefulBatchOrder(self)
 
 
-class BatchOrder(Iterator[list[int]]):
+class StatefulBatchOrder(Iterator[list[int]]):
     """The batches of one epoch."""
 
     def __init__(self, batch_sampler: StatefulBatchSampler) -> None:

@@ -60,7 +60,8 @@ Result
 
 What it does not show
     Large photos, where decoding at a half or a quarter gains much more; files that come from a
-    disk; a loop that computes on the same cores.
+    disk; a loop that computes on the same cores. decode_image and the two rows without simplejpeg
+    are newer than this result: docs/decoding.md.
 """
 
 from __future__ import annotations

@@ -23,9 +23,9 @@ _OTHERS = (
 _INSTALLED = ("<string>", *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "scripts")))
 
 
-def warn_user(message: str) -> None:
+def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
     """Warn, at the user's line."""
-    warnings.warn(message, UserWarning, stacklevel=users_level())
+    warnings.warn(message, category, stacklevel=users_level())
 
 
 def users_level() -> int:

@@ -15,7 +15,7 @@ from typing import Final
 
 ROOT: Final = Path(__file__).parents[2]
 CEILINGS: Final = {
-    "src/penstock": {"code": 33_520, "docstrings": 10_080},
+    "src/penstock": {"code": 33_490, "docstrings": 10_080},
     "tests": {"code": 53_400},
 }
 _WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)

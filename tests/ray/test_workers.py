@@ -312,7 +312,7 @@ def test_who_waits_for_ray_is_told_what_is_missing_and_goes_on_when_it_comes(
         noted.append(str(message))
         extra_nodes.add()
 
-    monkeypatch.setattr(ray_backend.warnings, "warn", lambda text, *_, **__: tell(text))
+    monkeypatch.setattr(ray_backend, "warn_user", lambda text, *_: tell(text))
     assert_same(list(loader), without_workers(Drawn()))
     assert "wait" in noted[0]
     assert "'resources': {'extra': 1}" in noted[0]

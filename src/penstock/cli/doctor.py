@@ -209,8 +209,11 @@ def _look_at_environment() -> Iterator[Finding]:
         yield Finding("environment", "name", found, remedy)
     found = f"{platform.python_version()} ({platform.python_implementation()}), {sys.executable}"
     yield Finding("environment", "Python", found)
-    remedy = "Penstock was never run on this system: docs/guide/platforms.md says what to expect."
-    remedy *= sys.platform != "linux"
+    remedy = ""
+    if sys.platform != "linux":
+        remedy = (
+            "Penstock was never run on this system: docs/guide/platforms.md says what to expect."
+        )
     yield Finding("environment", "system", platform.platform(), remedy)
 
 

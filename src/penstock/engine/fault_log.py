@@ -7,14 +7,13 @@ import collections
 import dataclasses
 import logging
 import sys
-import warnings
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.data.names import describe_sample
 from penstock.engine.plan import sample_key
 from penstock.errors import TooManyFailures
 from penstock.lines import counted
-from penstock.warn import users_level
+from penstock.warn import warn_user
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -105,10 +104,9 @@ class FaultLog:
         """Say once which sample ended an epoch, where it may."""
         if not self._has_warned_of_stop:
             self._has_warned_of_stop = True
-            warnings.warn(
+            warn_user(
                 f"epoch {epoch.number} ended before its last batch, as in torch: "
                 f"{said_of_stop(error)}",
-                stacklevel=users_level(),
             )
 
     def warn_of_losses(self, epoch: Epoch) -> None:
@@ -118,10 +116,9 @@ class FaultLog:
             return
         what = "left out" if self.policy.on_error == "skip" else "replaced by others"
         first = epoch.progress.first_failures[:_FEW]
-        warnings.warn(
+        warn_user(
             f"epoch {epoch.number}: {counted(num_failed, 'bad sample')} {what}. "
             f"loader.failures lists them with their errors. First:\n{_listed(first)}",
-            stacklevel=users_level(),
         )
 
 

@@ -10,14 +10,13 @@ way to the loop, or was last. Given: whichever of the two holds at the moment of
 
 from __future__ import annotations
 
-import pickle
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from penstock.engine.backends import BackendTraits, traits_of
-from penstock.engine.states import pair_of
+from penstock.engine.states import packed_pair, pair_of
 from penstock.faults import RAISES, FaultPolicy
 from penstock.randomness.keys import checked_count, checked_flag
 
@@ -235,7 +234,7 @@ class ShardPosition(NamedTuple):
             checked_count("num_batches", num_batches),
             checked_flag("has_ended", has_ended),
             checked_count("state_at", state_at),
-            None if state is None else pickle.dumps((state, None)),
+            packed_pair(state),
         )
 
 

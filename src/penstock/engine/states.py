@@ -22,7 +22,12 @@ def take_states(dataset: object, iterator: object = None) -> bytes | None:
     A dataset that is its own iterator has the iterator's alone.
     """
     of_iterator = state_of(iterator)
-    pair = (None if iterator is dataset else state_of(dataset)), of_iterator
+    return packed_pair(None if iterator is dataset else state_of(dataset), of_iterator)
+
+
+def packed_pair(of_dataset: Any, of_iterator: Any = None) -> bytes | None:  # noqa: ANN401
+    """Return both states as `ShardPosition.state` holds them; None if neither is there."""
+    pair: Pair = of_dataset, of_iterator
     return None if all(state is None for state in pair) else pickle.dumps(pair, protocol=5)
 
 

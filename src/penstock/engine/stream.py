@@ -15,7 +15,6 @@ import os
 import sys
 import time
 import traceback
-import warnings
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
@@ -36,7 +35,7 @@ from penstock.engine.timing import (
 from penstock.errors import TooManyFailures
 from penstock.faults import annotate
 from penstock.randomness.generator_watch import UNSEEDED, warn_of_drawings
-from penstock.warn import users_level
+from penstock.warn import warn_user
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
@@ -345,11 +344,10 @@ class BatchStream:
     def _end_accounts(self, error: Exception) -> None:
         """Go on without the observer, which has failed."""
         self._observer = None
-        warnings.warn(
+        warn_user(
             "the loader's accounts have failed, and end here, while training goes on: "
             f"{type(error).__name__}: {error}. Please report it.\n{traceback.format_exc()}",
             RuntimeWarning,
-            stacklevel=users_level(),
         )
 
     def _fold(self, observer: Monitor) -> None:

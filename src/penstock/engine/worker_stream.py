@@ -8,7 +8,6 @@ import dataclasses
 import itertools
 import os
 import traceback
-import warnings
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -23,7 +22,7 @@ from penstock.engine.timing import WorkerSettings
 from penstock.errors import ConfigError, WorkerDied, WorkerTimeout
 from penstock.faults import annotate
 from penstock.forks import Owner
-from penstock.warn import users_level
+from penstock.warn import warn_user
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -330,12 +329,11 @@ class WorkerStream(BatchStream):
             return 0.0
         if still_s < timeout_s / 2 and not self._has_warned_of_slow_batch:  # else it may be stuck
             self._has_warned_of_slow_batch = True
-            warnings.warn(
+            warn_user(
                 f"{none_came}, as worker {worker_id} is slow and not stuck: it was last seen "
                 f"{progress.words}. It is waited for; one that takes so long over a single sample "
                 "is replaced. Raise `timeout` or lower batch_size.",
                 RuntimeWarning,
-                stacklevel=users_level(),
             )
         return timeout_s - still_s
 
@@ -377,11 +375,10 @@ class WorkerStream(BatchStream):
         if not removal.reason:
             self.backend.remove_worker(removal.worker_id)
             return
-        warnings.warn(
+        warn_user(
             f"worker {removal.worker_id}, which was to be added, never got to work, and training "
             f"goes on without it: {removal.reason}",
             RuntimeWarning,
-            stacklevel=users_level(),
         )
 
     def _submit(self, submit: scheduler.Submit, generation: int) -> None:

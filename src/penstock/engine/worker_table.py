@@ -13,7 +13,6 @@ Backends carry tasks and results. This module interprets them, alike for all bac
 from __future__ import annotations
 
 import logging
-import warnings
 import weakref
 from collections import Counter
 from dataclasses import replace
@@ -30,7 +29,7 @@ from penstock.engine.task import BeginEpoch, ExceptionReport, Kind, WorkerIdenti
 from penstock.faults import annotate
 from penstock.randomness.generator_watch import UNSEEDED, warn_of_drawings
 from penstock.randomness.keys import Purpose, seed_sequence
-from penstock.warn import users_level
+from penstock.warn import warn_user
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -271,7 +270,7 @@ def _note_same_start(plan: Plan, other_id: int, worker_id: int) -> None:
         "this means nothing.)"
     )
     if plan.traits.shares_interpreter or plan.spec.seed is not None:
-        warnings.warn(message, stacklevel=users_level())
+        warn_user(message)
     elif kind not in _notified:
         _notified.add(kind)
         _log.warning(message)
@@ -296,13 +295,12 @@ def _note_states(plan: Plan, worker_id: int, states: dict[str, bytes]) -> None:
         _warned.add(worker_init_fn)
         name = getattr(worker_init_fn, "__qualname__", type(worker_init_fn).__name__)
         same = f"worker {other}" if seed == base_seed else "another epoch"
-        warnings.warn(
+        warn_user(
             f"worker_init_fn {name} leaves {state[0]} in worker {worker_id} in the same state "
             f"as in {same}: random augmentation that draws from it repeats. Give the loader "
             "seed=, which decides what is drawn for each sample of each epoch, or seed in the "
             "function with torch.initial_seed() % 2**32, which differs for each worker and "
             "epoch.",
-            stacklevel=users_level(),
         )
 
 

@@ -19,14 +19,13 @@ import os
 import random
 import re
 import sys
-import warnings
 import weakref
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from penstock.user_code import frames_of_user, innermost_transform
-from penstock.warn import users_level
+from penstock.warn import warn_user
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -56,10 +55,9 @@ def warn_of_drawings(drawings: Iterable[str], why: str) -> None:
     new = [drawing for drawing in drawings if drawing not in _warned_of]
     if new:
         _warned_of.update(new)
-        warnings.warn(
+        warn_user(
             "random numbers are drawn from generators of the whole process, or these are seeded: "
             f"{'; '.join(new)}. {why}",
-            stacklevel=users_level(),
         )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import warnings
 import weakref
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
@@ -32,7 +31,7 @@ from penstock.torch.draws import UnseededIndices
 from penstock.torch.samplers import seeded_sampler
 from penstock.torch.streams import TorchSerialStream
 from penstock.torch.worker import answer_in_threads
-from penstock.warn import users_level
+from penstock.warn import warn_user
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -464,9 +463,8 @@ def _pin_for() -> torch.device | None:
     if accelerator is not None and accelerator.type != "mps":
         return accelerator
     why = "no accelerator is found, then" if accelerator is None else "not supported on MPS now,"
-    warnings.warn(
+    warn_user(
         f"'pin_memory' argument is set as true but {why} device pinned memory won't be used.",
-        stacklevel=users_level(),
     )
     return None
 

@@ -15,7 +15,7 @@ from torch.utils.data import IterableDataset
 from penstock.engine.backends import traits_of
 from penstock.options import backend_name
 from penstock.torch.loader import DATAPIPES, DataLoader
-from penstock.warn import users_level
+from penstock.warn import warn_user
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -121,8 +121,7 @@ def _warn_of_earlier_imports() -> None:
         and any(value is _STOCK for value in list(getattr(module, "__dict__", {}).values()))
     )
     if early:
-        warnings.warn(
+        warn_user(
             f"{', '.join(early)} imported torch's DataLoader before penstock.torch.install() was "
             "called, so torch's class stays there. Call install() before importing these modules.",
-            stacklevel=users_level(),
         )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import pickle
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
@@ -17,7 +16,7 @@ from torch.utils.data import IterableDataset
 
 from penstock.data.dataset import can_resume
 from penstock.engine.plan import Given, Progress, ShardPosition, mark_user_array
-from penstock.engine.states import load_state, pair_of, state_of
+from penstock.engine.states import load_state, packed_pair, pair_of, state_of
 from penstock.epochs import warn_of_replay
 from penstock.errors import ConfigError, StateError
 from penstock.indices import IndexSource
@@ -242,9 +241,7 @@ class StatefulDataLoader(DataLoader[T_co]):
         shards: dict[int, ShardPosition] = {}
         for part, (num_batches, state_at) in zip(parts, state[_MARK]["batches"], strict=True):
             fetcher = part["fetcher_state"] or {"fetcher_ended": False, "dataset_iter_state": None}
-            pair = part["dataset_state"], fetcher["dataset_iter_state"]
-            has_state = any(one is not None for one in pair)
-            pickled = pickle.dumps(pair, protocol=5) if has_state else None
+            pickled = packed_pair(part["dataset_state"], fetcher["dataset_iter_state"])
             shards[len(shards)] = ShardPosition(
                 num_batches, fetcher["fetcher_ended"], state_at, pickled
             )

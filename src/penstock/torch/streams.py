@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from penstock.engine.stream import BatchStream, SerialStream
-from penstock.warn import users_level
+from penstock.warn import warn_user
 
 if TYPE_CHECKING:
     from penstock.engine.assembly import PlainMaker
@@ -42,12 +41,11 @@ class AsTorch(BatchStream):
         self._faults.warn_of_stop(error, self.epoch)  # and let it end the epoch
 
     def _warn_of_length(self, len_called: int) -> None:
-        warnings.warn(
+        warn_user(
             f"Length of IterableDataset {self._plan.spec.dataset} was reported to be {len_called} "
             f"(when accessing len(dataloader)), but {self.num_yielded} samples have been fetched. "
             "For multiprocessing data-loading, this is as each worker iterates its own copy of the "
             "dataset: give each its share by get_worker_info().",
-            stacklevel=users_level(),
         )
 
 

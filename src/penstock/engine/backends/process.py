@@ -35,7 +35,6 @@ import signal
 import socket
 import threading
 import time
-import warnings
 import weakref
 
 # What `signal` wraps, without making an enumeration of every answer: 0.7 us a block instead of 8.
@@ -64,7 +63,7 @@ from penstock.system_limits import (
 from penstock.transport.arena import Arena
 from penstock.transport.channel import Channel
 from penstock.transport.packing import Packed, unpack
-from penstock.warn import users_level
+from penstock.warn import users_level, warn_user
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -556,7 +555,7 @@ class ProcessBackend:
             num_batches = self._plan.num_workers * self._plan.prefetch_factor + 1  # the loop's too
             text = memory_warning(batch_bytes, num_batches, self._memory)
             if text is not None:
-                warnings.warn(text, RuntimeWarning, stacklevel=users_level())
+                warn_user(text, RuntimeWarning)
 
     def _reap(self, worker: WorkerProcess) -> WorkerLost:
         self._unwatch(worker.channel.fileno(), worker.watch_fd)

@@ -38,7 +38,6 @@ import sys
 import threading
 import time
 import traceback
-import warnings
 from typing import TYPE_CHECKING, Final, NoReturn, TypeAlias
 
 from penstock.data.dataset import announce_epoch
@@ -56,7 +55,7 @@ from penstock.randomness.generator_watch import note_watched, was_watched
 from penstock.randomness.keys import Purpose, seed_sequence
 from penstock.randomness.samples import SampleStreams, seed_thread
 from penstock.user_code import stack_of_error, stack_of_thread
-from penstock.warn import users_level
+from penstock.warn import warn_user
 from penstock.worker_info import WorkerInfo, set_thread_info
 
 if TYPE_CHECKING:
@@ -424,10 +423,9 @@ class ThreadBackend:
         self._outbox.put(None)
         if left and not in_a_hurry:
             listed = "\n".join(f"{worker}:\n{stack_of_thread(worker.thread)}" for worker in left)
-            warnings.warn(
+            warn_user(
                 f"{len(left)} worker thread(s) did not end within {grace_s} s, and are left "
                 "behind: a thread cannot be killed. Each ends by itself once its sample is made; "
                 f"with backend='process' it could be. They are at:\n{listed}",
                 RuntimeWarning,
-                stacklevel=users_level(),
             )

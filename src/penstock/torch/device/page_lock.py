@@ -15,14 +15,13 @@ import functools
 import os
 import sys
 import threading
-import warnings
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
 from penstock.torch.device.accelerator import with_index
-from penstock.warn import users_level
+from penstock.warn import warn_user
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -79,13 +78,12 @@ class CudaPageLock:
             return functools.partial(_released.add, self._device, address, self._pid)
         self._has_failed = True
         _forget_error(self._device)
-        warnings.warn(
+        warn_user(
             f"{size_bytes:,} bytes of shared memory could not be page-locked for {self._device} "
             f"(cudaHostRegister: error {code}), so pinned batches are copied once more, into "
             "torch's own pinned memory. Known causes: a container's memory limit, and systems that "
             "let no shared memory be locked.",
             RuntimeWarning,
-            stacklevel=users_level(),
         )
         return None
 

@@ -35,7 +35,6 @@ import math
 import pickle
 import queue
 import time
-import warnings
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.engine.backends import LONGEST_WAIT_S
@@ -50,7 +49,7 @@ from penstock.engine.timing import replaced, row_of_worker
 from penstock.engine.worker_table import KnownWorker, WorkerProgress, WorkerTable
 from penstock.errors import ConfigError, WorkerDied
 from penstock.forks import Owner
-from penstock.warn import users_level
+from penstock.warn import warn_user
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -229,12 +228,11 @@ class RayBackend:
         if any(worker.doubt_at < now for worker in missing):
             for worker in missing:
                 worker.doubt_at = math.inf
-            warnings.warn(
+            warn_user(
                 f"{len(missing)} of {len(workers)} workers wait for Ray to start them: "
                 f"{what_is_free(self._ray, self._options)} Fewer workers (num_workers), or such "
                 "that ask for less (Ray(num_cpus=...)), would start at once.",
                 RuntimeWarning,
-                stacklevel=users_level(),
             )
         dead = [w for w in workers if now - w.dying_since > _LAST_WORDS_S and not w.is_gone]
         return [self._reap(worker) for worker in dead]

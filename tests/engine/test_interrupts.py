@@ -98,5 +98,5 @@ def test_a_ctrl_c_while_workers_are_forked_is_not_lost_and_leaves_none():
     """Python ignores what is raised in a hook of `os.fork`."""
     _firing.append(True)
     with pytest.raises(KeyboardInterrupt):
-        list(Loader(Rows(400, 6000), batch_size=2, num_workers=2))
+        list(Loader(Rows(400, 6000), 2, num_workers=2, multiprocessing_context="fork"))
     assert _firing == []

@@ -15,6 +15,7 @@ import pytest
 from tests.support.datasets import Rows
 
 from penstock import Loader
+from penstock.errors import ConfigError
 
 NUM_BATCHES = 16
 LONGEST_S = 60
@@ -82,10 +83,10 @@ def drop_all(state):
 
 
 def own_loader(state):
-    return (
-        all(is_batch(batch, step) for step, batch in enumerate(loader_of(state.backend)))
-        and state.are_held_right()
-    )
+    # Whatever the default is: see the last test.
+    options = {"multiprocessing_context": "fork"} if state.backend == "process" else {}
+    batches = enumerate(loader_of(state.backend, **options))
+    return all(is_batch(batch, step) for step, batch in batches) and state.are_held_right()
 
 
 def write_into_what_is_held(state):
@@ -185,3 +186,17 @@ def test_a_fork_within_an_epoch_disturbs_neither_side(backend):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_fork_at_any_moment_disturbs_neither_side(backend, moment):
     assert wrong_of((backend, moment, act) for act in ACTS) == []
+
+
+def test_workers_of_a_fork_server_in_a_forked_child_are_refused_with_the_reason():
+    list(loader_of("process", multiprocessing_context="forkserver"))
+    pid = os.fork()
+    if pid == 0:
+        code = 8
+        try:
+            list(loader_of("process", multiprocessing_context="forkserver"))
+        except ConfigError as error:
+            code = 0 if '"forkserver", and has none of its own' in str(error) else 1
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

@@ -384,6 +384,12 @@ class ProcessBackend:
             status_page.close()
             if isinstance(error, (TypeError, AttributeError, PicklingError)):
                 raise unpicklable_error(plan.spec, error) from error
+            if isinstance(error, ChildProcessError):  # CPython waits for its parent's server
+                raise ConfigError(
+                    f"worker {worker_id} cannot be started: this process was forked from one that "
+                    'had used the start method "forkserver", and has none of its own. Here, use '
+                    'multiprocessing_context="spawn", or "fork" where no threads run.'
+                ) from error
             if isinstance(error, OSError) and error.errno in (errno.EAGAIN, errno.ENOMEM):
                 raise ConfigError(
                     f"the system cannot start the process of worker {worker_id}: {error.strerror}. "

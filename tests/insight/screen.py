@@ -34,11 +34,12 @@ def batch(n):
                      ended_ns=1)
 
 def wait_for_ctrl_c():
-    # It is pressed once the marker is seen, which may be before the pause, but counts there.
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    # It is pressed once the marker is seen, and may come before the read, or to another thread.
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    signal.set_wakeup_fd(write)
     os.write(2, b"\\x1b[0;0m")
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
-    signal.pause()
+    os.read(read, 1)
 """
 
 

@@ -165,3 +165,8 @@ def test_a_simplejpeg_that_is_installed_and_broken_is_not_passed_over(tmp_path):
     )
     assert "No module named 'not_there'" in done.stderr
     assert done.returncode == 1
+
+
+def test_without_opencv_the_error_names_the_extra():
+    done = python("-c", "import sys; sys.modules['cv2'] = None; import penstock.images")
+    assert "needs cv2, which is not installed. Install it with: pip install" in done.stderr

@@ -1,12 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Image files to pixels, by what they hold and not by what they are called. Without torch.
 
-`penstock.vision` has the data sets and transforms of images; `penstock.torch.images` normalises
+`penstock.vision` has the datasets and transforms of images; `penstock.torch.images` normalises
 batches of them on a device.
 """
 
 from penstock.deprecation import removed_names
-from penstock.images.decode import decode_image
+from penstock.optional import missing_extra
+
+try:
+    from penstock.images.decode import decode_image
+except ModuleNotFoundError as error:
+    raise missing_extra(error, "penstock.images") from error
+
 from penstock.images.headers import read_header, without_orientation
 from penstock.images.jpeg import repair_image
 

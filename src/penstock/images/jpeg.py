@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """JPEG files to pixels by libjpeg-turbo: simplejpeg's, or OpenCV's where that is not installed.
 
-Both give the same pixels. simplejpeg raises for what libjpeg-turbo warns of; OpenCV gives no image
-if the data end before the last row. So OpenCV gets the data without their end marker, which stands
-for endless zeros: once with 8 bytes more, which must be enough, and once with a byte less, which
-must not be enough.
+Without `fast` both give the same pixels. simplejpeg raises for what libjpeg-turbo warns of; OpenCV
+gives no image if the data end before the last row. So OpenCV gets the data without their end
+marker, which stands for endless zeros: once with 8 bytes more, which must be enough, and once with
+a byte less, which must not be enough.
 """
 
 from __future__ import annotations

@@ -18,7 +18,6 @@ from penstock.data.names import describe_sample
 from penstock.data.ragged import RaggedArray
 from penstock.errors import ConfigError, StoreError
 from penstock.faults import annotate
-from penstock.optional import missing_extra
 from penstock.stores.dataset import StoreDataset
 from penstock.stores.folder.listing import is_image
 from penstock.stores.records import EncodedImage, EncodedRecord, encode_record
@@ -36,10 +35,9 @@ if TYPE_CHECKING:
 def pack_source(src: object, images: Images, limit: int | None = None) -> PackSource:
     """Return samples as encoded records, at most `limit`."""
     if images.are_shrunk or images.are_checked:
-        try:  # rather missed now than at each sample, which would be left out for it
-            import penstock.images  # noqa: F401
-        except ModuleNotFoundError as error:
-            raise missing_extra(error, "shrinking or checking images") from error
+        # Its extra is rather missed now than at each sample, which would be left out for it.
+        import penstock.images  # noqa: F401
+
     if isinstance(src, (str, Path)):
         src = open_store(src)
     if isinstance(src, StoreDataset):

@@ -76,7 +76,7 @@ def _common(
         ),
     ] = False,
 ) -> None:
-    """Pack training data, check it, count it, feed it, and see what that costs."""
+    """Pack, check and count training data, and measure how fast it is loaded."""
 
 
 def make_app(called: str = "") -> typer.Typer:

@@ -123,7 +123,7 @@ class Finding(NamedTuple):
 
 
 def doctor(as_json: options.AsJson = False) -> None:
-    """Look at this machine and this environment as a loader meets them.
+    """Check this machine and this environment.
 
     Versions, cores, memory, open files, the libraries of each extra, the device, and whether two
     workers deliver batches. What is not fine is marked ADVICE or PROBLEM, and below it stands what

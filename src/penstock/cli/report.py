@@ -35,7 +35,7 @@ def report(
         ),
     ] = None,
 ) -> None:
-    """Write a page that shows who waited for whom, and why.
+    """Write a page that shows why the loop waited, and what to change.
 
     It is the page of the run that the trace is of. The verdict and the page's path go to stdout.
     Files of `penstock run --save` are put side by side on stdout.

@@ -67,9 +67,9 @@ def split(
     *,
     list_columns: dict[str, Any],
 ) -> None:
-    """Split a data set into lists of train, val and test.
+    """Split a dataset into lists of train, val and test.
 
-    A list is what the data set's own reader takes: ImageSets/Main/NAME.txt in a VOC folder, a list
+    A list is what the dataset's own reader takes: ImageSets/Main/NAME.txt in a VOC folder, a list
     NAME.txt of paths and classes in a folder of class folders, lines of the txt list beside it.
     With --to they go elsewhere, and their reader needs the folder that paths start from as root=.
     All lines of an image go into one part. The same seed gives the same parts. Lists of other

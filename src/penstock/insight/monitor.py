@@ -352,7 +352,7 @@ class Observed(Summarized):
         return settings_of(self)
 
     def stats(self) -> Stats:
-        """Return who waits for whom: sums over the last batches, the epoch and the run.
+        """Return where the time went, over the last batches, the epoch and the run.
 
         `print(loader.stats().verdict)` says in words why the main process waits, and what to do.
 

@@ -175,7 +175,7 @@ class SlowSample:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Stats(Summarized):
-    """Who waited for whom.
+    """Where the time of the main process and of the workers went.
 
     Attributes:
         verdict: Why the main process waits, judged by `window`.

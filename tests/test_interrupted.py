@@ -119,6 +119,7 @@ def run(loader, step, tracer):
     """Loop over an epoch with the tracer at work while batch `step` is asked for."""
     got = []
     outer = sys.gettrace()
+    sys._getframe().f_trace_opcodes = True  # else Python 3.12's first tracer follows no opcode
     try:
         for batch in begun(loader, step, tracer):
             sys.settrace(outer)

@@ -102,6 +102,7 @@ class Tracer:
         is_ignored = frame.f_code.co_name == "__del__"  # what is raised there, Python drops
         if is_ignored or not frame.f_code.co_filename.startswith(self.modules):
             return None
+        frame.f_trace = self.follow  # Python 3.13 heeds the next line after it alone
         frame.f_trace_lines, frame.f_trace_opcodes = False, True
         return self.follow
 

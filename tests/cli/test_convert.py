@@ -15,10 +15,7 @@ from penstock.cli import main
 pytest.importorskip("rich")
 pytest.importorskip("PIL.Image")
 
-from tests.vision.annotation_files import (
-    voc_object,
-    write_voc_image,
-)
+from tests.vision.annotation_files import voc_object, write_voc_image
 
 EXTRA = "<difficult>1</difficult>"
 

@@ -16,11 +16,7 @@ from torch.utils.data import WeightedRandomSampler
 
 import penstock.torch
 from penstock.errors import ConfigError
-from penstock.sampling import (
-    BatchSampler,
-    ClassBalancedSampler,
-    DistributedSampler,
-)
+from penstock.sampling import BatchSampler, ClassBalancedSampler, DistributedSampler
 
 declare_missing()
 

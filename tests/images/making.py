@@ -82,6 +82,12 @@ def segment(marker, content):
     return struct.pack(">BBH", 0xFF, marker, len(content) + 2) + content
 
 
+def frame(height, width, num, marker=0xC0):
+    """Return the segment of a JPEG file that gives its size, and names `num` components."""
+    components = b"".join(bytes((n + 1, 0x11, 0)) for n in range(num))
+    return segment(marker, struct.pack(">BHHB", 8, height, width, num) + components)
+
+
 def lossless_jpeg(pixels, adobe=None):
     """Return a lossless JPEG file: each value less the one on its left, by one table of 17 codes.
 
@@ -89,8 +95,6 @@ def lossless_jpeg(pixels, adobe=None):
         ITU-T T.81, annex H. Codes of 5 bits, all alike long; predictor 1.
     """
     height, width, num = pixels.shape
-    frame = struct.pack(">BHHB", 8, height, width, num)
-    frame += b"".join(bytes((n + 1, 0x11, 0)) for n in range(num))
     scan = bytes((num, *(b for n in range(num) for b in (n + 1, 0)), 1, 0, 0))
     head = b"" if adobe is None else segment(0xEE, b"Adobe\0\x64\0\0\0\0" + bytes((adobe,)))
     table = bytes((0, 0, 0, 0, 0, 17, *[0] * 11, *range(17)))
@@ -108,8 +112,8 @@ def lossless_jpeg(pixels, adobe=None):
     text = "".join(bits)
     text += "1" * (-len(text) % 8)
     data = int(text, 2).to_bytes(len(text) // 8, "big").replace(b"\xff", b"\xff\0")
-    segments = head + segment(0xC4, table) + segment(0xC3, frame) + segment(0xDA, scan)
-    return b"\xff\xd8" + segments + data + b"\xff\xd9"
+    head += segment(0xC4, table) + frame(height, width, num, 0xC3) + segment(0xDA, scan)
+    return b"\xff\xd8" + head + data + b"\xff\xd9"
 
 
 def with_gain_map(primary, gain_map, between=b""):

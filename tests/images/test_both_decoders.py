@@ -17,7 +17,7 @@ simplejpeg = pytest.importorskip("simplejpeg")
 cv2 = pytest.importorskip("cv2")
 Image = pytest.importorskip("PIL.Image")
 
-from tests.images.making import encoded, picture, saved  # noqa: E402
+from tests.images.making import encoded, frame, many_forms, picture, saved, segment  # noqa: E402
 from tests.images.mutate import part_or_none  # noqa: E402
 
 from penstock.images import decode_image, jpeg, read_header  # noqa: E402
@@ -94,7 +94,7 @@ def test_pixels_of_photos_are_equal_but_where_colour_may_be_coarse(data_dir):
 
 def test_cmyk_is_equal():
     inks = np.dstack([noisy(40, 50), noisy(40, 50, 1)[:, :, 0]])
-    data = saved(Image.fromarray(inks, mode="CMYK"), "JPEG")
+    data = saved(Image.frombytes("CMYK", (50, 40), inks.tobytes()), "JPEG")
     assert np.array_equal(*by_both(decode_image, data))
     assert by_both(decode_image, data[: len(data) // 2] + b"\xff\xd9") == [None, None]
     one, other = by_both(decode_image, data[: len(data) // 2], strict=False)
@@ -115,6 +115,28 @@ def test_of_changed_bits_both_notice_the_same():
         assert one is None or np.array_equal(one, other)
         num_refused += one is None
     assert 50 < num_refused < 300
+
+
+LARGER = frame(300, 200, 3)
+PIECES = [
+    LARGER, saved(picture(300, 200), "JPEG"), segment(0xDC, b"\1\x2c"), b"\xff\xe3\0\7", b"\xff",
+    *(segment(marker, LARGER) for marker in (0xC8, 0xDC, 0xE1, 0xF0, 0xFE)),
+    *(bytes((0xFF, marker)) for marker in (0, 1, 0xC0, 0xD0, 0xD8, 0xE0)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["baseline.jpg", "progressive.jpg", "cmyk.jpg", "lossless.jpg"])
+def test_both_find_the_size_in_a_jpeg_that_is_held_against_the_limit(name):
+    data, num_found = many_forms()[name], 0
+    at = [2, *(stop for _, _, stop in jpeg.jpeg_segments(data))]
+    files = [data[:p] + one + other + data[p:] for p in at for one in PIECES for other in PIECES]
+    for file in files[::7]:
+        header = part_or_none(read_header, file)
+        sizes = part_or_none(simplejpeg.decode_jpeg_header, file), np.shape(jpeg.by_opencv(file, 1))
+        for size in filter(None, sizes if header else ()):
+            assert size[:2] == (header.height_px, header.width_px), file
+            num_found += 1
+    assert num_found > 50
 
 
 def lets_others_run(call):

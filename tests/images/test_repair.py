@@ -11,13 +11,7 @@ import pytest
 cv2 = pytest.importorskip("cv2")
 pytest.importorskip("PIL.Image")
 
-from tests.images.making import (  # noqa: E402
-    many_forms,
-    oriented,
-    picture,
-    saved,
-    with_gain_map,
-)
+from tests.images.making import many_forms, oriented, picture, saved, with_gain_map  # noqa: E402
 
 from penstock.images import (  # noqa: E402
     decode_image,

@@ -125,7 +125,8 @@ class Bar(contextlib.AbstractContextManager["Bar"]):
 
     def __exit__(self, *_: object) -> None:
         """Wipe it away."""
-        self._progress.stop()
+        if not self._progress.disable:  # before rich 14.3, one that was never drawn ends a line
+            self._progress.stop()
 
     def show(self, num_done: int, num_all: int, note: str) -> None:
         """Update the bar, unless it was a moment ago."""

@@ -10,6 +10,7 @@ a byte less, which must not be enough.
 from __future__ import annotations
 
 import re
+import struct
 from typing import TYPE_CHECKING, Any, Final
 
 import cv2
@@ -72,8 +73,7 @@ def decode_jpeg(
     if jpeg.num_components == 1 and jpeg.process == "lossless":
         # Only as it is: asked for RGB it refuses, and asked for a smaller size it ends the process
         # (simplejpeg 1.9).
-        grey = simplejpeg.decode_jpeg(data, "GRAY", strict=strict)
-        return np.repeat(grey, 3, axis=2)
+        return np.repeat(simplejpeg.decode_jpeg(data, "GRAY", strict=strict), 3, axis=2)
     least = _least(header.height_px, header.width_px, factor)
     pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(
         data, "RGB", fastupsample=fast, strict=strict, **least
@@ -139,6 +139,9 @@ def jpeg_by_opencv(
             file += _READ_AHEAD
     if jpeg.num_components == 4:  # OpenCV makes RGB of it by another formula
         with as_value_errors(), open_by_pillow(file) as image:
+            # Pillow's own walk takes the last of several sizes, and memory for it at once.
+            if image.size[::-1] != struct.unpack_from(">HH", data, jpeg.sof_offset + 1):
+                raise ValueError("Corrupt JPEG data: a second frame header, of another size")
             pixels: NDArray[np.uint8] | None = _from_cmyk(255 - np.asarray(image))
     elif jpeg.num_components == 1 and jpeg.process == "lossless":
         grey = by_opencv(file, _REDUCED[factor])
@@ -198,7 +201,5 @@ def repair_image(data: bytes | memoryview) -> bytes | None:
     except ValueError:  # it ends before its image data
         return None
     found = _END_OR_START.search(whole, start)
-    if found is None:
-        return whole + _JPEG_END
-    place = found.start()
-    return None if found[0] == _JPEG_END else whole[:place] + _JPEG_END + whole[place:]
+    place = len(whole) if found is None else found.start()
+    return None if whole.startswith(_JPEG_END, place) else whole[:place] + _JPEG_END + whole[place:]

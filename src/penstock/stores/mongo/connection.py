@@ -185,7 +185,8 @@ def _new_client(address: MongoAddress, options: Mapping[str, Any]) -> MongoClien
 
 def _is_name_failure(error: BaseException) -> bool:
     """Return whether a `mongodb+srv://` name was not found: pymongo calls that a wrong option."""
-    return type(error.__cause__).__module__.partition(".")[0] == "dns"
+    # pymongo 4.10 and 4.11 name no cause.
+    return type(error.__cause__ or error.__context__).__module__.partition(".")[0] == "dns"
 
 
 class MongoConnection:

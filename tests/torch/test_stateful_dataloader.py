@@ -6,7 +6,16 @@ from __future__ import annotations
 import json
 
 import pytest
-from tests.torch.stateful_scenarios import KeptRows, Rows, Stream, name_of, observe, scenarios
+from tests.torch.stateful_scenarios import (
+    KeptRows,
+    Rows,
+    Stream,
+    name_of,
+    observe,
+    plain,
+    scenarios,
+)
+from torch.utils.data import Sampler
 
 from penstock.errors import ConfigError, StateError
 from penstock.torch import DataLoader, StatefulDataLoader
@@ -31,6 +40,13 @@ DIFFERENCES = {
     )): "torchdata asks a worker whose share has ended once more: a dataset whose state is then "
     "that of its next epoch begins that, in the midst of this one",
 }  # fmt: skip
+
+
+@pytest.fixture(params=["torchdata", "penstock"])
+def kind_of_loader(request):
+    return {"torchdata": torchdata.StatefulDataLoader, "penstock": StatefulDataLoader}[
+        request.param
+    ]
 
 
 def without_calls(seen):
@@ -104,5 +120,104 @@ def test_what_torchdata_has_not_is_refused_or_goes_with_it(tmp_path):
         StatefulDataLoader([1], seed=3)
     with pytest.raises(ConfigError, match="a number of workers"):
         StatefulDataLoader([1], num_workers="auto")
+    with pytest.raises(ConfigError, match=r"snapshot_every_n_steps.*-1"):
+        StatefulDataLoader([1], snapshot_every_n_steps=-1)
     loader = StatefulDataLoader(Rows(tmp_path / "calls"), on_error="skip", num_workers=1)
     assert len(list(loader)) == 14
+
+
+class OwnOrder(Sampler):
+    """Is its own iterator, which `iter` begins anew; the iterator keeps its place."""
+
+    def __init__(self, size):
+        self.place, self.size = 0, size
+
+    def __len__(self):
+        return 12 // abs(self.size)
+
+    def __iter__(self):
+        self.place = 0
+        return self
+
+    def __next__(self):
+        if self.place == 12:
+            raise StopIteration
+        self.place += self.size
+        return self.place - 1 if self.size == 1 else list(range(self.place - self.size, self.place))
+
+    def state_dict(self):
+        return {"place": self.place}
+
+    def load_state_dict(self, state):
+        self.place = state["place"]
+
+
+class WithoutIter:
+    """An iterator that has `__next__` alone."""
+
+    place = 0
+    __next__, size = OwnOrder.__next__, 1
+
+
+class OfBareIterators(OwnOrder):
+    state_dict = None
+
+    def __iter__(self):
+        return WithoutIter()
+
+
+ODD_ORDERS = {
+    "batches of its own iterator": lambda: {"sampler": OwnOrder(1), "batch_size": 5},
+    "its own iterator": lambda: {"sampler": OwnOrder(1), "batch_size": None},
+    "batch sampler": lambda: {"batch_sampler": OwnOrder(3)},
+    "iterators without iter": lambda: {"sampler": OfBareIterators(1), "batch_size": 5},
+}
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("name", ODD_ORDERS)
+def test_an_iterator_of_a_sampler_is_asked_for_the_next_index_alone(name, num_workers):
+    def seen(kind):
+        loader = kind(range(12), num_workers=num_workers, **ODD_ORDERS[name]())
+        batches = iter(loader)
+        first = [plain(next(batches)), plain(next(batches))]
+        state = loader.state_dict()
+        del batches
+        loader = kind(range(12), num_workers=num_workers, **ODD_ORDERS[name]())
+        loader.load_state_dict(state)
+        return first, *([plain(batch) for batch in loader] for _ in range(2))
+
+    assert seen(StatefulDataLoader) == seen(torchdata.StatefulDataLoader)
+
+
+def test_without_workers_a_sampler_is_asked_for_its_state_with_the_loaders_alone():
+    def asked(kind):
+        sampler, calls = OwnOrder(1), []
+        sampler.state_dict = lambda: calls.append(sampler.place) or {"place": sampler.place}
+        loader = kind(range(12), batch_size=5, sampler=sampler)
+        for _ in loader:
+            loader.state_dict()
+        return calls
+
+    assert asked(StatefulDataLoader) == asked(torchdata.StatefulDataLoader)
+    assert len(asked(StatefulDataLoader)) == 2 * 3  # as sampler and as its iterator
+
+
+def test_an_empty_state_changes_nothing_that_was_loaded(kind_of_loader):
+    loader = kind_of_loader(range(4))
+    batches = iter(loader)
+    next(batches)
+    loader.load_state_dict(loader.state_dict())
+    loader.load_state_dict({})
+    assert [batch.item() for batch in loader] == [1, 2, 3]
+    next(iter(loader))
+    loader.load_state_dict({})
+    assert [batch.item() for batch in loader] == [0, 1, 2, 3]
+
+
+def test_a_state_of_an_object_that_has_none_now_is_refused(tmp_path):
+    before = StatefulDataLoader(KeptRows(tmp_path / "calls"))
+    after = StatefulDataLoader(Rows(tmp_path / "calls"))
+    after.load_state_dict(before.state_dict())
+    with pytest.raises(StateError, match=r"Rows has no such method.*Use the class"):
+        iter(after)

@@ -49,6 +49,7 @@ def load_state(owner: Any, state: Any) -> None:  # noqa: ANN401
     if not can_resume(owner):
         raise StateError(
             f"the state holds that of an object with load_state_dict(state), but "
-            f"{type(owner).__name__} has no such method: the classes differ"
+            f"{type(owner).__name__} has no such method: the classes differ. Use the class that it "
+            "was saved with, or begin a new epoch without the state"
         )
     owner.load_state_dict(state)

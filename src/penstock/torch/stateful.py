@@ -20,8 +20,13 @@ from penstock.engine.states import load_state, packed_pair, pair_of, state_of
 from penstock.epochs import warn_of_replay
 from penstock.errors import ConfigError, StateError
 from penstock.indices import IndexSource
+from penstock.randomness.keys import checked_count
 from penstock.torch.loader import DataLoader, _LoaderIterator
-from penstock.torch.stateful_samplers import StatefulBatchSampler, StatefulRandomSampler
+from penstock.torch.stateful_samplers import (
+    StatefulBatchSampler,
+    StatefulRandomSampler,
+    steps_of,
+)
 from penstock.torch.streams import StatefulSerialStream
 
 if TYPE_CHECKING:
@@ -146,6 +151,7 @@ class StatefulDataLoader(DataLoader[T_co]):
                 f"got seed={options.get('seed')} and {num_workers=}. penstock.torch.DataLoader "
                 "takes both, and its state holds that of an iterable dataset too"
             )
+        checked_count("snapshot_every_n_steps", snapshot_every_n_steps or 0)
         self.snapshot_every_n_steps = snapshot_every_n_steps
         self._saved: Mapping[str, Any] | None = None
         self._is_begun = False  # for `state_dict`, and not for a loop yet
@@ -228,7 +234,8 @@ class StatefulDataLoader(DataLoader[T_co]):
             raise StateError(_what_else(state))
         self._iterator = None
         self._is_begun = False
-        self._saved = state or None
+        if state:  # as torchdata's, for which {} is no state: one loaded before still counts
+            self._saved = state
 
     def _read(self, state: Mapping[str, Any]) -> _Saved:
         """Return what a state of this class says, for this number of workers."""
@@ -289,7 +296,7 @@ def _what_else(state: Mapping[str, Any]) -> str:
             "without it"
         )
     return (
-        f"this is not a state of a StatefulDataLoader: {repr(dict(state))[:200]}. Give what "
+        f"this is not a state of a StatefulDataLoader: {repr(state)[:200]}. Give what "
         "state_dict() returned"
     )
 
@@ -386,9 +393,10 @@ class StatefulIndices(IndexSource):
             if self._stream is None:
                 indices = self._resumed(indices, saved.sampler)
         self._indices = indices
-        # Not those of now, after a resume: a generator has not gone to its place yet.
-        self._states.append((self._num_drawn, saved.sampler if saved else self._now()))
-        return map(self._note, indices)
+        if self._num_workers:
+            # Not those of now, after a resume: a generator has not gone to its place yet.
+            self._states.append((self._num_drawn, saved.sampler if saved else self._now()))
+        return map(self._note, steps_of(indices))
 
     def _resumed(self, indices: Any, states: dict[str, Any]) -> Iterator[Any]:  # noqa: ANN401
         sampler = self._sampler

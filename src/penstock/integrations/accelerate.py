@@ -42,6 +42,7 @@ from penstock.randomness.keys import checked_count
 from penstock.sampling import BatchSampler, DistributedSampler, IndexSampler
 from penstock.torch.device.prefetcher import DevicePrefetcher
 from penstock.torch.loader import DataLoader
+from penstock.torch.stateful import StatefulDataLoader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -111,6 +112,12 @@ def prepare(accelerator: Accelerator, loader: DataLoader[T_co]) -> PreparedLoade
         raise ConfigError(
             f"prepare takes a penstock.torch.DataLoader, not {type(given).__name__}. Call it "
             "before accelerator.prepare, which makes torch's own of any, and give others to that."
+        )
+    if isinstance(given, StatefulDataLoader):
+        raise ConfigError(
+            "prepare takes a penstock.torch.DataLoader, whose state save_state keeps, not a "
+            "StatefulDataLoader. Give it one; or leave prepare out, and let Accelerate make "
+            "stateful loaders of ours: docs/guide/accelerate.md says how"
         )
     _check(accelerator, loader)
     placed_on = accelerator.device if accelerator.device_placement else None

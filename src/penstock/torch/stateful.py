@@ -272,7 +272,11 @@ class StatefulDataLoader(DataLoader[T_co]):
 
     def _plan(self, base_seed: int, page_lock: PageLock | None) -> Plan:
         plan = super()._plan(base_seed, page_lock)
-        return dataclasses.replace(plan, steps_per_state=self.snapshot_every_n_steps or 0)
+        return dataclasses.replace(plan, steps_per_state=self._steps_per_state)
+
+    @property
+    def _steps_per_state(self) -> int:
+        return (self.snapshot_every_n_steps or 0) if self.in_order else 1
 
     def _stream_kind(self, num_workers: int) -> Callable[..., AsTorch]:
         if not num_workers:
@@ -366,7 +370,7 @@ class StatefulIndices(IndexSource):
         self._generator = loader.generator
         self._num_workers = loader.num_workers
         self._stream = loader._stream_source() if loader._options.is_iterable else None
-        self._every = (loader.snapshot_every_n_steps or 0) if loader.in_order else 1
+        self._every = loader._steps_per_state
         self._is_new = base_seed is None
         self.base_seed = base_seed or 0
         self._saved = saved
@@ -381,7 +385,7 @@ class StatefulIndices(IndexSource):
         if saved is not None:
             progress.counted = progress.handed_out = saved.given
         indices = iter(sampler) if self._stream is None else self._stream.begin(epoch, progress)
-        if self._is_new:
+        if self._is_new:  # torchdata draws the seed here, and with workers asks once more
             number = torch.empty((), dtype=torch.int64).random_(generator=self._generator)
             self.base_seed = int(number)
             if self._num_workers and self._stream is None:

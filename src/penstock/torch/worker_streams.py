@@ -57,7 +57,7 @@ class StatefulWorkerStream(TorchWorkerStream):
 
     @property
     def _every(self) -> int:
-        return (self._plan.steps_per_state or 0) if self._plan.in_order else 1
+        return self._plan.steps_per_state or 0
 
     def _give(self, step: int, worker_id: int, outcome: TaskResult) -> Any:  # noqa: ANN401
         batch = super()._give(step, worker_id, outcome)

@@ -17,6 +17,7 @@ from tests.torch.stateful_scenarios import (
     scenarios,
 )
 from torch.utils.data import Sampler
+from torch.utils.data.datapipes.iter import IterableWrapper
 
 from penstock.errors import ConfigError, StateError
 from penstock.torch import DataLoader, StatefulDataLoader
@@ -252,3 +253,11 @@ def test_a_state_of_an_object_that_has_none_now_is_refused(tmp_path):
     after.load_state_dict(before.state_dict())
     with pytest.raises(StateError, match=r"Rows has no such method.*Use the class"):
         iter(after)
+
+
+def test_a_datapipe_is_loaded_without_a_state():
+    loader = StatefulDataLoader(IterableWrapper(range(4)), batch_size=2)
+    assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3]]
+    for call in (loader.state_dict, lambda: loader.load_state_dict({})):
+        with pytest.raises(ConfigError, match=r"is a DataPipe.*which has no state"):
+            call()

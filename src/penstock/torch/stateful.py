@@ -172,24 +172,19 @@ class StatefulDataLoader(DataLoader[T_co]):
 
     def __iter__(self) -> Any:  # noqa: ANN401 - as in the base class
         """Begin the next epoch, or go on where the state that was loaded last was taken."""
-        iterator = self._iterator
-        if self._is_begun:
-            self._is_begun = False
-        elif iterator is not None and self.persistent_workers:
-            iterator._reset(self)
-        else:
-            iterator = self._begin()
-        if not self._runs_on_torch and iterator.epoch.progress.is_over:  # as the state says
-            if self.persistent_workers:
-                iterator._reset(self)
-            else:
-                iterator = self._begin()
-        return iterator
-
-    def _begin(self) -> Any:  # noqa: ANN401
-        self._iterator = None  # its workers end before others start
-        self._iterator = self._get_iterator()
+        if not self._is_begun:
+            self._begin_next()
+        self._is_begun = False
+        if not self._runs_on_torch and self._iterator.epoch.progress.is_over:  # as the state says
+            self._begin_next()
         return self._iterator
+
+    def _begin_next(self) -> None:
+        if self._iterator is not None and self.persistent_workers:
+            self._iterator._reset(self)
+        else:
+            self._iterator = None  # its workers end before others start
+            self._iterator = self._get_iterator()
 
     def _get_iterator(self) -> Any:  # noqa: ANN401
         if self._runs_on_torch:
@@ -217,8 +212,9 @@ class StatefulDataLoader(DataLoader[T_co]):
 
         Before the first `iter()` it begins the epoch, which the next `iter()` goes on with.
         """
+        self._check_has_state()
         if self._iterator is None:
-            self._begin()
+            self._begin_next()
             self._is_begun = True
         state: dict[str, Any] = self._iterator.state_dict()
         return state
@@ -230,6 +226,7 @@ class StatefulDataLoader(DataLoader[T_co]):
             StateError: the state is none of this class; `iter()` raises it for another number of
                 workers.
         """
+        self._check_has_state()
         if state and _MARK not in state:
             raise StateError(_what_else(state))
         self._iterator = None

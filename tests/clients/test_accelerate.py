@@ -320,7 +320,7 @@ def test_accelerates_stateful_loaders_are_ours_under_torchdatas_name(
 
 
 def test_what_is_no_loader_of_ours_is_refused(accelerator):
-    with pytest.raises(ConfigError, match=r"not a StatefulDataLoader\. Give it one"):
+    with pytest.raises(ConfigError, match=r"not StatefulDataLoader\. .* give others to that"):
         prepare(accelerator, StatefulDataLoader(range(4)))
     theirs = torch.utils.data.DataLoader(Numbered())
     with pytest.raises(ConfigError, match=r"Call it before accelerator.prepare"):

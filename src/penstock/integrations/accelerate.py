@@ -108,16 +108,10 @@ def prepare(accelerator: Accelerator, loader: DataLoader[T_co]) -> PreparedLoade
     if isinstance(loader, PreparedLoader):
         return loader
     given: Any = loader
-    if not isinstance(given, DataLoader):
+    if not isinstance(given, DataLoader) or isinstance(given, StatefulDataLoader):
         raise ConfigError(
             f"prepare takes a penstock.torch.DataLoader, not {type(given).__name__}. Call it "
             "before accelerator.prepare, which makes torch's own of any, and give others to that."
-        )
-    if isinstance(given, StatefulDataLoader):
-        raise ConfigError(
-            "prepare takes a penstock.torch.DataLoader, whose state save_state keeps, not a "
-            "StatefulDataLoader. Give it one; or leave prepare out, and let Accelerate make "
-            "stateful loaders of ours: docs/guide/accelerate.md says how"
         )
     _check(accelerator, loader)
     placed_on = accelerator.device if accelerator.device_placement else None

@@ -22,11 +22,7 @@ from penstock.errors import ConfigError, StateError
 from penstock.indices import IndexSource
 from penstock.randomness.keys import checked_count
 from penstock.torch.loader import DataLoader, _LoaderIterator
-from penstock.torch.stateful_samplers import (
-    StatefulBatchSampler,
-    StatefulRandomSampler,
-    steps_of,
-)
+from penstock.torch.stateful_samplers import StatefulBatchSampler, StatefulRandomSampler, steps_of
 from penstock.torch.streams import StatefulSerialStream
 
 if TYPE_CHECKING:
@@ -216,8 +212,7 @@ class StatefulDataLoader(DataLoader[T_co]):
         if self._iterator is None:
             self._begin_next()
             self._is_begun = True
-        state: dict[str, Any] = self._iterator.state_dict()
-        return state
+        return self._iterator.state_dict()  # type: ignore[no-any-return]
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next `iter()` go on where `state` was taken; an iterator before is left.
@@ -226,7 +221,6 @@ class StatefulDataLoader(DataLoader[T_co]):
             StateError: the state is none of this class; `iter()` raises it for another number of
                 workers.
         """
-        self._check_has_state()
         if state and _MARK not in state:
             raise StateError(_what_else(state))
         self._iterator = None
@@ -259,10 +253,9 @@ class StatefulDataLoader(DataLoader[T_co]):
         ahead = tuple((start, stop) for start, stop in state[_MARK]["ahead"])
         num_steps = sampler["_sampler_iter_yielded"]
         given = Given(num_steps, ahead, shards if is_bound else {}, turn)
-        is_over = state["_iterator_finished"]
-        base_seed = sampler.get("_base_seed")
-        sampler = {name: sampler[name] for name in _OF_SAMPLER}
-        return _Saved(given, num_since, sampler, base_seed, is_over)
+        of_sampler = {name: sampler[name] for name in _OF_SAMPLER}
+        base_seed, is_over = sampler.get("_base_seed"), state["_iterator_finished"]
+        return _Saved(given, num_since, of_sampler, base_seed, is_over)
 
     def _source(self, base_seed: int | None = None) -> IndexSource:
         return StatefulIndices(self, base_seed)
@@ -292,10 +285,7 @@ def _what_else(state: Mapping[str, Any]) -> str:
             "one here without a state"
         )
     if "fingerprint" in state:
-        return (
-            "this is a state of penstock.torch.DataLoader: load it into one, or begin a new epoch "
-            "without it"
-        )
+        return "this is a state of penstock.torch.DataLoader: load it into one"
     return (
         f"this is not a state of a StatefulDataLoader: {repr(state)[:200]}. Give what "
         "state_dict() returned"
@@ -323,9 +313,8 @@ class _StatefulIterator(_LoaderIterator):
         for _, (num_batches, has_ended, state_at, pickled) in sorted(given.shards.items()):
             of_dataset, of_iterator = pair_of(pickled)
             fetcher = {"dataset_iter_state": of_iterator, "fetcher_ended": has_ended}
-            parts.append(
-                {"fetcher_state": fetcher if is_iterable else None, "dataset_state": of_dataset}
-            )
+            of_fetcher = fetcher if is_iterable else None
+            parts.append({"fetcher_state": of_fetcher, "dataset_state": of_dataset})
             batches.append([num_batches, state_at])
         last = {
             "_iterator_finished": progress.is_over,

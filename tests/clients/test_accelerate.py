@@ -16,6 +16,7 @@ import torch.utils.data
 from accelerate import Accelerator
 from accelerate.data_loader import BatchSamplerShard, DataLoaderShard
 from accelerate.state import AcceleratorState, GradientState
+from accelerate.utils import DataLoaderConfiguration
 from tests.clients.accelerate_run import (
     LABELS,
     LENGTH,
@@ -34,7 +35,7 @@ from penstock import sampling
 from penstock.errors import ConfigError, StateError
 from penstock.integrations.accelerate import PreparedLoader, prepare, skip_first_batches
 from penstock.integrations.dealing import BatchShare
-from penstock.torch import DataLoader
+from penstock.torch import DataLoader, StatefulDataLoader
 from penstock.torch.device import prefetcher
 
 
@@ -287,7 +288,40 @@ def test_a_folder_without_the_loaders_state_is_refused(accelerator, tmp_path):
         accelerator.load_state(tmp_path)
 
 
+@pytest.fixture
+def stateful_accelerator():
+    yield Accelerator(
+        cpu=True, dataloader_config=DataLoaderConfiguration(use_stateful_dataloader=True)
+    )
+    forget()
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_accelerates_stateful_loaders_are_ours_under_torchdatas_name(
+    stateful_accelerator, num_workers, monkeypatch, tmp_path
+):
+    import torchdata.stateful_dataloader as torchdata
+
+    monkeypatch.setattr(torchdata, "StatefulDataLoader", StatefulDataLoader)
+    options = {"batch_size": 2, "shuffle": True, "num_workers": num_workers}
+    loader = stateful_accelerator.prepare(StatefulDataLoader(range(12), **options))
+    assert type(loader.base_dataloader) is StatefulDataLoader
+    assert sorted(index for batch in loader for index in batch.tolist()) == [*range(12)]
+    batches = iter(loader)
+    first = [next(batches).tolist() for _ in range(2)]
+    stateful_accelerator.save_state(tmp_path)
+    rest = [batch.tolist() for batch in batches]
+    assert sorted(index for batch in first + rest for index in batch) == [*range(12)]
+    stateful_accelerator.load_state(tmp_path)
+    assert [batch.tolist() for batch in loader] == rest
+    assert len(list(loader)) == 6
+    stateful_accelerator.free_memory()  # Accelerate keeps its loaders
+
+
 def test_what_is_no_loader_of_ours_is_refused(accelerator):
+    with pytest.raises(ConfigError, match=r"not StatefulDataLoader\. .* give others to that"):
+        prepare(accelerator, StatefulDataLoader(range(4)))
     theirs = torch.utils.data.DataLoader(Numbered())
     with pytest.raises(ConfigError, match=r"Call it before accelerator.prepare"):
         prepare(accelerator, accelerator.prepare(DataLoader(range(4))))

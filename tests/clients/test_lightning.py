@@ -374,6 +374,40 @@ def test_in_the_middle_of_an_epoch_lightning_needs_no_help(uninterrupted):
     assert [(s["epoch"], s["batches"]) for s in state["combined_loader"]] == [(1, 2)]
 
 
+@pytest.mark.parametrize("name", ["step=2", "step=5", "step=7"])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_stateful_loader_resumes_in_lightning(tmp_path, num_workers, name):
+    class Counted(Noisy):
+        count = 0
+
+        def __getitem__(self, index):
+            self.count += 1
+            return index, torch.tensor([index, self.count], dtype=torch.float32)
+
+        def state_dict(self):
+            return {"count": self.count}
+
+        def load_state_dict(self, state):
+            self.count = state["count"]
+
+    def run(callbacks, path=None):
+        torch.manual_seed(1)  # of the first epoch's order
+        options = {"batch_size": BATCH_SIZE, "shuffle": True, "num_workers": num_workers}
+        loader, model = penstock.torch.StatefulDataLoader(Counted(), **options), Model()
+        trainer_of(tmp_path, callbacks, max_epochs=2).fit(
+            model, loader, ckpt_path=path, weights_only=False
+        )
+        return model
+
+    whole = run([ModelCheckpoint(tmp_path, "{step}", save_top_k=-1, every_n_train_steps=1)])
+    rest = run([ExactResume()], tmp_path / f"{name}.ckpt")
+    num_done = int(name.partition("=")[2])
+    indices = [[batch[0].tolist() for batch in _batches(model)] for model in (whole, rest)]
+    assert indices[1] == indices[0][num_done:]
+    num_left = -num_done % NUM_BATCHES  # workers of the next epoch begin with the dataset anew
+    assert_same(_batches(whole)[num_done : num_done + num_left], _batches(rest)[:num_left])
+
+
 def test_combined_loaders_resume_each_where_it_was(tmp_path):
     def loaders():
         combined = {"a": loader_of(), "b": loader_of(range(8), batch_size=2, seed=1, num_workers=0)}

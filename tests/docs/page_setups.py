@@ -154,5 +154,5 @@ NOT_RUN = {
     "examples/multiview3d/README.md": (1, "an excerpt of a configuration, with dots"),
     "docs/guide/jax.md": (1, "several processes of JAX, one per device"),
     "docs/guide/transformers.md": (1, "a class of another library"),
-    "docs/migrating-from-torch.md": (2, "other libraries' own code, from which one migrates"),
+    "docs/migrating-from-torch.md": (3, "other libraries' own code, from which one migrates"),
 }

@@ -214,6 +214,8 @@ class Samples:
 
 def loader_of(act, backend, **options):
     num_workers, backend = BACKENDS[backend]
+    if num_workers and backend == "process":  # what acts cannot be pickled
+        options["multiprocessing_context"] = "fork"
     return Loader(Samples(act), batch_size=4, num_workers=num_workers, backend=backend, **options)
 
 

@@ -21,6 +21,11 @@ from penstock.torch import DataLoader
 
 METHODS = ("fork", "forkserver", "spawn")
 LOADERS = (Loader, DataLoader)
+# A forked child can start workers by fork and spawn, whatever the default is.
+BACKENDS = {
+    "process": {"backend": "process", "multiprocessing_context": "fork"},
+    "thread": {"backend": "thread"},
+}
 
 
 def firsts(batches):
@@ -79,9 +84,10 @@ def test_a_process_that_the_system_does_not_start_is_an_error_with_its_limits(mo
 
 
 @pytest.mark.parametrize("make", LOADERS)
-@pytest.mark.parametrize("backend", ["process", "thread"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_loader_with_persistent_workers_has_its_own_in_a_forked_child(make, backend):
-    loader = make(Rows(), batch_size=4, num_workers=2, persistent_workers=True, backend=backend)
+    options = BACKENDS[backend]
+    loader = make(Rows(), batch_size=4, num_workers=2, persistent_workers=True, **options)
     assert firsts(loader) == ALL
     backend = iter(loader).backend
 
@@ -96,9 +102,9 @@ def test_a_loader_with_persistent_workers_has_its_own_in_a_forked_child(make, ba
 
 
 @pytest.mark.parametrize("make", LOADERS)
-@pytest.mark.parametrize("backend", ["process", "thread"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_an_iterator_cannot_go_on_in_a_forked_child_and_says_so(make, backend):
-    loader = make(Rows(), batch_size=4, num_workers=2, backend=backend)
+    loader = make(Rows(), batch_size=4, num_workers=2, **BACKENDS[backend])
     batches = iter(loader)
     next(batches)
     owner = os.getpid()

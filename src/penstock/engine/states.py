@@ -48,7 +48,7 @@ def load_state(owner: Any, state: Any) -> None:  # noqa: ANN401
         return
     if not can_resume(owner):
         raise StateError(
-            f"the state holds that of an object with load_state_dict(state), but "
-            f"{type(owner).__name__} has no such method: the classes differ"
+            f"the state is of an object with load_state_dict(state); {type(owner).__name__} has "
+            "no such method. Use the class it was saved with, or begin an epoch without the state"
         )
     owner.load_state_dict(state)

@@ -42,6 +42,7 @@ from penstock.randomness.keys import checked_count
 from penstock.sampling import BatchSampler, DistributedSampler, IndexSampler
 from penstock.torch.device.prefetcher import DevicePrefetcher
 from penstock.torch.loader import DataLoader
+from penstock.torch.stateful import StatefulDataLoader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -107,7 +108,7 @@ def prepare(accelerator: Accelerator, loader: DataLoader[T_co]) -> PreparedLoade
     if isinstance(loader, PreparedLoader):
         return loader
     given: Any = loader
-    if not isinstance(given, DataLoader):
+    if not isinstance(given, DataLoader) or isinstance(given, StatefulDataLoader):
         raise ConfigError(
             f"prepare takes a penstock.torch.DataLoader, not {type(given).__name__}. Call it "
             "before accelerator.prepare, which makes torch's own of any, and give others to that."

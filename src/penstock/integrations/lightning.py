@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 
-from penstock.torch import DataLoader
+from penstock.torch import DataLoader, StatefulDataLoader
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -55,9 +55,11 @@ class ExactResume(Callback):  # type: ignore[misc,unused-ignore]  # Any, where m
         if len(states) != len(stateful) or not _is_at_an_end(trainer.fit_loop):
             return
         for loader, state in zip(stateful, states, strict=True):
-            if isinstance(loader, DataLoader):
-                # Lightning knows the last batch as such, and does not ask for one more: then the
-                # epoch of the state is the old one, with all its batches given.
+            # Lightning knows the last batch as such, and does not ask for one more: then the epoch
+            # of the state is the old one, with all its batches given.
+            if isinstance(loader, StatefulDataLoader):
+                loader.load_state_dict({**state, "_iterator_finished": True})
+            elif isinstance(loader, DataLoader):
                 loader.set_epoch(state["epoch"] + bool(state["batches"]))
         iter(trainer.fit_loop._data_fetcher)
 

@@ -319,13 +319,16 @@ class DataLoader(EpochLoader, torch.utils.data.DataLoader[T_co]):
         device = None if self._target_device is None else str(self._target_device)
         return {**super()._settings(), "device": device}
 
-    def _source(self, base_seed: int | None = None) -> IndexSource:
-        """Return what the indices come from; `base_seed` is that of workers that live on."""
+    def _check_has_state(self) -> None:
         if self._runs_on_torch:
             raise ConfigError(
                 f"{type(self.dataset).__name__} is a DataPipe and runs on torch's own engine, "
                 "which has no state"
             )
+
+    def _source(self, base_seed: int | None = None) -> IndexSource:
+        """Return what the indices come from; `base_seed` is that of workers that live on."""
+        self._check_has_state()
         if self._seed is None:
             return UnseededIndices(self, base_seed)
         if self._options.is_iterable:

@@ -20,8 +20,9 @@ from penstock.engine.states import load_state, packed_pair, pair_of, state_of
 from penstock.epochs import warn_of_replay
 from penstock.errors import ConfigError, StateError
 from penstock.indices import IndexSource
+from penstock.randomness.keys import checked_count
 from penstock.torch.loader import DataLoader, _LoaderIterator
-from penstock.torch.stateful_samplers import StatefulBatchSampler, StatefulRandomSampler
+from penstock.torch.stateful_samplers import StatefulBatchSampler, StatefulRandomSampler, steps_of
 from penstock.torch.streams import StatefulSerialStream
 
 if TYPE_CHECKING:
@@ -146,6 +147,7 @@ class StatefulDataLoader(DataLoader[T_co]):
                 f"got seed={options.get('seed')} and {num_workers=}. penstock.torch.DataLoader "
                 "takes both, and its state holds that of an iterable dataset too"
             )
+        checked_count("snapshot_every_n_steps", snapshot_every_n_steps or 0)
         self.snapshot_every_n_steps = snapshot_every_n_steps
         self._saved: Mapping[str, Any] | None = None
         self._is_begun = False  # for `state_dict`, and not for a loop yet
@@ -166,24 +168,19 @@ class StatefulDataLoader(DataLoader[T_co]):
 
     def __iter__(self) -> Any:  # noqa: ANN401 - as in the base class
         """Begin the next epoch, or go on where the state that was loaded last was taken."""
-        iterator = self._iterator
-        if self._is_begun:
-            self._is_begun = False
-        elif iterator is not None and self.persistent_workers:
-            iterator._reset(self)
-        else:
-            iterator = self._begin()
-        if not self._runs_on_torch and iterator.epoch.progress.is_over:  # as the state says
-            if self.persistent_workers:
-                iterator._reset(self)
-            else:
-                iterator = self._begin()
-        return iterator
-
-    def _begin(self) -> Any:  # noqa: ANN401
-        self._iterator = None  # its workers end before others start
-        self._iterator = self._get_iterator()
+        if not self._is_begun:
+            self._begin_next()
+        self._is_begun = False
+        if not self._runs_on_torch and self._iterator.epoch.progress.is_over:  # as the state says
+            self._begin_next()
         return self._iterator
+
+    def _begin_next(self) -> None:
+        if self._iterator is not None and self.persistent_workers:
+            self._iterator._reset(self)
+        else:
+            self._iterator = None  # its workers end before others start
+            self._iterator = self._get_iterator()
 
     def _get_iterator(self) -> Any:  # noqa: ANN401
         if self._runs_on_torch:
@@ -211,11 +208,11 @@ class StatefulDataLoader(DataLoader[T_co]):
 
         Before the first `iter()` it begins the epoch, which the next `iter()` goes on with.
         """
+        self._check_has_state()
         if self._iterator is None:
-            self._begin()
+            self._begin_next()
             self._is_begun = True
-        state: dict[str, Any] = self._iterator.state_dict()
-        return state
+        return self._iterator.state_dict()  # type: ignore[no-any-return]
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next `iter()` go on where `state` was taken; an iterator before is left.
@@ -228,7 +225,8 @@ class StatefulDataLoader(DataLoader[T_co]):
             raise StateError(_what_else(state))
         self._iterator = None
         self._is_begun = False
-        self._saved = state or None
+        if state:  # as torchdata's, for which {} is no state: one loaded before still counts
+            self._saved = state
 
     def _read(self, state: Mapping[str, Any]) -> _Saved:
         """Return what a state of this class says, for this number of workers."""
@@ -255,17 +253,20 @@ class StatefulDataLoader(DataLoader[T_co]):
         ahead = tuple((start, stop) for start, stop in state[_MARK]["ahead"])
         num_steps = sampler["_sampler_iter_yielded"]
         given = Given(num_steps, ahead, shards if is_bound else {}, turn)
-        is_over = state["_iterator_finished"]
-        base_seed = sampler.get("_base_seed")
-        sampler = {name: sampler[name] for name in _OF_SAMPLER}
-        return _Saved(given, num_since, sampler, base_seed, is_over)
+        of_sampler = {name: sampler[name] for name in _OF_SAMPLER}
+        base_seed, is_over = sampler.get("_base_seed"), state["_iterator_finished"]
+        return _Saved(given, num_since, of_sampler, base_seed, is_over)
 
     def _source(self, base_seed: int | None = None) -> IndexSource:
         return StatefulIndices(self, base_seed)
 
     def _plan(self, base_seed: int, page_lock: PageLock | None) -> Plan:
         plan = super()._plan(base_seed, page_lock)
-        return dataclasses.replace(plan, steps_per_state=self.snapshot_every_n_steps or 0)
+        return dataclasses.replace(plan, steps_per_state=self._steps_per_state)
+
+    @property
+    def _steps_per_state(self) -> int:
+        return (self.snapshot_every_n_steps or 0) if self.in_order else 1
 
     def _stream_kind(self, num_workers: int) -> Callable[..., AsTorch]:
         if not num_workers:
@@ -284,12 +285,9 @@ def _what_else(state: Mapping[str, Any]) -> str:
             "one here without a state"
         )
     if "fingerprint" in state:
-        return (
-            "this is a state of penstock.torch.DataLoader: load it into one, or begin a new epoch "
-            "without it"
-        )
+        return "this is a state of penstock.torch.DataLoader: load it into one"
     return (
-        f"this is not a state of a StatefulDataLoader: {repr(dict(state))[:200]}. Give what "
+        f"this is not a state of a StatefulDataLoader: {repr(state)[:200]}. Give what "
         "state_dict() returned"
     )
 
@@ -315,9 +313,8 @@ class _StatefulIterator(_LoaderIterator):
         for _, (num_batches, has_ended, state_at, pickled) in sorted(given.shards.items()):
             of_dataset, of_iterator = pair_of(pickled)
             fetcher = {"dataset_iter_state": of_iterator, "fetcher_ended": has_ended}
-            parts.append(
-                {"fetcher_state": fetcher if is_iterable else None, "dataset_state": of_dataset}
-            )
+            of_fetcher = fetcher if is_iterable else None
+            parts.append({"fetcher_state": of_fetcher, "dataset_state": of_dataset})
             batches.append([num_batches, state_at])
         last = {
             "_iterator_finished": progress.is_over,
@@ -359,7 +356,7 @@ class StatefulIndices(IndexSource):
         self._generator = loader.generator
         self._num_workers = loader.num_workers
         self._stream = loader._stream_source() if loader._options.is_iterable else None
-        self._every = (loader.snapshot_every_n_steps or 0) if loader.in_order else 1
+        self._every = loader._steps_per_state
         self._is_new = base_seed is None
         self.base_seed = base_seed or 0
         self._saved = saved
@@ -374,7 +371,7 @@ class StatefulIndices(IndexSource):
         if saved is not None:
             progress.counted = progress.handed_out = saved.given
         indices = iter(sampler) if self._stream is None else self._stream.begin(epoch, progress)
-        if self._is_new:
+        if self._is_new:  # torchdata draws the seed here, and with workers asks once more
             number = torch.empty((), dtype=torch.int64).random_(generator=self._generator)
             self.base_seed = int(number)
             if self._num_workers and self._stream is None:
@@ -386,9 +383,10 @@ class StatefulIndices(IndexSource):
             if self._stream is None:
                 indices = self._resumed(indices, saved.sampler)
         self._indices = indices
-        # Not those of now, after a resume: a generator has not gone to its place yet.
-        self._states.append((self._num_drawn, saved.sampler if saved else self._now()))
-        return map(self._note, indices)
+        if self._num_workers:
+            # Not those of now, after a resume: a generator has not gone to its place yet.
+            self._states.append((self._num_drawn, saved.sampler if saved else self._now()))
+        return map(self._note, steps_of(indices))
 
     def _resumed(self, indices: Any, states: dict[str, Any]) -> Iterator[Any]:  # noqa: ANN401
         sampler = self._sampler

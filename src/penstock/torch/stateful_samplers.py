@@ -7,14 +7,22 @@ They draw what torchdata's draw, when torchdata's draw it, and their states have
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import BatchSampler, RandomSampler
 
 from penstock.data.dataset import can_resume
 from penstock.engine.states import load_state, state_of
+
+T = TypeVar("T")
+
+
+def steps_of(iterator: Iterator[T]) -> Iterator[T]:
+    """Return an iterator that calls `next` alone: `iter` may begin a user's iterator anew."""
+    return map(next, itertools.repeat(iterator))
 
 
 class StatefulRandomSampler(RandomSampler):
@@ -88,7 +96,7 @@ class StatefulBatchOrder(Iterator[list[int]]):
     def __init__(self, batch_sampler: StatefulBatchSampler) -> None:
         """Ask the sampler for an iterator."""
         self._batch_sampler = batch_sampler
-        self._indices = iter(batch_sampler.sampler)
+        self._indices: Iterator[Any] = iter(batch_sampler.sampler)
         self._num_given = 0  # indices
 
     def __next__(self) -> list[int]:
@@ -97,7 +105,7 @@ class StatefulBatchOrder(Iterator[list[int]]):
         if isinstance(indices, RandomOrder):
             batch = indices.take(size)
         else:
-            batch = list(itertools.islice(indices, size))
+            batch = list(itertools.islice(steps_of(indices), size))
         self._num_given += len(batch)
         if not batch or (self._batch_sampler.drop_last and len(batch) < size):
             raise StopIteration
@@ -117,5 +125,4 @@ class StatefulBatchOrder(Iterator[list[int]]):
         self._indices = iter(sampler)
         load_state(self._indices, state.get("sampler_iter_state"))
         if not (can_resume(sampler) or can_resume(self._indices)):
-            for _ in itertools.islice(self._indices, self._num_given):
-                pass
+            deque(itertools.islice(steps_of(self._indices), self._num_given), 0)

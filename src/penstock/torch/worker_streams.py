@@ -26,6 +26,7 @@ class StatefulWorkerStream(TorchWorkerStream):
     def _begin(self, epoch: Epoch) -> None:
         """Begin an epoch, and wait until all workers have: their states may be asked for."""
         self._ends: dict[int, ShardPosition] = {}
+        self._every = self._plan.steps_per_state or 0
         self._unready = set(range(self._wanted.num_workers))
         super()._begin(epoch)
         while self._unready and self.backend.is_whole:
@@ -54,10 +55,6 @@ class StatefulWorkerStream(TorchWorkerStream):
         num_ahead = num_workers * self._wanted.prefetch_factor
         num_given = self.epoch.progress.counted.num_steps
         return num_given % every + 1 + num_ahead + num_workers >= every
-
-    @property
-    def _every(self) -> int:
-        return (self._plan.steps_per_state or 0) if self._plan.in_order else 1
 
     def _give(self, step: int, worker_id: int, outcome: TaskResult) -> Any:  # noqa: ANN401
         batch = super()._give(step, worker_id, outcome)

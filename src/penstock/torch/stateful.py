@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 T_co = TypeVar("T_co", covariant=True)
 
 _MARK: Final = "_penstock"
+_FORMAT: Final = 1
 _OF_SAMPLER: Final = ("_index_sampler_state", "_sampler_iter_state", "_sampler_iter_yielded")
 
 
@@ -141,11 +142,12 @@ class StatefulDataLoader(DataLoader[T_co]):
         **options: Any,  # noqa: ANN401
     ) -> None:
         """Check the arguments; nothing is started before iteration."""
-        if options.get("seed") is not None or not hasattr(num_workers, "__index__"):
+        wrong = options.get("seed") is not None and f"seed={options['seed']}"
+        if wrong or not hasattr(num_workers, "__index__"):
             raise ConfigError(
-                f"StatefulDataLoader takes no seed and a number of workers, as torchdata's, but "
-                f"got seed={options.get('seed')} and {num_workers=}. penstock.torch.DataLoader "
-                "takes both, and its state holds that of an iterable dataset too"
+                f"StatefulDataLoader takes no {wrong or f'{num_workers=}'}: its order is by "
+                "torch's generators, and its workers are counted, as torchdata's. Use "
+                "penstock.torch.DataLoader, which has a state too"
             )
         checked_count("snapshot_every_n_steps", snapshot_every_n_steps or 0)
         self.snapshot_every_n_steps = snapshot_every_n_steps
@@ -223,6 +225,11 @@ class StatefulDataLoader(DataLoader[T_co]):
         """
         if state and _MARK not in state:
             raise StateError(_what_else(state))
+        if state and state[_MARK].get("format") != _FORMAT:
+            raise StateError(
+                f"this state is of format {state[_MARK].get('format')!r}, and this release of "
+                f"Penstock reads {_FORMAT}. Load it with the release that wrote it"
+            )
         self._iterator = None
         self._is_begun = False
         if state:  # as torchdata's, for which {} is no state: one loaded before still counts
@@ -318,7 +325,11 @@ class _StatefulIterator(_LoaderIterator):
             batches.append([num_batches, state_at])
         last = {
             "_iterator_finished": progress.is_over,
-            _MARK: {"batches": batches, "ahead": [list(steps) for steps in given.ahead]},
+            _MARK: {
+                "format": _FORMAT,
+                "batches": batches,
+                "ahead": [list(steps) for steps in given.ahead],
+            },
         }
         if not num_workers:
             return {**main, "_num_yielded": num_given, **parts[0], **last}

@@ -89,6 +89,7 @@ def test_the_memory_format_is_the_same_whatever_lies_before_it(images, dtype):
         assert got.is_contiguous(memory_format=torch.channels_last)
 
 
+@pytest.mark.filterwarnings("ignore:Guards may run slower on Python 3.13.0:RuntimeWarning")
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("dtype", [torch.float32, *HALVES], ids=str)
 def test_compiled_as_a_whole_it_gives_the_same(dtype, backend, monkeypatch):

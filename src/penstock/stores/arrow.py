@@ -25,9 +25,9 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]  # like that
 from penstock.data.packed_list import PackedList
 from penstock.errors import ConfigError, StoreError
 from penstock.opening import MAX_TREE_BYTES, FileState, fingerprint_of, open_file, read_annotation
+from penstock.sharing import Lease, Pool
 from penstock.stores.index import Index, labels_from
 from penstock.stores.records import EncodedImage, Record
-from penstock.stores.sharing import Lease, Pool
 from penstock.stores.store import OpenedStore
 
 if TYPE_CHECKING:

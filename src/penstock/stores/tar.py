@@ -35,9 +35,9 @@ from penstock.opening import (
     open_file,
     read_at,
 )
+from penstock.sharing import Lease, Pool
 from penstock.stores.index import Index
 from penstock.stores.records import EncodedImage, Record
-from penstock.stores.sharing import Lease, Pool
 from penstock.stores.store import Store
 
 if TYPE_CHECKING:

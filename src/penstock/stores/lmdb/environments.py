@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 import lmdb
 
 from penstock.errors import StoreError
+from penstock.sharing import Pool
 from penstock.stores.lmdb.pages import check_pages, check_size
-from penstock.stores.sharing import Pool
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator

@@ -31,7 +31,7 @@ from pymongo.errors import ConnectionFailure, CursorNotFound, OperationFailure, 
 from pymongo.uri_parser import split_options
 
 from penstock.errors import ConfigError, StoreError, StoreUnreachable
-from penstock.stores.sharing import Pool
+from penstock.sharing import Pool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

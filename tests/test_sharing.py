@@ -8,7 +8,7 @@ import gc
 import pytest
 from tests.support.processes import holds_in_child
 
-from penstock.stores.sharing import Pool
+from penstock.sharing import Pool
 
 
 class Thing:

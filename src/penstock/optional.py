@@ -28,6 +28,7 @@ _EXTRA_OF: Final = {
     "pymongo": "mongo",
     "bson": "mongo",
     "pyarrow": "arrow",
+    "obstore": "objects",
     "prometheus_client": "prometheus",
     "opentelemetry": "opentelemetry",
 }

@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The client of object storage in one process: obstore, on the event loop of a thread.
+
+A process that has used it must not be forked: its threads do not go along, and a child would wait
+for them. `penstock.blobs.fetcher` is for processes that may be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import re
+import threading
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+import obstore
+from obstore import exceptions
+from obstore.store import from_url
+
+from penstock.blobs.blobs import Blob
+from penstock.blobs.errors import changed_since, cut_off, not_found
+from penstock.blobs.requests import parts_of, plan_requests
+from penstock.errors import StoreError, StoreUnreachable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.blobs.blobs import ByteRange
+    from penstock.blobs.place import Place
+
+_MOST_AT_ONCE: Final = 64  # requests of a process
+_MOST_TIMES: Final = 4  # a body that ends early is asked for; statuses are the library's
+_FIRST_PAUSE_S: Final = 0.1
+_CONNECT: Final = timedelta(seconds=5)
+_ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+_METADATA: Final = "169.254.169.254"  # where a machine of the cloud gets credentials
+_STATUS: Final = re.compile(r"status code: (\d{3}[ \w]*)")
+_CODE: Final = re.compile(r"<Code>(\w{1,60})</Code>")
+# What obstore says of a request that got no answer, without address and headers.
+_NO_ANSWER: Final = re.compile(
+    r"(error sending request|error decoding response body|request or response body error|"
+    r"connection \w+|dns error|timed? ?out)",
+    re.IGNORECASE,
+)
+_CREDENTIALS: Final = {
+    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and AWS_SESSION_TOKEN)",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS",
+    "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+}
+
+
+class Sessions:
+    """What can be asked of object storage, on one event loop. All is read at the same time."""
+
+    def __init__(self) -> None:
+        """Begin without a connection."""
+        self._stores: dict[Place, Any] = {}
+        self._slots = asyncio.Semaphore(_MOST_AT_ONCE)
+
+    def _store(self, place: Place) -> Any:  # noqa: ANN401
+        store = self._stores.get(place)
+        if store is None:
+            store = self._stores[place] = _opened(place)
+        return store
+
+    async def read(self, place: Place, ranges: Sequence[ByteRange]) -> list[memoryview]:
+        """Return bytes of objects."""
+        requests, places = plan_requests(ranges)
+        answers = await asyncio.gather(
+            *(self._read_one(place, request) for request in requests), return_exceptions=True
+        )
+        views = []
+        for wanted, (number, start) in zip(ranges, places, strict=True):
+            answer = answers[number]
+            if isinstance(answer, BaseException):
+                raise answer
+            stop = None if wanted.stop is None else start + wanted.stop - wanted.start
+            views.append(answer[start:stop])
+        return views
+
+    async def _read_one(self, place: Place, request: ByteRange) -> memoryview:
+        if request.start == request.stop:
+            return memoryview(b"")
+        parts = [self._answer(place, part) for part in parts_of(request)]
+        if len(parts) == 1:
+            return await parts[0]
+        return memoryview(b"".join(await asyncio.gather(*parts)))
+
+    async def _answer(self, place: Place, request: ByteRange) -> memoryview:
+        name, start, stop, version = request
+        options: Any = {}
+        if stop is not None:
+            options["range"] = (start, stop)
+        elif start:
+            options["range"] = {"offset": start}
+        result, data = await self._repeated(place, name, options)
+        if version and _blob(result.meta, name).version != version:
+            raise changed_since(name, place.address)
+        if len(data) != (result.meta["size"] if stop is None else stop) - start:
+            raise cut_off(request, place.address, len(data))
+        return data
+
+    async def _repeated(self, place: Place, name: str, options: Any) -> tuple[Any, memoryview]:  # noqa: ANN401
+        """Return obstore's result and its bytes; asked again if the answer breaks off."""
+        for number in itertools.count(1):
+            async with self._slots:
+                try:
+                    result = await obstore.get_async(self._store(place), name, options=options)
+                    return result, memoryview(await result.bytes_async())
+                except Exception as error:
+                    # What has a status, the library has asked for again and again itself.
+                    is_broken = isinstance(error, exceptions.GenericError)
+                    if not is_broken or number == _MOST_TIMES or _STATUS.search(str(error)):
+                        raise _failure(error, place, name) from None
+            await asyncio.sleep(_FIRST_PAUSE_S * 2**number)
+        raise AssertionError("unreachable")
+
+    async def stat(self, place: Place, name: str) -> Blob:
+        """Return one object."""
+        try:
+            return _blob(await obstore.head_async(self._store(place), name), name)
+        except Exception as error:
+            raise _failure(error, place, name) from None
+
+    async def list(self, place: Place, prefix: str) -> list[Blob]:
+        """Return the objects whose names begin with `prefix`, by name."""
+        # A prefix of the library's ends at a "/".
+        folder = prefix.rpartition("/")[0]
+        found = []
+        try:
+            async for batch in obstore.list(self._store(place), prefix=folder or None):
+                found += [_blob(meta, meta["path"]) for meta in batch]
+        except Exception as error:
+            raise _failure(error, place, prefix) from None
+        return sorted(blob for blob in found if blob.name.startswith(prefix))
+
+    async def write(self, place: Place, name: str, data: bytes | memoryview) -> None:
+        """Put an object in its place."""
+        try:
+            await obstore.put_async(self._store(place), name, data)
+        except Exception as error:
+            raise _failure(error, place, name) from None
+
+    async def delete(self, place: Place, name: str) -> None:
+        """Take an object away."""
+        try:
+            await obstore.delete_async(self._store(place), name)
+        except FileNotFoundError:  # so it is gone
+            pass
+        except Exception as error:
+            raise _failure(error, place, name) from None
+
+
+class Client:
+    """Has sessions on the event loop of a thread; may be called by any other thread."""
+
+    def __init__(self) -> None:
+        """Start the thread."""
+        self._sessions = Sessions()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="penstock-objects", daemon=True
+        )
+        self._thread.start()
+
+    def call(self, place: Place, method: str, *arguments: Any) -> Any:  # noqa: ANN401
+        """Return what a method of `Session` returns."""
+        made = asyncio.run_coroutine_threadsafe(
+            getattr(self._sessions, method)(place, *arguments), self._loop
+        )
+        try:
+            return made.result()
+        except BaseException:
+            made.cancel()
+            raise
+
+    def close(self) -> None:
+        """End the thread."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+def _opened(place: Place) -> Any:  # noqa: ANN401
+    """Return obstore's client; it connects at its first request."""
+    timeout = timedelta(seconds=place.timeout_s)
+    scheme = place.address.partition(":")[0]
+    own: dict[str, Any] = {}
+    options: dict[str, Any] = {"timeout": timeout, "connect_timeout": min(timeout, _CONNECT)}
+    endpoint = place.endpoint or next(filter(None, map(os.environ.get, _ENDPOINTS)), "")
+    if scheme == "http" or endpoint.startswith("http:"):
+        options["allow_http"] = True
+    if scheme not in ("http", "https"):
+        own = {"skip_signature": True} if place.anonymous else {}
+        own |= {"endpoint": place.endpoint} if place.endpoint else {}
+        own |= {"region": place.region} if place.region else {}
+    return from_url(  # type: ignore[call-overload]
+        place.address,
+        client_options=options,
+        retry_config={"retry_timeout": timeout},
+        **own,
+    )
+
+
+def _blob(meta: Any, name: str) -> Blob:  # noqa: ANN401
+    size_bytes = meta["size"]
+    return Blob(
+        name, size_bytes, meta["e_tag"] or f"{meta['last_modified']:%Y%m%dT%H%M%S}-{size_bytes}"
+    )
+
+
+def _failure(error: Exception, place: Place, name: str) -> Exception:
+    """Return what to say of an error. Its own text is left out: it may hold keys and signatures."""
+    text, scheme = str(error).partition("Debug source")[0], place.address.partition(":")[0]
+    status = _STATUS.search(text)
+    said = f" ({status[1].strip()})" if status else ""
+    code = _CODE.search(text)
+    said = said.replace(")", f", {code[1]})") if said and code else said
+    what = f"{name!r} in {place.address}"
+    if isinstance(error, FileNotFoundError):
+        return not_found(name, place.address)
+    is_refused = isinstance(
+        error, (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)
+    )
+    if is_refused or _METADATA in text:
+        if scheme not in _CREDENTIALS:
+            return StoreError(f"the server refuses {what}{said}.")
+        why = f"refuses {name!r}{said}" if is_refused else "was given no credentials"
+        return StoreError(
+            f"{place.address} {why}. They are taken from the environment: {_CREDENTIALS[scheme]}. "
+            "A public bucket is opened with anonymous=True."
+        )
+    if isinstance(error, exceptions.NotSupportedError) and "ange" in text:
+        return StoreError(
+            f"the server of {place.address} answers a request for a part of {name!r} with all of "
+            "it: it serves no ranges. Copy the data to a server that does, or to this machine."
+        )
+    if isinstance(error, exceptions.NotSupportedError):
+        return StoreError(f"the server of {place.address} does not do this ({name!r}).")
+    if status:
+        return StoreError(f"{what} cannot be read: the server says{said}, asked again and again.")
+    found = _NO_ANSWER.search(text)
+    return StoreUnreachable(
+        f"{what} did not come within {place.timeout_s:g} s or {_MOST_TIMES} attempts: "
+        f"{found[1] if found else type(error).__name__}."
+    )

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Fetcher`: a process that talks to object storage for one that may be forked later.
+
+The main process of a training needs an index before its workers start, and they are forked from it.
+A client's threads in it would be gone in them, with locks held (`penstock.blobs.client`).
+
+Messages go over a Unix socket, one connection for each thread that waits: the number of bytes (8,
+little-endian), and MessagePack of
+
+    request   [method of `Sessions`, place, arguments]
+    answer    [None, what it returned], or [name of the error's class, its text]
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import traceback
+from multiprocessing.spawn import get_executable
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from penstock import errors
+from penstock.blobs.blobs import Blob, ByteRange
+from penstock.blobs.errors import BlobNotFound
+from penstock.blobs.place import Place
+from penstock.errors import StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_SIZE: Final = struct.Struct("<Q")
+_ANSWERS: Final[dict[str, Any]] = {
+    "read": msgspec.msgpack.Decoder(tuple[str | None, list[memoryview] | str]),
+    "stat": msgspec.msgpack.Decoder(tuple[str | None, Blob | str]),
+    "list": msgspec.msgpack.Decoder(tuple[str | None, list[Blob] | str]),
+    "write": msgspec.msgpack.Decoder(tuple[str | None, str | None]),
+    "delete": msgspec.msgpack.Decoder(tuple[str | None, str | None]),
+}
+_ARGUMENTS: Final = {
+    "read": tuple[list[ByteRange]],
+    "stat": tuple[str],
+    "list": tuple[str],
+    "write": tuple[str, memoryview],
+    "delete": tuple[str],
+}
+_ERRORS: Final = {
+    kind.__name__: kind for kind in (BlobNotFound, StoreError, errors.StoreUnreachable)
+}
+
+
+class Fetcher:
+    """The process. It ends with this one, and another takes its place if it dies."""
+
+    def __init__(self) -> None:
+        """Start it."""
+        self._lock = threading.Lock()
+        self._idle: list[socket.socket] = []
+        self._start()
+
+    def _start(self) -> None:
+        self._folder = tempfile.mkdtemp(prefix="penstock-")
+        self._path = os.path.join(self._folder, "fetcher")
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(self._path)
+            listener.listen()
+            fd = listener.fileno()
+            self._process = subprocess.Popen(
+                [os.fsdecode(get_executable()), "-c", f"from {__name__} import main; main({fd})"],
+                stdin=subprocess.PIPE,  # its end is this process's
+                pass_fds=[fd],
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                process_group=0,  # a Ctrl-C is not for it
+            )
+
+    def call(self, place: Place, method: str, *arguments: Any) -> Any:  # noqa: ANN401
+        """Return what a method of `Sessions` returns."""
+        message = msgspec.msgpack.encode((method, place, arguments))
+        try:
+            data = self._answer(message)
+        except ConnectionError:  # it was killed; what is asked of it may be asked twice
+            with self._lock:
+                if self._process.poll() is not None:
+                    self._end()
+                    self._start()
+            data = self._answer(message)
+        kind, value = _ANSWERS[method].decode(data)
+        if kind is not None:
+            raise _ERRORS.get(kind, RuntimeError)(value)
+        return value
+
+    def _answer(self, message: bytes) -> memoryview:
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            connection = socket.socket(socket.AF_UNIX)
+            try:
+                connection.connect(self._path)
+            except FileNotFoundError as error:  # another thread starts it anew
+                connection.close()
+                raise ConnectionError from error
+            except BaseException:
+                connection.close()
+                raise
+        try:
+            connection.sendall(_SIZE.pack(len(message)) + message)
+            (size,) = _SIZE.unpack(_received(connection, _SIZE.size))
+            data = _received(connection, size)
+        except BaseException:  # what comes on it next is no answer to the next request
+            connection.close()
+            raise
+        self._idle.append(connection)
+        return data
+
+    def close(self) -> None:
+        """End it."""
+        with self._lock:
+            self._end()
+
+    def _end(self) -> None:
+        while self._idle:
+            self._idle.pop().close()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        self._process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _received(connection: socket.socket, size: int) -> memoryview:
+    view = memoryview(bytearray(size))
+    start = 0
+    while start < size:
+        num_bytes = connection.recv_into(view[start:])
+        if num_bytes == 0:
+            raise ConnectionError("the fetcher has ended")
+        start += num_bytes
+    return view.toreadonly()
+
+
+def main(fd: int) -> None:
+    """Answer on the socket `fd` until stdin ends, in the fetcher's process."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    asyncio.run(_serve(socket.socket(fileno=fd)))
+    os._exit(0)  # requests that nobody waits for may be under way
+
+
+async def _serve(listener: socket.socket) -> None:
+    from penstock.blobs.client import Sessions
+
+    sessions = Sessions()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                (size,) = _SIZE.unpack(await reader.readexactly(_SIZE.size))
+                message = await _answered(sessions, await reader.readexactly(size))
+                writer.write(_SIZE.pack(len(message)))
+                writer.write(message)
+                await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_unix_server(answer, sock=listener)
+    async with server:
+        ended = asyncio.StreamReader()
+        await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(ended), sys.stdin
+        )
+        await ended.read()
+
+
+async def _answered(sessions: Any, request: bytes) -> bytes:  # noqa: ANN401
+    try:
+        method, place, given = msgspec.msgpack.decode(request, type=tuple[str, Place, msgspec.Raw])
+        arguments: Sequence[Any] = msgspec.msgpack.decode(given, type=_ARGUMENTS[method])
+        return msgspec.msgpack.encode((None, await getattr(sessions, method)(place, *arguments)))
+    except StoreError as error:
+        return msgspec.msgpack.encode((type(error).__name__, str(error)))
+    except Exception:
+        return msgspec.msgpack.encode(("RuntimeError", traceback.format_exc()))

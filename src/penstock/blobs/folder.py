@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`FolderBlobs`: the files of a folder as objects."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.blobs.blobs import Blob, Blobs
+from penstock.blobs.errors import (
+    changed_since,
+    checked_name,
+    cut_off,
+    not_found,
+)
+from penstock.errors import StoreError
+from penstock.opening import open_descriptor, read_at
+from penstock.whole_file import write_whole
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.blobs.blobs import ByteRange
+
+
+class FolderBlobs(Blobs):
+    """The files of a folder, also in folders below it; links are followed.
+
+    Example:
+        >>> import tempfile
+        >>> from penstock.blobs.blobs import ByteRange
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> blobs = FolderBlobs(folder.name)
+        >>> blobs.write("a/b", b"some bytes")
+        >>> [bytes(view) for view in blobs.read([ByteRange("a/b", 5), ByteRange("a/b", 0, 4)])]
+        [b'bytes', b'some']
+        >>> folder.cleanup()
+    """
+
+    def __init__(self, address: str) -> None:
+        """Name the folder, which need not be there."""
+        self._path = Path(address)
+
+    @property
+    def address(self) -> str:
+        """The path."""
+        return os.fspath(self._path)
+
+    def list(self, prefix: str = "") -> Sequence[Blob]:
+        """Return the files, but those that are being written."""
+        found = []
+        above = prefix.rpartition("/")[0]
+        try:
+            for folder, _, names in os.walk(self._path / above, onerror=_raise, followlinks=True):
+                for name in names:
+                    path = os.path.join(folder, name)
+                    below = os.path.relpath(path, self._path).replace(os.sep, "/")
+                    if below.startswith(prefix) and not name.endswith(".partial"):
+                        with contextlib.suppress(FileNotFoundError):  # it is gone since
+                            found.append(_blob(below, os.stat(path)))
+        except OSError as error:
+            raise StoreError(f"cannot list {self._path}: {error.strerror}.") from error
+        return sorted(found)
+
+    def stat(self, name: str) -> Blob:
+        """Return one file."""
+        try:
+            return _blob(name, os.stat(self._path / checked_name(name)))
+        except OSError as error:
+            raise self._failure(error, name) from error
+
+    def read(self, ranges: Sequence[ByteRange]) -> Sequence[memoryview]:
+        """Return bytes of files; each is opened once."""
+        places: dict[str, list[int]] = {}
+        for place, wanted in enumerate(ranges):
+            places.setdefault(wanted.name, []).append(place)
+        views: list[memoryview] = [memoryview(b"")] * len(ranges)
+        for name, of_file in places.items():
+            try:
+                fd, status = open_descriptor(self._path / checked_name(name))
+                try:
+                    blob = _blob(name, status)
+                    for place in of_file:
+                        views[place] = self._read_one(fd, ranges[place], blob)
+                finally:
+                    os.close(fd)
+            except OSError as error:
+                raise self._failure(error, name) from error
+        return views
+
+    def _read_one(self, fd: int, wanted: ByteRange, blob: Blob) -> memoryview:
+        if wanted.version and wanted.version != blob.version:
+            raise changed_since(wanted.name, self.address)
+        stop = blob.size_bytes if wanted.stop is None else wanted.stop
+        data = bytearray()
+        while len(data) < stop - wanted.start:
+            part = read_at(fd, stop - wanted.start - len(data), wanted.start + len(data))
+            if not part:
+                raise cut_off(wanted, self.address, len(data))
+            if len(part) == stop - wanted.start:
+                return memoryview(part)
+            data += part
+        return memoryview(data).toreadonly()
+
+    def write(self, name: str, data: bytes | memoryview) -> None:
+        """Write a file beside its place, and rename it."""
+        path = self._path / checked_name(name)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, bytes(data))
+        except OSError as error:
+            raise StoreError(f"cannot write {path}: {error.strerror}.") from error
+
+    def delete(self, name: str) -> None:
+        """Unlink a file."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path / checked_name(name))
+
+    def _failure(self, error: OSError, name: str) -> StoreError:
+        if isinstance(error, (FileNotFoundError, NotADirectoryError)):
+            return not_found(name, self.address)
+        return StoreError(f"cannot read {self._path / name}: {error.strerror}.")
+
+
+def _raise(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):  # as a prefix under which nothing lies
+        raise error
+
+
+def _blob(name: str, status: os.stat_result) -> Blob:
+    version = f"{status.st_ino:x}-{status.st_size:x}-{status.st_mtime_ns:x}"
+    return Blob(name, status.st_size, version)

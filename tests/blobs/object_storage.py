@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A server of objects on loopback: S3's requests, and plain HTTP, that does wrong when told to.
+
+It does what S3 does with the requests of a client that reads, writes, lists and deletes: path-style
+addresses, ranges, ETags, lists in pages, uploads in parts. It checks who asks, not the signature.
+
+Reference:
+    Amazon S3 API, https://docs.aws.amazon.com/AmazonS3/latest/API/.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import re
+import socket
+import threading
+import uuid
+from urllib.parse import parse_qs, unquote, urlsplit
+from xml.sax.saxutils import escape
+
+import pytest
+
+KEY_ID, SECRET = "AKIAWHOSEEVER", "a secret of this test"
+_PAGE = 3  # objects in a list; S3 has 1,000
+
+
+class ObjectServer(http.server.ThreadingHTTPServer):
+    """Serves `contents` by "bucket/name".
+
+    Attributes:
+        contents: Of a bucket called "bucket"; and of "data", which anybody may read.
+        faults: What goes wrong with the next requests, one for each; "" is nothing.
+        requests: That came: method, path, and range as "bytes=0-9".
+        etag: A text that makes each ETag another one.
+    """
+
+    daemon_threads = False  # they are waited for
+
+    def __init__(self, contents=()):
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.contents = dict(contents)
+        self.faults = []
+        self.requests = []
+        self.etag = ""
+        self.uploads = {}
+
+    @property
+    def endpoint(self):
+        return f"http://127.0.0.1:{self.server_port}"
+
+    @property
+    def ranges(self):
+        return [asked for _, _, asked in self.requests]
+
+    def etag_of(self, data):
+        return f'"{hashlib.md5(data + self.etag.encode()).hexdigest()}"'
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    wbufsize = -1  # head and body in one piece
+
+    def log_message(self, *_):
+        pass
+
+    def _begin(self):
+        """Return path and query, unless that is all that comes of this request."""
+        address = urlsplit(self.path)
+        path = unquote(address.path).removeprefix("/")
+        self._body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.server.requests.append((self.command, path, self.headers.get("Range", "")))
+        self._fault = self.server.faults.pop(0) if self.server.faults else ""
+        if self._fault == "reset":
+            self._break_off()
+        elif self._fault.isdigit():
+            self._refuse(int(self._fault), "Bad")
+        elif path.startswith("bucket/") and KEY_ID not in self.headers.get("Authorization", ""):
+            self._refuse(403, "AccessDenied")
+        elif path.partition("/")[0] not in ("bucket", "data"):
+            self._refuse(404, "NoSuchBucket")
+        else:
+            return path, parse_qs(address.query, keep_blank_values=True)
+        return None, None
+
+    def do_HEAD(self):
+        self.do_GET()
+
+    def do_GET(self):
+        path, query = self._begin()
+        if path is None:
+            return
+        if "list-type" in query:
+            self._list(query)
+            return
+        whole, asked = self.server.contents.get(path), self.headers.get("Range", "")
+        if whole is None:
+            self._refuse(404, "NoSuchKey")
+            return
+        body, status, head = whole, 200, {"ETag": self.server.etag_of(whole)}
+        if asked and self._fault != "whole":
+            first, last = asked.removeprefix("bytes=").split("-")
+            body = whole[int(first) : int(last) + 1 if last else None]
+            status = 206
+            head["Content-Range"] = f"bytes {first}-{int(first) + len(body) - 1}/{len(whole)}"
+            if not body:
+                self._refuse(416, "InvalidRange")
+                return
+        self._answer(status, body, **head)
+
+    def _list(self, query):
+        (prefix,), (after,) = query.get("prefix", [""]), query.get("continuation-token", [""])
+        names = sorted(name.partition("/")[2] for name in self.server.contents)
+        names = [name for name in names if name.startswith(prefix) and name > after]
+        page, rest = names[:_PAGE], names[_PAGE:]
+        items = "".join(
+            f"<Contents><Key>{escape(name)}</Key><Size>{len(data)}</Size>"
+            f"<LastModified>2026-01-02T03:04:05.000Z</LastModified>"
+            f"<ETag>{escape(self.server.etag_of(data))}</ETag></Contents>"
+            for name in page
+            for data in [self.server.contents[f"bucket/{name}"]]
+        )
+        token = f"<NextContinuationToken>{escape(page[-1])}</NextContinuationToken>" if rest else ""
+        self._answer_xml(
+            f"<ListBucketResult><IsTruncated>{str(bool(rest)).lower()}</IsTruncated>{token}{items}"
+            "</ListBucketResult>"
+        )
+
+    def do_PUT(self):
+        path, query = self._begin()
+        if path is None:
+            return
+        if "uploadId" in query:
+            self.server.uploads[query["uploadId"][0]][int(query["partNumber"][0])] = self._body
+        else:
+            self.server.contents[path] = self._body
+        self._answer(200, b"", ETag=self.server.etag_of(self._body))
+
+    def do_POST(self):
+        path, query = self._begin()
+        if path is None:
+            return
+        if "uploads" in query:
+            name = uuid.uuid4().hex
+            self.server.uploads[name] = {}
+            self._answer_xml(
+                f"<InitiateMultipartUploadResult><UploadId>{name}</UploadId>"
+                "</InitiateMultipartUploadResult>"
+            )
+        elif "delete" in query:
+            names = re.findall(r"<Key>(.*?)</Key>", self._body.decode())
+            for name in names:
+                self.server.contents.pop(f"bucket/{name}", None)
+            done = "".join(f"<Deleted><Key>{name}</Key></Deleted>" for name in names)
+            self._answer_xml(f"<DeleteResult>{done}</DeleteResult>")
+        else:
+            parts = self.server.uploads.pop(query["uploadId"][0])
+            data = self.server.contents[path] = b"".join(parts[n] for n in sorted(parts))
+            self._answer_xml(
+                f"<CompleteMultipartUploadResult><ETag>{escape(self.server.etag_of(data))}</ETag>"
+                "</CompleteMultipartUploadResult>"
+            )
+
+    def do_DELETE(self):
+        path, _ = self._begin()
+        if path is not None:
+            self.server.contents.pop(path, None)
+            self._answer(204, b"")
+
+    def _refuse(self, status, code):
+        # S3 shows the key with which a wrong signature was made.
+        text = f"<Error><Code>{code}</Code><AWSAccessKeyId>{KEY_ID}</AWSAccessKeyId></Error>"
+        self._answer(status, text.encode())
+
+    def _answer_xml(self, text):
+        self._answer(200, text.encode(), **{"Content-Type": "application/xml"})
+
+    def _answer(self, status, body, **head):
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Last-Modified", "Fri, 02 Jan 2026 03:04:05 GMT")
+        for name, value in head.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body[: len(body) // 2] if self._fault == "cut" else body)
+        if self._fault == "cut":
+            self.wfile.flush()
+            self._break_off()
+
+    def _break_off(self):
+        self.connection.shutdown(socket.SHUT_RDWR)
+        self.close_connection = True
+
+
+@pytest.fixture(scope="session")
+def object_server():
+    """Return a server for all tests; each uses names of its own."""
+    pytest.importorskip("obstore")
+    server = ObjectServer()
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def bucket(object_server, monkeypatch):
+    """Return an address in the bucket where nothing lies; the environment has the credentials."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY_ID)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", object_server.endpoint)
+    object_server.faults, object_server.requests, object_server.etag = [], [], ""
+    yield f"s3://bucket/{uuid.uuid4().hex}"
+    object_server.contents.clear()
+
+
+@pytest.fixture
+def website(object_server):
+    """Return the address of a place that anybody may read, with two objects."""
+    contents = {"data/a": bytes(range(250)) * 40, "data/b": b"some bytes"}
+    object_server.contents.update(contents)
+    object_server.faults, object_server.requests, object_server.etag = [], [], ""
+    yield f"{object_server.endpoint}/data"
+    object_server.contents.clear()

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Places of objects: the contract in a folder and a bucket, and servers that do wrong."""
+
+from __future__ import annotations
+
+import os
+import pickle
+
+import psutil
+import pytest
+from tests.blobs.object_storage import KEY_ID, SECRET, bucket, object_server, website  # noqa: F401
+
+from penstock.blobs.blobs import ByteRange, open_blobs
+from penstock.blobs.requests import REQUEST_BYTES, parts_of, plan_requests
+from penstock.errors import ConfigError, StoreError, StoreUnreachable
+from penstock.testing.blobs import BlobsContract
+
+SECRETS = KEY_ID, SECRET
+
+
+class TestFolder(BlobsContract):
+    def place(self, tmp_path):
+        return f"{tmp_path}/objects"
+
+
+class TestS3(BlobsContract):
+    @pytest.fixture(autouse=True)
+    def _bucket(self, bucket):  # noqa: F811
+        self.bucket = bucket
+
+    def place(self, tmp_path):
+        return self.bucket
+
+
+@pytest.fixture
+def faulty(website):  # noqa: F811
+    with open_blobs(website, timeout_s=5) as blobs:
+        yield blobs
+
+
+@pytest.mark.parametrize("fault", ["429", "503", "500", "reset", "cut"])
+def test_what_goes_wrong_for_a_moment_is_asked_for_again(faulty, object_server, fault):  # noqa: F811
+    object_server.faults = [fault, fault]
+    whole = object_server.contents["data/a"]
+    assert bytes(faulty.read([ByteRange("a", 10, 5000)])[0]) == whole[10:5000]
+    if fault != "cut":  # then the library asks for the rest
+        assert object_server.ranges == 3 * ["bytes=10-4999"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        ("403", "refuses 'a' .*403 Forbidden, Bad"),
+        ("401", "refuses 'a' .*401 Unauthorized, Bad"),
+        ("503", "503 Service Unavailable, Bad"),
+        ("reset", "did not come within"),
+        ("cut", "did not come within"),
+        ("whole", "serves no ranges"),
+    ],
+)
+def test_what_goes_wrong_again_and_again_is_said_without_a_secret(
+    object_server,  # noqa: F811
+    website,  # noqa: F811
+    fault,
+    says,
+):
+    object_server.faults = [fault] * 1000
+    blobs = open_blobs(website, timeout_s=1)
+    with pytest.raises(StoreError, match=says) as caught:
+        blobs.read([ByteRange("a", 10, 5000)])
+    blobs.close()
+    assert website in str(caught.value)
+    assert not [secret for secret in SECRETS if secret in repr(caught.getrepr(chain=True))]
+
+
+def test_another_version_in_the_middle_of_a_run_is_an_error_that_says_so(faulty, object_server):  # noqa: F811
+    before = faulty.stat("a")
+    object_server.etag = "2"
+    with pytest.raises(StoreError, match=r"'a' .* replaced in the meantime"):
+        faulty.read([ByteRange("a", 0, 9, before.version)])
+
+
+def test_near_spans_are_one_request_and_long_ones_several(faulty, object_server, monkeypatch):  # noqa: F811
+    ranges = [
+        ByteRange("a", 900, 950),
+        ByteRange("a", 0, 10),
+        ByteRange("a", 5, 700),
+        ByteRange("b", 1, 2),
+    ]
+    views = faulty.read(ranges)
+    contents = object_server.contents
+    assert [bytes(view) for view in views] == [
+        contents[f"data/{s.name}"][s.start : s.stop] for s in ranges
+    ]
+    assert sorted(object_server.ranges) == ["bytes=0-949", "bytes=1-1"]
+
+
+def test_the_parts_of_a_long_request_are_all_of_it():
+    size = 5 * REQUEST_BYTES // 2
+    (request,), _ = plan_requests([ByteRange("a", 7, 7 + size)])
+    parts = parts_of(request)
+    assert [part.start for part in parts] == [7, *(part.stop for part in parts[:-1])]
+    assert parts[-1].stop == 7 + size
+    assert max(part.stop - part.start for part in parts) <= REQUEST_BYTES
+
+
+def fetchers():
+    return [p for p in psutil.Process().children() if "fetcher" in " ".join(p.cmdline())]
+
+
+def test_a_killed_fetcher_is_started_anew_and_ends_with_its_last_user(faulty, object_server):  # noqa: F811
+    assert len(faulty.read([ByteRange("b")])[0]) == 10
+    (fetcher,) = fetchers()
+    fetcher.kill()
+    fetcher.wait()
+    assert len(faulty.read([ByteRange("b")])[0]) == 10
+    faulty.close()
+    assert fetchers() == []
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["s3://user:secret@bucket/x", "https://host/x?signature=secret", "s3://", "http:///x"],
+)
+def test_an_address_with_a_secret_or_without_a_host_is_refused(address):
+    with pytest.raises(ConfigError, match="has the form") as caught:
+        open_blobs(address)
+    assert "secret" not in str(caught.value)
+
+
+def test_credentials_are_no_options_and_in_no_pickle(bucket):  # noqa: F811
+    with pytest.raises(ConfigError, match="environment"):
+        open_blobs(bucket, secret_access_key="x")
+    blobs = open_blobs(bucket)
+    blobs.write("a", b"a")
+    assert not [secret for secret in SECRETS if secret.encode() in pickle.dumps(blobs)]
+    blobs.close()
+
+
+def test_without_credentials_the_error_names_the_bucket_and_what_to_set(bucket, monkeypatch):  # noqa: F811
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    says = r"s3://bucket/.*AWS_ACCESS_KEY_ID.*anonymous=True"
+    with open_blobs(bucket, timeout_s=2) as blobs, pytest.raises(StoreError, match=says):
+        blobs.list()
+
+
+def test_a_server_that_is_not_there_is_unreachable():
+    address = "http://127.0.0.1:9/data"
+    with open_blobs(address, timeout_s=1) as blobs, pytest.raises(StoreUnreachable, match=address):
+        blobs.stat("a")
+
+
+def test_files_that_are_being_written_are_no_objects(tmp_path):
+    (tmp_path / "a").write_bytes(b"a")
+    (tmp_path / ".1-2.partial").write_bytes(b"b")
+    assert [blob.name for blob in open_blobs(os.fspath(tmp_path)).list()] == ["a"]

@@ -11,8 +11,11 @@ import contextlib
 import json
 import math
 import os
+import re
 import sys
-from typing import Any
+from typing import Any, Final
+
+from penstock.errors import ConfigError
 
 
 class OutputError(Exception):
@@ -71,6 +74,25 @@ def _write(text: str, *, err: bool) -> None:
         with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
         raise OutputError(error.strerror) from error
+
+
+_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?) ?([kMGT]?)B?", re.IGNORECASE)
+
+
+def parse_bytes(text: str) -> int:
+    """Return a size in bytes, of decimal units.
+
+    Raises:
+        ConfigError: it is no size.
+
+    Example:
+        >>> parse_bytes("64MB"), parse_bytes("1.5 GB"), parse_bytes("4096")
+        (64000000, 1500000000, 4096)
+    """
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise ConfigError(f"{text!r} is no size: give bytes, or as 64MB or 1.5GB.")
+    return int(float(found[1]) * 1000 ** ("kmgt".find(found[2].lower()) + 1 if found[2] else 0))
 
 
 def format_bytes(num_bytes: int) -> str:

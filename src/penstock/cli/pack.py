@@ -14,7 +14,7 @@ from penstock.cli.reasons import reason_of
 from penstock.cli.terminal import Bar, was_terminated
 from penstock.errors import ConfigError, PenstockError, StoreError, WorkerDied
 from penstock.faults import text_of
-from penstock.lines import counted, format_bytes, say
+from penstock.lines import counted, format_bytes, parse_bytes, say
 from penstock.redact import without_password
 
 if TYPE_CHECKING:
@@ -34,7 +34,9 @@ def pack(
     dst: Annotated[
         str,
         typer.Argument(
-            metavar="DST", help="PATH.lmdb or lmdb:PATH, or mongodb://HOST/DB.COLLECTION."
+            metavar="DST",
+            help="PATH.lmdb or lmdb:PATH, shards:PATH, s3://BUCKET/PREFIX, or "
+            "mongodb://HOST/DB.COLLECTION.",
         ),
     ],
     resize: Annotated[
@@ -59,6 +61,14 @@ def pack(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the store that is at DST.")
     ] = False,
+    append: Annotated[
+        bool,
+        typer.Option("--append", help="Keep what a store of shards at DST has, and add to it."),
+    ] = False,
+    shard_size: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Of each shard of a store of shards, as 64MB."),
+    ] = None,
     skip_bad: Annotated[
         bool,
         typer.Option(
@@ -135,6 +145,8 @@ def pack(
             num_shards=shards,
             resume=resume,
             overwrite=overwrite,
+            append=append,
+            shard_size=None if shard_size is None else parse_bytes(shard_size),
             on_error="skip" if skip_bad else "raise",
             check_images=skip_bad,
             follow_links=follow_links,

@@ -161,7 +161,7 @@ class Index:
         """
         try:
             keys = PackedList.from_utf8(
-                _vector(tree["keys"]["text"], np.uint8), _vector(tree["keys"]["offsets"], np.int64)
+                vector(tree["keys"]["text"], np.uint8), vector(tree["keys"]["offsets"], np.int64)
             )
             labels = _labels_of(tree["labels"])
             if labels is not None and len(labels) != len(keys):
@@ -182,7 +182,8 @@ class Index:
             ) from error
 
 
-def _vector(value: Any, dtype: type) -> NDArray[Any]:  # noqa: ANN401
+def vector(value: Any, dtype: type) -> NDArray[Any]:  # noqa: ANN401
+    """Return an array out of a tree, as a check of its kind."""
     if not isinstance(value, np.ndarray) or value.dtype != dtype or value.ndim != 1:
         raise TypeError(f"{value!r:.60} is no array of {dtype.__name__} in a row")
     return value
@@ -192,8 +193,8 @@ def _labels_of(value: Any) -> NDArray[np.int64] | RaggedArray | None:  # noqa: A
     if value is None:
         return None
     if isinstance(value, dict):
-        return RaggedArray(_vector(value["values"], np.int64), _vector(value["offsets"], np.int64))
-    return _vector(value, np.int64)
+        return RaggedArray(vector(value["values"], np.int64), vector(value["offsets"], np.int64))
+    return vector(value, np.int64)
 
 
 def joined(indexes: Sequence[Index]) -> Index:

@@ -78,6 +78,9 @@ class _Source:
         """Return the number of samples to pack."""
         return self._length
 
+    def go_behind(self, num_records: int) -> None:
+        """Take note of the records that these are appended to."""
+
     def close(self) -> None:
         """Let go of the source."""
 
@@ -134,6 +137,7 @@ class _DatasetSource(_Source):
     def __init__(self, dataset: Any, images: Images, limit: int | None) -> None:  # noqa: ANN401
         super().__init__(dataset, images, limit)
         self._dataset = dataset
+        self._num_before = 0
         self._width = len(str(max(0, self._length - 1)))
         self._labels = known_labels(dataset)
         # Texts are stored with the sample: a record's number goes by the names the dataset says.
@@ -148,7 +152,8 @@ class _DatasetSource(_Source):
     def __getitem__(self, index: int) -> EncodedRecord:
         sample = self._dataset[index]
         label = self._label(index, sample)
-        return encode_record(f"{index:0{self._width}}", self._images.storable(sample), label)
+        key = f"{self._num_before + index:0{self._width}}"
+        return encode_record(key, self._images.storable(sample), label)
 
     def _label(self, index: int, sample: Any) -> int | tuple[int, ...] | None:  # noqa: ANN401
         if isinstance(self._labels, RaggedArray):
@@ -169,7 +174,11 @@ class _DatasetSource(_Source):
         return name
 
     def position_of(self, key: str) -> int:
-        return int(key)
+        return int(key) - self._num_before
+
+    def go_behind(self, num_records: int) -> None:
+        """Count from the records that are there already."""
+        self._num_before = num_records
 
 
 PackSource = _StoreSource | _DatasetSource

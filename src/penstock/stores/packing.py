@@ -78,6 +78,8 @@ def pack(
     num_shards: int = 1,
     resume: bool = False,
     overwrite: bool = False,
+    append: bool = False,
+    shard_size: int | None = None,
     on_error: Literal["raise", "skip"] = "raise",
     check_images: bool = False,
     follow_links: bool = False,
@@ -93,7 +95,8 @@ def pack(
     Args:
         src: A store or its address; a folder of images; or a map-style dataset, whose samples are
             trees of arrays, tensors, numbers, strings, bytes, and Pillow's images.
-        dst: Address of the store to make: `lmdb:PATH` or `mongodb://HOST/DB.COLLECTION`.
+        dst: Address of the store to make: `lmdb:PATH`, `shards:PATH`, `s3://BUCKET/PREFIX`, or
+            `mongodb://HOST/DB.COLLECTION`.
         num_workers: Processes that read and encode; None takes the usable cores, and none at all
             for few records.
         resize: Length in pixels of the shorter side that larger images are shrunk to, keeping their
@@ -106,6 +109,9 @@ def pack(
             run had come to its end, nothing is done.
         overwrite: Whether a store that is at `dst`, and is not the one to be made, is replaced.
             Anything else that is there never is.
+        append: Whether a store of shards that is at `dst` keeps its records, and these come behind
+            them. Who has it open goes on with what was there.
+        shard_size: Bytes of each shard of a store of shards, about; 64 MiB if None.
         on_error: Whether a sample that cannot be read or stored ends it, or is left out.
         check_images: Whether image files that are stored as they are have to be whole: each is
             decoded, as `penstock check` does it, which takes far longer than to copy it. One that
@@ -157,8 +163,11 @@ def pack(
         overwrite=overwrite,
         num_shards=num_shards,
         num_records=len(source),
+        **({"append": True} if append else {}),
+        **({} if shard_size is None else {"shard_size": shard_size}),
     )
     try:
+        source.go_behind(getattr(writer, "num_before", 0))
         num_resumed, first = _where_to_go_on(source, writer)
         loader = _loader(source, first, num_workers, on_error, worker_init_fn)
         num_new, num_bytes = _write_all(loader, writer, source, progress)

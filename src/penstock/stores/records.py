@@ -281,6 +281,15 @@ def header_of(data: Any, name: str) -> tuple[int, int]:  # noqa: ANN401
     return head_bytes, checksum
 
 
+def size_of(data: Any, name: str) -> int:  # noqa: ANN401
+    """Return how many bytes the record has that `data` begins with."""
+    if len(data) >= HEADER_BYTES:
+        magic, _, _, total, _ = _HEADER.unpack_from(data)
+        if magic == _MAGIC and HEADER_BYTES <= total <= len(data):
+            return int(total)
+    raise StoreError(f"{name} is no whole record.")
+
+
 def decode_record(
     data: Any,  # noqa: ANN401
     name: str = "the record",

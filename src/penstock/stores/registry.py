@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from penstock.blobs.blobs import is_remote
 from penstock.errors import ConfigError
 from penstock.optional import missing_extra
 
@@ -65,6 +66,11 @@ register_store(
     "penstock.stores.mongo.store:MongoStore",
     writer="penstock.stores.mongo.writer:MongoWriter",
 )
+register_store(
+    "shards",
+    "penstock.stores.shards.store:ShardStore",
+    writer="penstock.stores.shards.writer:ShardWriter",
+)
 register_store("tar", "penstock.stores.tar:TarStore", suffixes=[".tar"])
 register_store(
     "arrow", "penstock.stores.arrow:ArrowStore", suffixes=[".parquet", ".arrow", ".feather"]
@@ -95,6 +101,8 @@ class Address(NamedTuple):
                 "mongodb://USER:PASSWORD@HOST/DB.COLLECTION (or mongodb+srv://…). Name a folder "
                 "that is called so as ./mongodb…"
             )
+        if is_remote(text):
+            return cls("shards", text)
         scheme, colon, place = text.partition(":")
         if colon and scheme.lower() in _kinds:
             text = place

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ShardStore`: records one after the other in large objects, in a folder or in object storage.
+
+    index                a record: keys, labels …, the shards, where each record ends
+    ID-00000.shard       records (`penstock.stores.records`), nothing between them
+    ID-00001.shard …     ID is of the run that packed them, so that two runs never share a name
+
+An index names its shards, and is written behind them: who reads one finds all that it names. To
+replace a store is to replace its index.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from penstock.blobs.blobs import ByteRange, open_blobs
+from penstock.blobs.errors import BlobNotFound
+from penstock.errors import StoreError
+from penstock.stores.index import Index, vector
+from penstock.stores.records import decode_record
+from penstock.stores.store import Store, missing_records
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from penstock.blobs.blobs import Blobs
+    from penstock.stores.records import Record
+
+INDEX_NAME: Final = "index"
+
+
+@dataclass(frozen=True, eq=False)
+class Shards:
+    """Where records lie.
+
+    Attributes:
+        names: The objects.
+        firsts: Number of the first record of each; int64, shape (shards,).
+        ends: Byte behind each record, all shards in a row; int64, shape (records + 1,), from 0 on.
+    """
+
+    names: tuple[str, ...]
+    firsts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+
+    def ranges(self, positions: NDArray[np.int64]) -> list[ByteRange]:
+        """Return where records are."""
+        numbers = np.searchsorted(self.firsts, positions, "right") - 1
+        bases = self.ends[self.firsts[numbers]]
+        starts = (self.ends[positions] - bases).tolist()
+        stops = (self.ends[positions + 1] - bases).tolist()
+        names = self.names
+        return [
+            ByteRange(names[n], a, b)
+            for n, a, b in zip(numbers.tolist(), starts, stops, strict=True)
+        ]
+
+    def followed_by(self, other: Shards) -> Shards:
+        """Return these shards, and others behind them."""
+        return Shards(
+            self.names + other.names,
+            np.concatenate((self.firsts, other.firsts + len(self.ends) - 1)),
+            np.concatenate((self.ends, other.ends[1:] + self.ends[-1])),
+        )
+
+    def to_tree(self) -> dict[str, Any]:
+        """Return them as a tree that a record can hold."""
+        return {"names": list(self.names), "firsts": self.firsts, "ends": self.ends}
+
+    @classmethod
+    def from_tree(cls, tree: Any, num_records: int, address: str) -> Shards:  # noqa: ANN401
+        """Return the shards that `to_tree` made a tree of.
+
+        Raises:
+            StoreError: it is none.
+        """
+        try:
+            names = tuple(map(str, tree["names"]))
+            firsts, ends = vector(tree["firsts"], np.int64), vector(tree["ends"], np.int64)
+            bounds = np.array([0, *firsts.tolist(), num_records])
+            fits = len(ends) == num_records + 1 and len(firsts) == len(names)
+            if not fits or ends[0] != 0 or (np.diff(ends) < 1).any() or (np.diff(bounds) < 0).any():
+                raise ValueError("its records lie in no order")
+            if num_records and (not names or firsts[0] != 0):
+                raise ValueError("its first record is in no shard")
+        except (KeyError, TypeError, ValueError) as error:
+            raise StoreError(
+                f"the index of {address} is damaged: {error}. Pack it anew, or restore it."
+            ) from error
+        return cls(names, firsts, ends)
+
+
+class ShardStore(Store):
+    """Records in large objects, with one index; read by ranges, a batch at a time.
+
+    Any sample is one ranged read away, so that shuffling needs no buffer; those of a batch come at
+    the same time. The index is read once, in full: 8 bytes, the label and the key of each record.
+
+    Concurrency:
+        Any thread. A forked or spawned process makes connections of its own, at first use.
+
+    Example:
+        >>> import tempfile
+        >>> from penstock.stores import pack
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> _ = pack([("one", 1), ("two", 2)], f"shards:{folder.name}/numbers")
+        >>> with ShardStore(f"{folder.name}/numbers") as store:
+        ...     store.get_many([1])
+        [Record(key='1', label=2, sample=('two', 2))]
+        >>> folder.cleanup()
+    """
+
+    def __init__(self, place: str, **options: Any) -> None:  # noqa: ANN401
+        """Name the place; nothing is opened.
+
+        Args:
+            place: A folder, or an address as `s3://BUCKET/PREFIX`.
+            options: Of that place, as `endpoint`.
+        """
+        self._blobs: Blobs = open_blobs(str(place), **options)
+        self._shards: Shards | None = None
+
+    @property
+    def address(self) -> str:
+        """`shards:` and the place."""
+        return f"shards:{self._blobs.address}"
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._blobs.close()
+
+    def _load_index(self) -> Index:
+        try:
+            index, self._shards, _ = read_index(self._blobs, self.address)
+        except BaseException:
+            self.close()  # nobody else will
+            raise
+        return index
+
+    @contextlib.contextmanager
+    def _read(self, positions: NDArray[np.int64], *, copy: bool) -> Iterator[list[Record]]:
+        keys, shards = self.keys, self._shards
+        assert shards is not None  # they came with the index
+        ranges = shards.ranges(positions)
+        try:
+            views = self._blobs.read(ranges)
+        except BlobNotFound as error:
+            gone = sorted(
+                {
+                    keys[p]
+                    for p, s in zip(positions.tolist(), ranges, strict=True)
+                    if repr(s.name) in str(error)
+                }
+            )
+            raise missing_records(gone, self.address) from error
+        yield [
+            self._record(position, place, view, copy=copy)
+            for position, place, view in zip(positions.tolist(), ranges, views, strict=True)
+        ]
+
+    def _record(self, position: int, place: ByteRange, view: memoryview, *, copy: bool) -> Record:
+        key = self.keys[position]
+        name = (
+            f"record {position} ({key!r}) of {self.address} (byte {place.start:,} of {place.name})"
+        )
+        record = decode_record(view, name, copy=copy)
+        if record.key != key:
+            raise StoreError(f"{name} is another one, {record.key!r}. Pack the store anew.")
+        return record
+
+
+def read_index(blobs: Blobs, address: str) -> tuple[Index, Shards, str]:
+    """Return the index of a store of shards, its shards, and what it was packed from."""
+    try:
+        (view,) = blobs.read([ByteRange(INDEX_NAME)])
+    except BlobNotFound as error:
+        raise StoreError(
+            f"{address} has no index: it is no store of shards, or its packing was not finished, "
+            "which `penstock pack SRC DST --resume` does."
+        ) from error
+    tree = decode_record(view, f"the index of {address}").sample
+    if not isinstance(tree, dict) or "shards" not in tree:
+        raise StoreError(f"the index of {address} is none of a store of shards.")
+    index = Index.from_tree(tree, address)
+    return index, Shards.from_tree(tree["shards"], len(index), address), str(tree.get("what", ""))

@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writing a store of shards: shard by shard, and the index at the end.
+
+    packing        a record: the run's ID and what it packs; there until the store is complete
+    ID-00000.shard …
+
+A kill at any moment leaves the old index or the new one. A writer that resumes reads back the
+shards of its ID, and goes on behind the last one that is whole. What no index names is removed by
+the next run that begins anew.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from penstock.blobs.blobs import ByteRange, is_remote, open_blobs
+from penstock.blobs.errors import BlobNotFound
+from penstock.errors import ConfigError, StoreError
+from penstock.stores.index import IndexBuilder, joined
+from penstock.stores.placing import Lock, already_there
+from penstock.stores.records import check_record, decode_record, encode_record, size_of
+from penstock.stores.shards.store import INDEX_NAME, Shards, read_index
+from penstock.stores.store import other_source
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from penstock.stores.index import Index
+    from penstock.stores.records import EncodedRecord
+
+SHARD_BYTES: Final = 64 << 20
+_MARK_NAME: Final = "packing"
+_SHARD: Final = re.compile(r"([0-9a-f]{8})-\d{5,}\.shard")
+
+
+class ShardWriter:
+    """Writes one store. See `StoreWriter` for the calls.
+
+    Attributes:
+        address: `shards:` and the place.
+        finished: Whether a writer that resumes found the store complete.
+        num_before: Records that are there, and are appended to.
+    """
+
+    def __init__(
+        self,
+        place: str | Path,
+        *,
+        class_names: Sequence[str] = (),
+        metadata: Mapping[str, Any] | None = None,
+        what: str = "",
+        resume: bool = False,
+        overwrite: bool = True,
+        append: bool = False,
+        shard_size: int = SHARD_BYTES,
+        **options: Any,  # noqa: ANN401
+    ) -> None:
+        """Begin a store, or go on with one.
+
+        Args and errors as for `create_store`. With `append` the store that is there keeps its
+        records, and the new ones come behind them. A shard has at least `shard_size` bytes, but the
+        last; `options` are those of the place, as `endpoint`.
+        """
+        if shard_size < 1:
+            raise ConfigError(f"shard_size is a number of bytes, 1 or more, not {shard_size!r}.")
+        self._blobs = open_blobs(str(place), **options)
+        self.address = f"shards:{self._blobs.address}"
+        self._shard_size = shard_size
+        self._what = what
+        self._facts = class_names, metadata
+        self._before: tuple[Index, Shards] | None = None  # what is appended to
+        self.num_before = 0
+        self._names: list[str] = []
+        self._firsts: list[int] = []
+        self._sizes: list[int] = []
+        self._waiting: list[EncodedRecord] = []
+        self._waiting_bytes = 0
+        self.finished = False
+        self._is_marked = False
+        self._lock = None
+        if not is_remote(str(place)):
+            self._lock = Lock(Path(place) / "packing", Path(place))
+        try:
+            self._begin(resume=resume, overwrite=overwrite, append=append)
+        except BaseException:
+            self.close()
+            raise
+
+    def _begin(self, *, resume: bool, overwrite: bool, append: bool) -> None:
+        there = self._packed()
+        if resume and there is not None and there[2] == self._what:
+            self._built = IndexBuilder(*self._facts)
+            self.finished = True
+            return
+        if there is not None and append:
+            self._before, self.num_before = there[:2], len(there[0])
+            self._check_classes(there[0])
+        elif there is not None and not overwrite:
+            raise already_there(self.address, resume=resume)
+        known = set(self._before[0].keys) if self._before is not None else None
+        self._built = IndexBuilder(*self._facts, known=known)
+        self._run, left = secrets.token_hex(4), self._mark()
+        if resume and left is not None:
+            self._run, what = left
+            if what != self._what:
+                raise other_source(f"{self._blobs.address}/{_MARK_NAME}")
+            self._take_over()
+            self._is_marked = True
+
+    def _packed(self) -> tuple[Index, Shards, str] | None:
+        """Return the index of the store that is there, its shards, and what it holds."""
+        try:
+            self._blobs.stat(INDEX_NAME)
+        except BlobNotFound:
+            return None
+        return read_index(self._blobs, self.address)
+
+    def _check_classes(self, index: Index) -> None:
+        """Raise unless labels mean the same in both parts."""
+        if index.class_names != tuple(self._facts[0]):
+            raise StoreError(
+                f"{self.address} has the classes {list(index.class_names)}, and what is to be "
+                f"appended {list(self._facts[0])}: one label would mean two classes."
+            )
+
+    def _mark(self) -> tuple[str, str] | None:
+        """Return ID and source of an interrupted run."""
+        try:
+            (view,) = self._blobs.read([ByteRange(_MARK_NAME)])
+        except BlobNotFound:
+            return None
+        mark = decode_record(view, f"{_MARK_NAME} of {self._blobs.address}").sample
+        return str(mark["run"]), str(mark["what"])
+
+    def _take_over(self) -> None:
+        """Go on behind the shards of this run that are whole, each record of them verified."""
+        for number, blob in enumerate(self._blobs.list(f"{self._run}-")):
+            (data,) = self._blobs.read([ByteRange(blob.name)])
+            records = _records_in(data)
+            if blob.name != self._name(number) or records is None:
+                break
+            for record in records:
+                self._built.take_over(record, f"a record of {blob.name} in {self.address}")
+            self._note_shard(blob.name, [len(record) for record in records])
+
+    def _name(self, number: int) -> str:
+        return f"{self._run}-{number:05}.shard"
+
+    def _note_shard(self, name: str, sizes: Sequence[int]) -> None:
+        self._names.append(name)
+        self._firsts.append(len(self._sizes))
+        self._sizes += sizes
+
+    def written(self) -> Sequence[tuple[str, int | tuple[int, ...] | None]]:
+        """Return key and label of the records that were found."""
+        if self.finished:
+            there = self._packed()
+            return [] if there is None else there[0].entries()
+        return list(zip(self._built.keys, self._built.labels, strict=True))
+
+    def last_checksum(self) -> int | None:
+        """Return the checksum of the last record that `written` lists."""
+        return self._built.last_checksum
+
+    def put_many(self, records: Sequence[EncodedRecord]) -> None:
+        """Append records; a shard is written as soon as it is full.
+
+        Raises:
+            StoreError: the store is `finished`, or a key comes a second time.
+        """
+        if self.finished:
+            raise StoreError(f"{self.address} is complete, and nothing can be added to it.")
+        self._built.add(records)
+        self._waiting += records
+        self._waiting_bytes += sum(len(record.data) for record in records)
+        if self._waiting_bytes >= self._shard_size:
+            self._flush()
+
+    def _flush(self) -> None:
+        """Write what waits as a shard."""
+        if not self._waiting:
+            return
+        if not self._is_marked:
+            mark = encode_record(_MARK_NAME, {"run": self._run, "what": self._what})
+            self._remove_unnamed()
+            self._blobs.write(_MARK_NAME, mark.data)
+            self._is_marked = True
+        name = self._name(len(self._names))
+        records, self._waiting, self._waiting_bytes = self._waiting, [], 0
+        self._blobs.write(name, b"".join(record.data for record in records))
+        self._note_shard(name, [len(record.data) for record in records])
+
+    def _remove_unnamed(self) -> None:
+        """Remove the shards that neither the store that is there nor this one names."""
+        there = self._packed()
+        kept = {*self._names, *(() if there is None else there[1].names)}
+        for blob in self._blobs.list():
+            if _SHARD.fullmatch(blob.name) and blob.name not in kept:
+                self._blobs.delete(blob.name)
+
+    def finish(self) -> None:
+        """Write the index, which takes the place of an older one; then remove that one's shards."""
+        if self.finished:
+            return
+        self._flush()
+        self._check_shards()
+        ends = np.concatenate(([0], np.cumsum(np.array(self._sizes, np.int64))))
+        shards = Shards(tuple(self._names), np.array(self._firsts, np.int64), ends.astype(np.int64))
+        index = self._built.index()
+        if self._before is not None:
+            index, shards = joined([self._before[0], index]), self._before[1].followed_by(shards)
+        tree = index.to_tree() | {"shards": shards.to_tree(), "what": self._what}
+        self._blobs.write(INDEX_NAME, encode_record("index", tree).data)
+        self.finished = True
+        self._blobs.delete(_MARK_NAME)
+        self._remove_unnamed()
+        self.close()
+
+    def _check_shards(self) -> None:
+        """Raise if a shard is not there: nothing keeps two runs off one bucket."""
+        there = {blob.name for blob in self._blobs.list(f"{self._run}-")}
+        gone = [name for name in self._names if name not in there]
+        if gone:
+            raise StoreError(
+                f"{len(gone):,} of the {len(self._names):,} shards written to {self.address} are "
+                f"not there ({gone[0]} …). Another run that packs to it has removed them: pack "
+                "anew, one run at a time."
+            )
+
+    def close(self) -> None:
+        """Let go of everything; what is not finished stays for a writer that resumes."""
+        if not self.finished:
+            self._flush()
+        self._blobs.close()
+        if self._lock is not None:
+            self._lock.close()
+
+
+def _records_in(data: memoryview) -> list[bytes] | None:
+    """Return the records of a shard; None if it is not whole."""
+    records, start = [], 0
+    try:
+        while start < len(data):
+            stop = start + size_of(data[start:], "")
+            check_record(data[start:stop], "")
+            records.append(bytes(data[start:stop]))
+            start = stop
+    except StoreError:
+        return None
+    return records

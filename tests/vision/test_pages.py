@@ -131,6 +131,13 @@ def test_the_page_of_photos():
     assert names["noisy"](Path(photo)).shape == (3, 64, 64)
 
 
+def test_the_page_of_caching(capsys):
+    for number in range(9):
+        write_photo(f"photos/{'cat' if number % 2 else 'dog'}/{number}.jpg", painted(90, 120))
+    run("guide/caching.md")
+    assert capsys.readouterr().out == "9 of 9 images are kept\n"
+
+
 def test_the_page_of_augmentation(capsys):
     pytest.importorskip("albumentations")
     names = run("augmentation.md")

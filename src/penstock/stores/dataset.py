@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
+    from penstock.data.array_cache import ArrayCache
     from penstock.data.dataset import Allocator
     from penstock.data.ragged import RaggedArray
     from penstock.stores.store import Store
@@ -42,6 +44,10 @@ class StoreDataset(Dataset[Any]):
     A sample is what was packed; its images are decoded. A batch is fetched at once: one read
     transaction, or one query. Labels and class names are there without a record being read, so
     samplers can balance.
+
+    Attributes:
+        cache: Where decoded images are kept, an `ArrayCache` of `penstock.data.array_cache`; None
+            without one.
 
     Concurrency:
         Any thread. It pickles without its connection, and every process that gets a copy, forked or
@@ -67,6 +73,7 @@ class StoreDataset(Dataset[Any]):
         target_transform: Callable[[Any], Any] | None = None,
         decode: Decode = "rgb",
         repair: bool = False,
+        cache: str | Path | None = None,
         **options: Any,  # noqa: ANN401
     ) -> None:
         """Open the store, read its index, and let go of it again.
@@ -81,6 +88,9 @@ class StoreDataset(Dataset[Any]):
                 the file's bytes; None leaves these bytes.
             repair: Whether JPEG and PNG files that lack their end, as truncated ones do, are given
                 one, so that they decode to what is there.
+            cache: Where decoded images are kept for the next epochs, once for all processes:
+                "ram:4GB", or a folder, see docs/guide/caching.md. Images with their class alone,
+                decoded as "rgb".
             options: For `open_store`, where an address is given.
 
         Raises:
@@ -111,8 +121,19 @@ class StoreDataset(Dataset[Any]):
             raise ConfigError(f"{type(transform).__name__} decodes images: leave out {decode=}.")
         self._repair = repair
         len(self.store)  # reads the index, and says at once if there is no such store
+        self.cache = None if cache is None else self._opened_cache(cache)
         if is_ours:
             self.store.close()  # processes that are forked from here on inherit no connection
+
+    def _opened_cache(self, place: str | Path) -> ArrayCache:
+        if self.decode != "rgb" or not self.store.index.are_pairs:
+            raise ConfigError(
+                f'cache={place!r} keeps images that have a class each, decoded as "rgb", which '
+                f"{self.store.address} with decode={self.decode!r} does not give."
+            )
+        from penstock.data.array_cache import ArrayCache
+
+        return ArrayCache(place, len(self), f"{self.fingerprint} repair={self._repair}")
 
     @property
     def _pipeline(self) -> ImagePipeline | None:
@@ -194,10 +215,19 @@ class StoreDataset(Dataset[Any]):
         """Return samples with their images decoded and nothing in them that is the store's."""
         samples: list[Any] = []
         failure = None
-        with self.store.borrow(positions) as records:
+        is_cached = self.cache is not None
+        borrowed = (
+            nullcontext(self._images(positions)) if is_cached else self.store.borrow(positions)
+        )
+        with borrowed as records:
             while len(samples) < len(records):  # no variable for a record, which would outlive it
+                k = len(samples)
                 try:
-                    samples.append(self._own_sample(records[len(samples)].sample))
+                    samples.append(
+                        self._cached_sample(records[k], int(positions[k]))
+                        if is_cached
+                        else self._own_sample(records[k].sample)
+                    )
                 except Exception as error:
                     failure = error.with_traceback(None)
                     break
@@ -205,6 +235,12 @@ class StoreDataset(Dataset[Any]):
             self._note(failure, int(positions[len(samples)]))
             raise failure
         return samples
+
+    def _cached_sample(self, image: Any, position: int) -> Any:  # noqa: ANN401
+        pixels = self._kept(image, position)
+        if self._pipeline is None and not pixels.flags.writeable:
+            pixels = pixels.copy()  # a transform may write into it
+        return pixels, self.store.index.label_of(position)
 
     def _note(self, error: Exception, position: int) -> None:
         transform = transform_that_raised(self, error)
@@ -236,33 +272,63 @@ class StoreDataset(Dataset[Any]):
         Only where `can_get_batch` is true.
         """
         positions = self.store.checked(indices)
-        with self.store.borrow_images(positions) as images:
-            files = tuple(map(bytes, images))
+        images = self._images(positions)
         labels = alloc((len(positions),), np.int64)
         np.take(np.asarray(self.labels), positions, out=labels)
         pipeline = self._pipeline
         if pipeline is None:
-            return [files, labels]
-        batch = alloc((len(files), *pipeline.shape), pipeline.dtype)
+            return [tuple(images), labels]
+        batch = alloc((len(images), *pipeline.shape), pipeline.dtype)
         for k, position in enumerate(positions.tolist()):
             try:
-                self._write(pipeline, files[k], batch[k], k)
+                self._write(pipeline, self._kept(images[k], position), batch[k], k)
             except Exception as error:
                 self._note(error, position)
                 raise
         return [batch, labels]
 
+    def _images(self, positions: NDArray[np.int64]) -> list[Any]:
+        """Return the files of images; of those that are in the cache, the pixels."""
+        cache = self.cache
+        images = [None if cache is None else cache.get(p) for p in positions.tolist()]
+        absent = [k for k, image in enumerate(images) if image is None]
+        if absent:
+            with self.store.borrow_images(positions[absent]) as files:
+                for k, file in zip(absent, files, strict=True):
+                    images[k] = bytes(file)  # type: ignore[call-overload]
+        return images
+
+    def _kept(self, image: Any, position: int) -> Any:  # noqa: ANN401
+        """Return the pixels of an image, with a cache; else its file."""
+        if self.cache is None or not isinstance(image, bytes):
+            return image
+        from penstock.images import decode_image
+        from penstock.images.headers import MAX_PIXELS
+
+        file, strict = self._repaired(image)
+        limit = MAX_PIXELS if self._pipeline is None else self._pipeline.max_pixels
+        pixels = decode_image(file, strict=strict, max_pixels=limit)
+        self.cache.put(position, pixels)
+        return pixels
+
     def _write(
-        self, pipeline: ImagePipeline, data: bytes, row: NDArray[Any], k: int | None = None
+        self,
+        pipeline: ImagePipeline,
+        data: bytes | NDArray[np.uint8],
+        row: NDArray[Any],
+        k: int | None = None,
     ) -> None:
         """Let the pipeline make sample k of a batch, or the one that is being made."""
         if pipeline.steps and k is not None:  # they may draw from anywhere
             with one_sample(k):
                 self._write(pipeline, data, row)
             return
-        file, strict = self._repaired(data)
         rng = None if pipeline.is_drawless else sample_rng(k)
-        pipeline.write(file, row, rng, strict=strict)
+        if isinstance(data, bytes):
+            file, strict = self._repaired(data)
+            pipeline.write(file, row, rng, strict=strict)
+        else:
+            pipeline.write_pixels(data, row, rng)
 
     def _repaired(self, data: bytes) -> tuple[bytes, bool]:
         """Return a file, repaired if it is to be, and whether it is then to be read strictly."""

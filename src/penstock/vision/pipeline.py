@@ -198,7 +198,7 @@ class ImagePipeline(ShownByArguments):
         if isinstance(image, (bytes, bytearray, memoryview)):
             self.write(bytes(image), out, rng)
         elif isinstance(image, np.ndarray):
-            self._write_pixels(image, out, rng)
+            self.write_pixels(image, out, rng)
         else:
             raise TypeError(
                 "an ImagePipeline takes a file's bytes, an EncodedImage, a pathlib.Path, a uint8 "
@@ -230,9 +230,10 @@ class ImagePipeline(ShownByArguments):
         )
         self._finish(pixels, cut, out, rng)
 
-    def _write_pixels(
+    def write_pixels(
         self, image: NDArray[Any], out: NDArray[Any], rng: np.random.Generator | None
     ) -> None:
+        """Write an image that is decoded already into a row of a batch."""
         if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or not image.size:
             raise ValueError(
                 "an image is uint8 of shape (height, width, 3), not "

@@ -60,6 +60,7 @@ class ImageFolder(_FilesDataset):
         *,
         decode: Decode = "rgb",
         repair: bool = False,
+        cache: str | Path | None = None,
         allow_empty: bool = False,
     ) -> None:
         """List the folder.
@@ -70,6 +71,7 @@ class ImageFolder(_FilesDataset):
             target_transform: Takes the class.
             decode: As for `StoreDataset`: "pil" gives what torchvision's transforms are made for.
             repair: Whether JPEG files without an end are given one.
+            cache: As for `StoreDataset`: where decoded images are kept for the next epochs.
             allow_empty: Whether a class folder without an image is a class with a number, not an
                 error.
 
@@ -86,6 +88,7 @@ class ImageFolder(_FilesDataset):
             target_transform=target_transform,
             decode=decode,
             repair=repair,
+            cache=cache,
         )
         if not allow_empty and not has_index:  # an index has the classes that were packed
             present = set(np.unique(np.asarray(self.labels)).tolist())

@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ArrayCache`: arrays by number, in memory or a file that all processes of a machine share.
+
+    byte 0        16 bytes: what the file is
+    byte 16       8 bytes: the end of the entries
+    byte 24       8 bytes: how many there are
+    byte 64 …     8 bytes for each number: where its entry begins, 0 if there is none
+    …             entries: 64 bytes (bytes, height, width, channels; 8 each), then the pixels
+
+A process takes room for an entry under a lock, writes it, and then where it begins. A kill at any
+moment wastes the room, no more. Who reads takes no lock. All is written by `pwrite`: on a full disk
+that is an error, where memory that is mapped would end the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import mmap
+import os
+import re
+import shutil
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from penstock.errors import StoreError
+from penstock.forks import Owner
+from penstock.lines import parse_bytes
+from penstock.system_limits import memory_now
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+_RAM: Final = re.compile(r"ram(?::(.*))?")
+_SIZED: Final = re.compile(r"(.+):(\d[\d.]* ?[kMGT]?B?)", re.IGNORECASE)
+_MAGIC: Final = b"penstock arrays1"
+_END_AT, _COUNT_AT, _TABLE_AT = 16, 24, 64
+_ENTRY_BYTES: Final = 64
+_FLAGS: Final = os.O_RDWR | os.O_CLOEXEC
+_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EFBIG)
+_SPARE_BYTES: Final = 1 << 30  # of a disk, left to others
+
+
+class ArrayCache:
+    """Arrays of uint8, shape (height, width, channels), each made once on a machine.
+
+    Nothing is evicted: what does not fit is made anew each time.
+
+    Attributes:
+        max_bytes: What the entries take at most.
+
+    Concurrency:
+        Any thread and process. It pickles: a process of this machine that unpickles it, while the
+        one that made it lives, shares the memory; another one has memory of its own. A file is
+        shared by all that name it for the same data.
+
+    Example:
+        >>> cache = ArrayCache("ram:1MB", 10, "these data")
+        >>> cache.get(3) is None
+        True
+        >>> cache.put(3, np.ones((2, 2, 3), np.uint8))
+        >>> int(cache.get(3).sum()), cache.num_kept
+        (12, 1)
+    """
+
+    def __init__(self, place: str | os.PathLike[str], num_arrays: int, what: str) -> None:
+        """Make the memory, or open the file.
+
+        Args:
+            place: "ram:4GB", memory of the processes that share it, which goes with the last of
+                them; or a folder, or "FOLDER:20GB", which keeps a file for other ranks and runs,
+                until the machine starts anew. Without a size: half of the memory that is free, or
+                what the disk has free but 1 GB.
+            num_arrays: Numbers are from 0 on.
+            what: Another text for other data, or for data that are read another way.
+
+        Raises:
+            ConfigError: `place` is of another form.
+            StoreError: the file cannot be made.
+        """
+        arguments = os.fspath(place), num_arrays, what
+        begin = _begin(num_arrays)
+        ram = _RAM.fullmatch(arguments[0])
+        if ram is None:
+            fd = _open_file(arguments[0], f"{what} {num_arrays}", begin)
+        else:
+            max_bytes = (
+                parse_bytes(ram[1]) if ram[1] is not None else (memory_now().left_bytes or 0) // 2
+            )
+            fd = os.memfd_create(f"penstock-arrays-{os.urandom(8).hex()}", os.MFD_CLOEXEC)
+            _set_up(fd, begin, max_bytes)
+        self._share(fd, arguments)
+
+    def _share(self, fd: int, arguments: tuple[str, int, str]) -> None:
+        """Use an open file, which is then this object's."""
+        self._fd, self._arguments = fd, arguments
+        self._begin = _begin(arguments[1])
+        self._lock = threading.Lock()
+        self._owner = Owner()
+        self._memory = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
+        self._bytes = np.frombuffer(self._memory, np.uint8)
+        self._starts = self._bytes[_TABLE_AT : _TABLE_AT + 8 * arguments[1]].view("<i8")
+        self.max_bytes = len(self._bytes) - self._begin
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        if not self._owner.is_here:  # a lock is that of an open file, which a fork shares
+            inherited, self._fd = self._fd, os.open(f"/proc/self/fd/{self._fd}", _FLAGS)
+            os.close(inherited)
+            self._lock, self._owner = threading.Lock(), Owner()
+        with self._lock:
+            fcntl.flock(self._fd, fcntl.LOCK_EX)
+            try:
+                yield
+            finally:
+                fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    @property
+    def num_kept(self) -> int:
+        """How many arrays there are."""
+        return _number_at(self._fd, _COUNT_AT)
+
+    @property
+    def num_bytes(self) -> int:
+        """What they take."""
+        return _number_at(self._fd, _END_AT) - self._begin
+
+    def get(self, number: int) -> NDArray[np.uint8] | None:
+        """Return an array, or None; a read-only view of the shared memory."""
+        start = int(self._starts[number])
+        if not start:
+            return None
+        num_bytes, *shape = self._bytes[start : start + 32].view("<i8").tolist()
+        start += _ENTRY_BYTES
+        return self._bytes[start : start + num_bytes].reshape(shape)
+
+    def put(self, number: int, array: NDArray[np.uint8]) -> None:
+        """Keep an array, if there is room for it."""
+        head = np.zeros(_ENTRY_BYTES // 8, "<i8")
+        head[:4] = array.nbytes, *array.shape
+        parts: list[Any] = [head, np.ascontiguousarray(array)]
+        num_bytes = _ENTRY_BYTES + array.nbytes
+        size = num_bytes + -num_bytes % _ENTRY_BYTES
+        with self._locked():
+            start = _number_at(self._fd, _END_AT)
+            if start + size > len(self._bytes) or self._starts[number]:
+                return
+            _put_number(self._fd, start + size, _END_AT)
+        try:
+            if os.pwritev(self._fd, parts, start) < num_bytes:
+                return  # the disk is full
+        except OSError as error:
+            if error.errno in _NO_ROOM:
+                return
+            raise
+        with self._locked():
+            if not self._starts[number]:  # else another process was quicker
+                _put_number(self._fd, start, _TABLE_AT + 8 * number)
+                _put_number(self._fd, self.num_kept + 1, _COUNT_AT)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle as a way to the memory."""
+        path = f"/proc/{os.getpid()}/fd/{self._fd}"
+        return _unpickled, (path, os.readlink(path), self._arguments)
+
+    def __del__(self) -> None:
+        """Close the file; views keep the memory."""
+        with contextlib.suppress(AttributeError):  # it could not be opened
+            os.close(self._fd)
+
+
+def _unpickled(path: str, name: str, arguments: tuple[Any, ...]) -> ArrayCache:
+    if _RAM.fullmatch(arguments[0]) is not None:
+        with contextlib.suppress(OSError):  # of another machine, or of a process that has ended
+            if os.readlink(path) == name:
+                cache = ArrayCache.__new__(ArrayCache)
+                cache._share(os.open(path, _FLAGS), arguments)
+                return cache
+    return ArrayCache(*arguments)
+
+
+def _open_file(place: str, what: str, begin: int) -> int:
+    """Return the file of these arrays in a folder, new or of another process."""
+    sized = _SIZED.fullmatch(place)
+    folder = Path(sized[1] if sized else place).expanduser()
+    # What was written before the machine went down may not be there.
+    name = hashlib.blake2b(f"{what} {_boot_id()}".encode(), digest_size=16).hexdigest()
+    path = folder / f"{name}.arrays"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        fd = os.open(path, _FLAGS | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        if not os.fstat(fd).st_size:
+            free = max(0, shutil.disk_usage(folder).free - _SPARE_BYTES)
+            _set_up(fd, begin, parse_bytes(sized[2]) if sized else free)
+        fcntl.flock(fd, fcntl.LOCK_UN)
+    except OSError as error:
+        raise StoreError(f"cannot keep arrays in {folder}: {error.strerror}.") from error
+    if os.pread(fd, len(_MAGIC), 0) != _MAGIC:
+        os.close(fd)
+        raise StoreError(f"{path} is no file of arrays: name another folder.")
+    return fd
+
+
+def _begin(num_arrays: int) -> int:
+    """Return where the entries begin."""
+    end = _TABLE_AT + 8 * num_arrays
+    return end + -end % _ENTRY_BYTES
+
+
+def _set_up(fd: int, begin: int, max_bytes: int) -> None:
+    os.ftruncate(fd, begin + max_bytes)
+    _put_number(fd, begin, _END_AT)
+    os.pwrite(fd, _MAGIC, 0)
+
+
+def _number_at(fd: int, place: int) -> int:
+    return int.from_bytes(os.pread(fd, 8, place), "little")
+
+
+def _put_number(fd: int, value: int, place: int) -> None:
+    os.pwrite(fd, value.to_bytes(8, "little"), place)
+
+
+def _boot_id() -> str:
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return ""

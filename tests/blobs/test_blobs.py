@@ -108,6 +108,21 @@ def fetchers():
     return [p for p in psutil.Process().children() if "fetcher" in " ".join(p.cmdline())]
 
 
+def test_a_fetcher_ends_while_a_forked_process_lives(faulty):
+    assert len(faulty.read([ByteRange("b")])[0]) == 10
+    go = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.read(go[0], 1)
+        os._exit(0)
+    faulty.close()
+    assert fetchers() == []
+    os.write(go[1], b"x")
+    os.waitpid(pid, 0)
+    for end in go:
+        os.close(end)
+
+
 def test_a_killed_fetcher_is_started_anew_and_ends_with_its_last_user(faulty, object_server):  # noqa: F811
     assert len(faulty.read([ByteRange("b")])[0]) == 10
     (fetcher,) = fetchers()

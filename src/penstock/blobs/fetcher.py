@@ -86,11 +86,12 @@ class Fetcher:
     def call(self, place: Place, method: str, *arguments: Any) -> Any:  # noqa: ANN401
         """Return what a method of `Sessions` returns."""
         message = msgspec.msgpack.encode((method, place, arguments))
+        process = self._process
         try:
             data = self._answer(message)
         except ConnectionError:  # it was killed; what is asked of it may be asked twice
             with self._lock:
-                if self._process.poll() is not None:
+                if self._process is process:  # else another thread has started it anew
                     self._end()
                     self._start()
             data = self._answer(message)
@@ -100,6 +101,7 @@ class Fetcher:
         return value
 
     def _answer(self, message: bytes) -> memoryview:
+        process = self._process
         try:
             connection = self._idle.pop()
         except IndexError:
@@ -119,7 +121,10 @@ class Fetcher:
         except BaseException:  # what comes on it next is no answer to the next request
             connection.close()
             raise
-        self._idle.append(connection)
+        if self._process is process:
+            self._idle.append(connection)
+        else:
+            connection.close()
         return data
 
     def close(self) -> None:
@@ -130,9 +135,10 @@ class Fetcher:
     def _end(self) -> None:
         while self._idle:
             self._idle.pop().close()
+        self._process.kill()  # processes that were forked may hold the other end of its stdin
+        self._process.wait()
         if self._process.stdin is not None:
             self._process.stdin.close()
-        self._process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
 
 

@@ -105,7 +105,9 @@ def test_the_parts_of_a_long_request_are_all_of_it():
 
 
 def fetchers():
-    return [p for p in psutil.Process().children() if "fetcher" in " ".join(p.cmdline())]
+    return [
+        p for p in psutil.Process().children() if "penstock.blobs.fetcher" in " ".join(p.cmdline())
+    ]
 
 
 def test_a_fetcher_ends_while_a_forked_process_lives(faulty):
@@ -116,11 +118,12 @@ def test_a_fetcher_ends_while_a_forked_process_lives(faulty):
         os.read(go[0], 1)
         os._exit(0)
     faulty.close()
-    assert fetchers() == []
+    left = fetchers()
     os.write(go[1], b"x")
     os.waitpid(pid, 0)
     for end in go:
         os.close(end)
+    assert left == []
 
 
 def test_a_killed_fetcher_is_started_anew_and_ends_with_its_last_user(faulty, object_server):  # noqa: F811
@@ -130,7 +133,8 @@ def test_a_killed_fetcher_is_started_anew_and_ends_with_its_last_user(faulty, ob
     fetcher.wait()
     assert len(faulty.read([ByteRange("b")])[0]) == 10
     faulty.close()
-    assert fetchers() == []
+    left = fetchers()
+    assert left == []
 
 
 @pytest.mark.parametrize(

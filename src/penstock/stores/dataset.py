@@ -289,13 +289,15 @@ class StoreDataset(Dataset[Any]):
 
     def _images(self, positions: NDArray[np.int64]) -> list[Any]:
         """Return the files of images; of those that are in the cache, the pixels."""
-        cache = self.cache
-        images = [None if cache is None else cache.get(p) for p in positions.tolist()]
+        if self.cache is None:
+            with self.store.borrow_images(positions) as files:
+                return list(map(bytes, files))
+        images: list[Any] = list(map(self.cache.get, positions.tolist()))
         absent = [k for k, image in enumerate(images) if image is None]
         if absent:
             with self.store.borrow_images(positions[absent]) as files:
                 for k, file in zip(absent, files, strict=True):
-                    images[k] = bytes(file)  # type: ignore[call-overload]
+                    images[k] = bytes(file)
         return images
 
     def _kept(self, image: Any, position: int) -> Any:  # noqa: ANN401

@@ -18,7 +18,13 @@ from penstock.data import array_cache
 from penstock.data.array_cache import ArrayCache
 from penstock.errors import ConfigError, StoreError
 from penstock.stores import EncodedImage, StoreDataset, pack
-from penstock.vision import ImageFolder, ImagePipeline
+from penstock.vision import (
+    AnnotatedImage,
+    AnnotatedImages,
+    AnnotatedObject,
+    ImageFolder,
+    ImagePipeline,
+)
 
 NUM_IMAGES = 24
 
@@ -106,6 +112,26 @@ def test_workers_share_it(folder, tmp_path, context, place):
     assert dataset.cache.num_kept == NUM_IMAGES
 
 
+def test_samples_with_boxes_have_it_too(folder, decoded):
+    cat = AnnotatedObject("cat", (1, 2, 30, 40))
+    images = [
+        AnnotatedImage(path, path.stem, width_px=None, height_px=None, objects=(cat,))
+        for path in sorted(folder.glob("a/*.jpg"))
+    ]
+
+    def darker(sample):
+        sample["image"][:] //= 2
+        return sample
+
+    expected = list(AnnotatedImages(images, transform=darker))
+    decoded.clear()
+    dataset = AnnotatedImages(images, transform=darker, cache="ram:100MB")
+    for _ in range(3):
+        for sample, other in zip(dataset, expected, strict=True):
+            assert all(np.array_equal(sample[name], other[name]) for name in other)
+    assert len(decoded) == len(images)
+
+
 def test_an_epoch_that_is_resumed_has_the_same_batches(folder):
     def loader():
         dataset = ImageFolder(folder, ImagePipeline.train(64), cache="ram:100MB")
@@ -164,7 +190,7 @@ def test_a_broken_image_is_the_same_error_in_each_epoch(folder):
 )
 def test_what_is_no_image_with_a_class_is_refused(tmp_path, source, options):
     pack(source, f"lmdb:{tmp_path}/a.lmdb")
-    with pytest.raises(ConfigError, match="have a class each"):
+    with pytest.raises(ConfigError, match="have one each"):
         StoreDataset(f"lmdb:{tmp_path}/a.lmdb", cache="ram:1MB", **options)
 
 

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -89,8 +90,8 @@ class StoreDataset(Dataset[Any]):
             repair: Whether JPEG and PNG files that lack their end, as truncated ones do, are given
                 one, so that they decode to what is there.
             cache: Where decoded images are kept for the next epochs, once for all processes:
-                "ram:4GB", or a folder, see docs/guide/caching.md. Images with their class alone,
-                decoded as "rgb".
+                "ram:4GB", or a folder, see docs/guide/caching.md. For samples of one image, decoded
+                as "rgb".
             options: For `open_store`, where an address is given.
 
         Raises:
@@ -126,14 +127,20 @@ class StoreDataset(Dataset[Any]):
             self.store.close()  # processes that are forked from here on inherit no connection
 
     def _opened_cache(self, place: str | Path) -> ArrayCache:
-        if self.decode != "rgb" or not self.store.index.are_pairs:
+        if self.decode != "rgb" or not (self.store.index.are_pairs or self._frames is not None):
             raise ConfigError(
-                f'cache={place!r} keeps images that have a class each, decoded as "rgb", which '
-                f"{self.store.address} with decode={self.decode!r} does not give."
+                f'cache={place!r} keeps images of samples that have one each, decoded as "rgb". '
+                f"{self.store.address} with decode={self.decode!r} does not give such."
             )
         from penstock.data.array_cache import ArrayCache
 
-        return ArrayCache(place, len(self), f"{self.fingerprint} repair={self._repair}")
+        what = f"{self.fingerprint} repair={self._repair} frames={self._frames}"
+        return ArrayCache(place, len(self), what)
+
+    @property
+    def _frames(self) -> str | None:
+        """How images are turned, of samples that are no pairs and have one image each."""
+        return None
 
     @property
     def _pipeline(self) -> ImagePipeline | None:
@@ -215,7 +222,7 @@ class StoreDataset(Dataset[Any]):
         """Return samples with their images decoded and nothing in them that is the store's."""
         samples: list[Any] = []
         failure = None
-        is_cached = self.cache is not None
+        is_cached = self.cache is not None and self.store.index.are_pairs
         borrowed = (
             nullcontext(self._images(positions)) if is_cached else self.store.borrow(positions)
         )
@@ -226,7 +233,7 @@ class StoreDataset(Dataset[Any]):
                     samples.append(
                         self._cached_sample(records[k], int(positions[k]))
                         if is_cached
-                        else self._own_sample(records[k].sample)
+                        else self._own_sample(records[k].sample, int(positions[k]))
                     )
                 except Exception as error:
                     failure = error.with_traceback(None)
@@ -241,6 +248,11 @@ class StoreDataset(Dataset[Any]):
         if self._pipeline is None and not pixels.flags.writeable:
             pixels = pixels.copy()  # a transform may write into it
         return pixels, self.store.index.label_of(position)
+
+    def _cached_pixels(self, file: bytes, position: int) -> NDArray[np.uint8]:
+        assert self.cache is not None
+        kept = self.cache.get(position)
+        return self._kept(file, position) if kept is None else kept.copy()
 
     def _note(self, error: Exception, position: int) -> None:
         transform = transform_that_raised(self, error)
@@ -366,16 +378,16 @@ class StoreDataset(Dataset[Any]):
         self._write(pipeline, image, out)
         return out
 
-    def _own_sample(self, sample: Any) -> Any:  # noqa: ANN401
+    def _own_sample(self, sample: Any, position: int) -> Any:  # noqa: ANN401
         """Return a sample as `_own` does, but for the file that a pipeline takes as it is."""
         if self._pipeline is not None:
             if isinstance(sample, EncodedImage):
                 return bytes(sample.data)
             if type(sample) is tuple and len(sample) == 2 and isinstance(sample[0], EncodedImage):
                 return bytes(sample[0].data), _mapped(sample[1], self._own)
-        return _mapped(sample, self._own)
+        return _mapped(sample, functools.partial(self._own, position=position))
 
-    def _own(self, leaf: Any) -> Any:  # noqa: ANN401
+    def _own(self, leaf: Any, position: int = -1) -> Any:  # noqa: ANN401
         """Return a leaf of a sample, decoded if it is an image, that is not the store's."""
         if isinstance(leaf, np.ndarray):
             return leaf if leaf.flags.owndata else leaf.copy()
@@ -383,6 +395,8 @@ class StoreDataset(Dataset[Any]):
             return bytes(leaf)
         if not isinstance(leaf, EncodedImage):
             return leaf
+        if self.cache is not None:
+            return self._cached_pixels(bytes(leaf.data), position)
         file, strict = leaf.data, True
         if self._repair:
             file, strict = self._repaired(bytes(file))

@@ -60,6 +60,7 @@ class DatasetOptions(TypedDict, total=False):
     rules: AnnotationRules | None
     decode: Decode
     repair: bool
+    cache: str | Path | None
 
 
 class AnnotationStore(Store):
@@ -175,8 +176,8 @@ def _metadata(table: AnnotationTable) -> Mapping[str, Any]:
 class _MaskedImages(StoreDataset):
     """Makes masks of what a record says of them."""
 
-    def _own_sample(self, sample: Any) -> Any:  # noqa: ANN401
-        made = super()._own_sample(sample)
+    def _own_sample(self, sample: Any, position: int) -> Any:  # noqa: ANN401
+        made = super()._own_sample(sample, position)
         if isinstance(made, dict) and isinstance(made.get("segmentation"), tuple):
             header = read_header(sample["image"].data)
             size = header.upright_height_px, header.upright_width_px
@@ -249,8 +250,8 @@ class AnnotatedImages(_MaskedImages):
             name: What errors call the dataset.
             **options: `transform` takes the sample. `rules`, an `AnnotationRules`, decides on
                 frames, bad boxes, unknown classes, difficult objects and images without objects.
-                `decode` is as for `StoreDataset`. With `repair=True` JPEG files without an end are
-                given one.
+                `decode` and `cache` are as for `StoreDataset`. With `repair=True` JPEG files
+                without an end are given one.
 
         Raises:
             StoreError: an annotation is wrong, or bad under these rules.
@@ -288,6 +289,10 @@ class AnnotatedImages(_MaskedImages):
         self._rules = rules
         store = AnnotationStore(table, rules.orientation, name, root)
         StoreDataset.__init__(self, store, **options)
+
+    @property
+    def _frames(self) -> str:
+        return self._rules.orientation
 
     @property
     def landmark_names(self) -> tuple[str, ...]:

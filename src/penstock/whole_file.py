@@ -44,6 +44,15 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes) -> Path:
     return path
 
 
+def fsync_folder(folder: Path) -> None:
+    """Bring the names in a folder to the disk."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
 def is_stream(path: Path) -> bool:
     """Return whether a path names a stream of the shell's, as `/dev/stdout`."""
     return _STREAM.fullmatch(os.fspath(path.absolute())) is not None

@@ -53,6 +53,11 @@ class ObjectServer(http.server.ThreadingHTTPServer):
     def ranges(self):
         return [asked for _, _, asked in self.requests]
 
+    def wait_for_clients(self):
+        """Return when the threads of all connections have ended."""
+        for thread in list(self._threads):
+            thread.join()
+
     def etag_of(self, data):
         return f'"{hashlib.md5(data + self.etag.encode()).hexdigest()}"'
 
@@ -132,9 +137,19 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return
         if "uploadId" in query:
             self.server.uploads[query["uploadId"][0]][int(query["partNumber"][0])] = self._body
+        elif not self._fits(path):
+            self._refuse(412, "PreconditionFailed")
+            return
         else:
             self.server.contents[path] = self._body
         self._answer(200, b"", ETag=self.server.etag_of(self._body))
+
+    def _fits(self, path):
+        there = self.server.contents.get(path)
+        if self.headers.get("If-None-Match") == "*":
+            return there is None
+        wanted = self.headers.get("If-Match")
+        return wanted is None or (there is not None and wanted == self.server.etag_of(there))
 
     def do_POST(self):
         path, query = self._begin()
@@ -215,6 +230,7 @@ def bucket(object_server, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", object_server.endpoint)
     object_server.faults, object_server.requests, object_server.etag = [], [], ""
     yield f"s3://bucket/{uuid.uuid4().hex}"
+    object_server.wait_for_clients()
     object_server.contents.clear()
 
 
@@ -225,4 +241,5 @@ def website(object_server):
     object_server.contents.update(contents)
     object_server.faults, object_server.requests, object_server.etag = [], [], ""
     yield f"{object_server.endpoint}/data"
+    object_server.wait_for_clients()
     object_server.contents.clear()

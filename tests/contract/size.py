@@ -15,8 +15,8 @@ from typing import Final
 
 ROOT: Final = Path(__file__).parents[2]
 CEILINGS: Final = {
-    "src/penstock": {"code": 34_850, "docstrings": 10_460},
-    "tests": {"code": 54_350},
+    "src/penstock": {"code": 35_040, "docstrings": 10_480},
+    "tests": {"code": 54_480},
 }
 _WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 

@@ -7,6 +7,8 @@ import errno
 import multiprocessing
 import os
 import pickle
+import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import cv2
 import numpy as np
@@ -167,6 +169,28 @@ def test_a_folder_serves_the_next_run_and_other_data_have_another_file(folder, t
     assert len(os.listdir(tmp_path / "cache")) == 2
 
 
+def test_folders_with_the_same_names_have_their_own_images(folder, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(folder, other)
+    for path in other.glob("*/*.jpg"):
+        cv2.imwrite(str(path), 255 - cv2.imread(str(path)))
+    place = f"{tmp_path}/cache"
+    one, two = (
+        [ImageFolder(root, lambda image: image.mean(), cache=place)[n][0] for n in range(4)]
+        for root in (folder, other)
+    )
+    assert all(abs(255 - a - b) < 2 for a, b in zip(one, two, strict=True))
+
+
+def test_a_pipeline_that_makes_its_images_of_files_alone_is_refused(folder):
+    class Own(ImagePipeline):
+        def write(self, data, out, rng, *, strict=True):
+            out[...] = 7
+
+    with pytest.raises(ConfigError, match="Own makes its images of files alone"):
+        ImageFolder(folder, Own.train(64), cache="ram:1MB")
+
+
 def test_a_broken_image_is_the_same_error_in_each_epoch(folder):
     path = folder / "a" / "2.jpg"
     path.write_bytes(path.read_bytes()[:1500])
@@ -200,23 +224,63 @@ def test_a_size_that_is_none_is_refused(place):
         ArrayCache(place, 1, "")
 
 
-def test_a_full_disk_ends_the_keeping_and_nothing_else(monkeypatch):
+def no_space(*_):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("write", [no_space, lambda *_: 10])
+def test_a_full_disk_ends_the_keeping_and_nothing_else(monkeypatch, write):
     cache = ArrayCache("ram:1MB", 3, "")
     image = np.ones((2, 3, 3), np.uint8)
-
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
+    cache.put(1, image)
     with monkeypatch.context() as patched:
-        patched.setattr(array_cache.os, "pwritev", full)
+        patched.setattr(array_cache.os, "pwritev", write)
         cache.put(0, image)
-        patched.setattr(array_cache.os, "pwritev", lambda *_: 10)
-        cache.put(0, image)
-    assert cache.get(0) is None
-    cache.put(0, image)
-    assert np.array_equal(cache.get(0), image)
+    cache.put(2, image)
+    assert (cache.get(0), cache.get(2), cache.num_kept) == (None, None, 1)
+    assert np.array_equal(cache.get(1), image)
+    assert not cache.get(1).flags.writeable
+
+
+def test_what_a_maker_that_was_killed_left_is_set_up_anew(tmp_path):
+    ArrayCache(f"{tmp_path}:1MB", 3, "these")
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(bytes(200))
+    cache = ArrayCache(f"{tmp_path}:1MB", 3, "these")
+    cache.put(1, np.ones((1, 1, 3), np.uint8))
     assert cache.num_kept == 1
-    assert not cache.get(0).flags.writeable
+
+
+@pytest.mark.parametrize("size", [10, 100, 5000])
+def test_a_file_that_is_cut_off_is_refused(tmp_path, size):
+    ArrayCache(f"{tmp_path}:1MB", 3, "these")
+    (path,) = tmp_path.iterdir()
+    os.truncate(path, size)
+    with pytest.raises(StoreError, match=r"cut off|no file of arrays"):
+        ArrayCache(f"{tmp_path}:1MB", 3, "these")
+
+
+def test_a_wrong_size_leaves_no_lock(tmp_path):
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="no size"):
+            ArrayCache(f"{tmp_path}:1.2.3GB", 3, "these")
+    ArrayCache(f"{tmp_path}:1MB", 3, "these")
+
+
+def put_by_threads(cache):
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda n: cache.put(n, np.full((9, 9, 3), n, np.uint8)), range(200)))
+    assert cache.num_kept == 200
+
+
+def test_threads_of_a_forked_process_put_at_the_same_time():
+    for _ in range(10):
+        cache = ArrayCache("ram:1MB", 200, "")
+        child = multiprocessing.get_context("fork").Process(target=put_by_threads, args=(cache,))
+        child.start()
+        child.join()
+        assert child.exitcode == 0
+        assert all((cache.get(n) == n).all() for n in range(200))
 
 
 def test_another_file_of_the_name_is_not_touched(tmp_path):

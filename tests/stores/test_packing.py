@@ -267,7 +267,7 @@ class Stream(IterableDataset):
         ({"src": Stream()}, "cannot pack a Stream"),
         ({"src": 7}, "cannot pack a int"),
         ({"dst": "tar:a.tar"}, "can be read, not written"),
-        ({"dst": "s3://bucket/a"}, "s3:// are not known"),
+        ({"dst": "ftp://bucket/a"}, "ftp:// are not known"),
         ({"dst": ""}, "names no place"),
         ({"dst": "lmdb:"}, "names no place"),
     ],

@@ -89,10 +89,16 @@ class Blobs(abc.ABC):
         """
 
     @abc.abstractmethod
-    def write(self, name: str, data: bytes | memoryview) -> None:
+    def write(self, name: str, data: bytes | memoryview, *, replaces: str | None = None) -> None:
         """Put an object in its place, whole.
 
+        Args:
+            name: The object's.
+            data: Its contents.
+            replaces: The version that has to be there; "" for none. None takes any.
+
         Raises:
+            BlobChanged: something else is there than `replaces`.
             StoreError: it cannot be written; then what was there is as it was.
         """
 

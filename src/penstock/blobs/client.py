@@ -12,6 +12,7 @@ import itertools
 import os
 import re
 import threading
+import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,7 +21,7 @@ from obstore import exceptions
 from obstore.store import from_url
 
 from penstock.blobs.blobs import Blob
-from penstock.blobs.errors import changed_since, cut_off, not_found
+from penstock.blobs.errors import changed_since, cut_off, not_found, replaced
 from penstock.blobs.requests import parts_of, plan_requests
 from penstock.errors import StoreError, StoreUnreachable
 
@@ -76,7 +77,9 @@ class Sessions:
             answer = answers[number]
             if isinstance(answer, BaseException):
                 raise answer
-            stop = None if wanted.stop is None else start + wanted.stop - wanted.start
+            stop = len(answer) if wanted.stop is None else start + wanted.stop - wanted.start
+            if stop > len(answer):  # it was read to its end with another
+                raise cut_off(wanted, place.address, max(0, len(answer) - start))
             views.append(answer[start:stop])
         return views
 
@@ -104,6 +107,7 @@ class Sessions:
 
     async def _repeated(self, place: Place, name: str, options: Any) -> tuple[Any, memoryview]:  # noqa: ANN401
         """Return obstore's result and its bytes; asked again if the answer breaks off."""
+        end_s = time.monotonic() + place.timeout_s
         for number in itertools.count(1):
             async with self._slots:
                 try:
@@ -112,7 +116,8 @@ class Sessions:
                 except Exception as error:
                     # What has a status, the library has asked for again and again itself.
                     is_broken = isinstance(error, exceptions.GenericError)
-                    if not is_broken or number == _MOST_TIMES or _STATUS.search(str(error)):
+                    is_last = number == _MOST_TIMES or time.monotonic() > end_s
+                    if not is_broken or is_last or _STATUS.search(str(error)):
                         raise _failure(error, place, name) from None
             await asyncio.sleep(_FIRST_PAUSE_S * 2**number)
         raise AssertionError("unreachable")
@@ -136,10 +141,16 @@ class Sessions:
             raise _failure(error, place, prefix) from None
         return sorted(blob for blob in found if blob.name.startswith(prefix))
 
-    async def write(self, place: Place, name: str, data: bytes | memoryview) -> None:
+    async def write(
+        self, place: Place, name: str, data: bytes | memoryview, replaces: str | None
+    ) -> None:
         """Put an object in its place."""
+        mode: Any = {"e_tag": replaces} if replaces else "overwrite"
+        mode = "create" if replaces == "" else mode
         try:
-            await obstore.put_async(self._store(place), name, data)
+            await obstore.put_async(self._store(place), name, data, mode=mode)
+        except (exceptions.PreconditionError, exceptions.AlreadyExistsError):
+            raise replaced(name, place.address) from None
         except Exception as error:
             raise _failure(error, place, name) from None
 

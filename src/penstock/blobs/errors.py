@@ -15,6 +15,15 @@ class BlobNotFound(StoreError):
     """There is no object of a name."""
 
 
+class BlobChanged(StoreError):
+    """An object is another one than the one that was to be replaced."""
+
+
+def replaced(name: str, address: str) -> BlobChanged:
+    """Return the error of an object that somebody else has written, to be raised."""
+    return BlobChanged(f"{name!r} in {address} was written by somebody else in the meantime.")
+
+
 def not_found(name: str, address: str) -> BlobNotFound:
     """Return the error of an object that is not there, to be raised."""
     return BlobNotFound(f"there is no object {name!r} in {address}.")

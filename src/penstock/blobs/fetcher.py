@@ -25,6 +25,7 @@ import sys
 import tempfile
 import threading
 import traceback
+import weakref
 from multiprocessing.spawn import get_executable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -32,14 +33,16 @@ import msgspec
 
 from penstock import errors
 from penstock.blobs.blobs import Blob, ByteRange
-from penstock.blobs.errors import BlobNotFound
+from penstock.blobs.errors import BlobChanged, BlobNotFound
 from penstock.blobs.place import Place
 from penstock.errors import StoreError
+from penstock.forks import at_fork
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _SIZE: Final = struct.Struct("<Q")
+_LONGEST_FOLDER: Final = 90  # a Unix socket's path has 107 bytes at most
 _ANSWERS: Final[dict[str, Any]] = {
     "read": msgspec.msgpack.Decoder(tuple[str | None, list[memoryview] | str]),
     "stat": msgspec.msgpack.Decoder(tuple[str | None, Blob | str]),
@@ -51,11 +54,11 @@ _ARGUMENTS: Final = {
     "read": tuple[list[ByteRange]],
     "stat": tuple[str],
     "list": tuple[str],
-    "write": tuple[str, memoryview],
+    "write": tuple[str, memoryview, str | None],
     "delete": tuple[str],
 }
 _ERRORS: Final = {
-    kind.__name__: kind for kind in (BlobNotFound, StoreError, errors.StoreUnreachable)
+    kind.__name__: kind for kind in (BlobChanged, BlobNotFound, StoreError, errors.StoreUnreachable)
 }
 
 
@@ -67,16 +70,26 @@ class Fetcher:
         self._lock = threading.Lock()
         self._idle: list[socket.socket] = []
         self._start()
+        _fetchers.add(self)
 
     def _start(self) -> None:
-        self._folder = tempfile.mkdtemp(prefix="penstock-")
-        self._path = os.path.join(self._folder, "fetcher")
+        folder = tempfile.mkdtemp(prefix="penstock-")
+        if len(folder) > _LONGEST_FOLDER:
+            os.rmdir(folder)
+            folder = tempfile.mkdtemp(prefix="penstock-", dir="/tmp")
+        self._folder, self._path = folder, os.path.join(folder, "fetcher")
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(self._path)
             listener.listen()
             fd = listener.fileno()
             self._process = subprocess.Popen(
-                [os.fsdecode(get_executable()), "-c", f"from {__name__} import main; main({fd})"],
+                # -P: nothing is imported from the current folder, which may be a stranger's.
+                [
+                    os.fsdecode(get_executable()),
+                    "-P",
+                    "-c",
+                    f"from {__name__} import main; main({fd})",
+                ],
                 stdin=subprocess.PIPE,  # its end is this process's
                 pass_fds=[fd],
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
@@ -94,7 +107,14 @@ class Fetcher:
                 if self._process is process:  # else another thread has started it anew
                     self._end()
                     self._start()
-            data = self._answer(message)
+                process = self._process
+            try:
+                data = self._answer(message)
+            except ConnectionError as error:
+                raise errors.StoreUnreachable(
+                    f"{place.address} cannot be reached: the process that talks to it has ended, "
+                    f"with exit status {process.poll()}. What it printed may say why."
+                ) from error
         kind, value = _ANSWERS[method].decode(data)
         if kind is not None:
             raise _ERRORS.get(kind, RuntimeError)(value)
@@ -127,6 +147,13 @@ class Fetcher:
             connection.close()
         return data
 
+    def leave_to_parent(self) -> None:
+        """Close what a forked process has inherited: it would keep the fetcher alive."""
+        for connection in self._idle:
+            connection.close()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+
     def close(self) -> None:
         """End it."""
         with self._lock:
@@ -140,6 +167,17 @@ class Fetcher:
         if self._process.stdin is not None:
             self._process.stdin.close()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+_fetchers: Final[weakref.WeakSet[Fetcher]] = weakref.WeakSet()
+
+
+def _leave_to_parent() -> None:
+    for fetcher in list(_fetchers):
+        fetcher.leave_to_parent()
+
+
+at_fork(after_in_child=_leave_to_parent)
 
 
 def _received(connection: socket.socket, size: int) -> memoryview:
@@ -156,7 +194,10 @@ def _received(connection: socket.socket, size: int) -> memoryview:
 def main(fd: int) -> None:
     """Answer on the socket `fd` until stdin ends, in the fetcher's process."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    asyncio.run(_serve(socket.socket(fileno=fd)))
+    listener = socket.socket(fileno=fd)
+    folder = os.path.dirname(listener.getsockname())
+    asyncio.run(_serve(listener))
+    shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)  # requests that nobody waits for may be under way
 
 

@@ -5,24 +5,31 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from penstock.blobs.blobs import Blob, Blobs
 from penstock.blobs.errors import (
+    BlobNotFound,
     changed_since,
     checked_name,
     cut_off,
     not_found,
+    replaced,
 )
 from penstock.errors import StoreError
 from penstock.opening import open_descriptor, read_at
-from penstock.whole_file import write_whole
+from penstock.whole_file import fsync_folder, refuse_special
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.blobs.blobs import ByteRange
+
+
+PARTIAL: Final = re.compile(r"\.[0-9a-f]+-[0-9a-f]+\.partial")  # a file that is being written
 
 
 class FolderBlobs(Blobs):
@@ -57,7 +64,7 @@ class FolderBlobs(Blobs):
                 for name in names:
                     path = os.path.join(folder, name)
                     below = os.path.relpath(path, self._path).replace(os.sep, "/")
-                    if below.startswith(prefix) and not name.endswith(".partial"):
+                    if below.startswith(prefix) and not PARTIAL.fullmatch(name):
                         with contextlib.suppress(FileNotFoundError):  # it is gone since
                             found.append(_blob(below, os.stat(path)))
         except OSError as error:
@@ -94,6 +101,8 @@ class FolderBlobs(Blobs):
         if wanted.version and wanted.version != blob.version:
             raise changed_since(wanted.name, self.address)
         stop = blob.size_bytes if wanted.stop is None else wanted.stop
+        if stop > blob.size_bytes:  # nothing is allocated for what is not there
+            raise cut_off(wanted, self.address, max(0, blob.size_bytes - wanted.start))
         data = bytearray()
         while len(data) < stop - wanted.start:
             part = read_at(fd, stop - wanted.start - len(data), wanted.start + len(data))
@@ -104,14 +113,35 @@ class FolderBlobs(Blobs):
             data += part
         return memoryview(data).toreadonly()
 
-    def write(self, name: str, data: bytes | memoryview) -> None:
-        """Write a file beside its place, and rename it."""
+    def write(self, name: str, data: bytes | memoryview, *, replaces: str | None = None) -> None:
+        """Write a file beside its place, bring it to the disk, and rename it.
+
+        Two that replace the same version at the same time are not told apart: a lock is theirs.
+        """
         path = self._path / checked_name(name)
+        if replaces is not None and replaces != self._version(name):
+            raise replaced(name, self.address)
+        partial = path.with_name(f".{os.getpid():x}-{threading.get_ident():x}.partial")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, bytes(data))
+            refuse_special(path)
+            try:
+                with open(partial, "xb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(partial, path)
+            finally:
+                partial.unlink(missing_ok=True)
+            fsync_folder(path.parent)
         except OSError as error:
             raise StoreError(f"cannot write {path}: {error.strerror}.") from error
+
+    def _version(self, name: str) -> str:
+        try:
+            return self.stat(name).version
+        except BlobNotFound:
+            return ""
 
     def delete(self, name: str) -> None:
         """Unlink a file."""

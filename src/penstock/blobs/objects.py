@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import atexit
 import re
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 _ADDRESS: Final = re.compile(r"([a-z][a-z0-9]*)://([^/@?#\s]+)(/[^?#]*)?")
 _callers: Pool[Any] = Pool(lambda caller: caller.close(), is_local=False)
+atexit.register(_callers.close_all)
 
 
 class ObjectBlobs(Blobs):
@@ -55,20 +57,21 @@ class ObjectBlobs(Blobs):
             endpoint: Of a server that speaks S3's language, as `https://minio.example:9000`.
             region: The bucket's.
             anonymous: Whether to sign no request, as for a public bucket.
-            timeout_s: Seconds after which a request is given up, with all its repetitions.
+            timeout_s: Seconds after which a request that fails is repeated no more.
             unknown: Refused.
 
         Raises:
             ConfigError: the address is of another form or holds a secret, or an option is one.
         """
-        found = _ADDRESS.fullmatch(address)
-        if found is None:
-            shown = address.partition("?")[0].rpartition("@")[2]
-            raise ConfigError(
-                f"an address has the form s3://BUCKET/PREFIX or https://HOST/PATH, without a user, "
-                f"a password or a query, but this is …{shown!r}. Credentials are taken from the "
-                "environment."
-            )
+        for given in (address, endpoint):
+            if (
+                given is not None and _ADDRESS.fullmatch(given) is None
+            ):  # not shown: it may hold one
+                raise ConfigError(
+                    f"an address of {given.partition(':')[0]!r} has the form s3://BUCKET/PREFIX or "
+                    "https://HOST/PATH, without a user, a password or a query. Credentials are "
+                    "taken from the environment."
+                )
         for name in unknown:
             if is_secret_name(name):
                 raise ConfigError(
@@ -112,9 +115,9 @@ class ObjectBlobs(Blobs):
         views: Sequence[memoryview] = self._call("read", list(ranges)) if ranges else []
         return views
 
-    def write(self, name: str, data: bytes | memoryview) -> None:
-        """Put an object in its place."""
-        self._call("write", checked_name(name), data)
+    def write(self, name: str, data: bytes | memoryview, *, replaces: str | None = None) -> None:
+        """Put an object in its place; the server compares versions."""
+        self._call("write", checked_name(name), data, replaces)
 
     def delete(self, name: str) -> None:
         """Take an object away."""

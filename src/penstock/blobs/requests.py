@@ -47,7 +47,7 @@ def _rank(one: ByteRange) -> tuple[str, str, int, float]:
 
 def _joined(one: ByteRange, other: ByteRange) -> ByteRange | None:
     """Return one range for two, of which `other` begins behind the first; None if they are far."""
-    if (one.name, one.version) != (other.name, other.version):
+    if (one.name, one.version) != (other.name, other.version) or other.start == other.stop:
         return None
     if one.stop is None:
         return one

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`ArrayCache`: arrays by number, in memory or a file that all processes of a machine share.
 
-    byte 0        16 bytes: what the file is
+    byte 0        16 bytes: what the file is; written last
     byte 16       8 bytes: the end of the entries
     byte 24       8 bytes: how many there are
+    byte 32       8 bytes: the size of the file
     byte 64 …     8 bytes for each number: where its entry begins, 0 if there is none
     …             entries: 64 bytes (bytes, height, width, channels; 8 each), then the pixels
 
@@ -18,18 +19,20 @@ import contextlib
 import errno
 import fcntl
 import hashlib
+import math
 import mmap
 import os
 import re
 import shutil
 import threading
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from penstock.errors import StoreError
-from penstock.forks import Owner
+from penstock.forks import at_fork
 from penstock.lines import parse_bytes
 from penstock.system_limits import memory_now
 
@@ -39,9 +42,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _RAM: Final = re.compile(r"ram(?::(.*))?")
-_SIZED: Final = re.compile(r"(.+):(\d[\d.]* ?[kMGT]?B?)", re.IGNORECASE)
+_SIZED: Final = re.compile(r"(.+):(\d[\d.]* ?[kMGT]?B)", re.IGNORECASE)
 _MAGIC: Final = b"penstock arrays1"
-_END_AT, _COUNT_AT, _TABLE_AT = 16, 24, 64
+_END_AT, _COUNT_AT, _SIZE_AT, _TABLE_AT = 16, 24, 32, 64
 _ENTRY_BYTES: Final = 64
 _FLAGS: Final = os.O_RDWR | os.O_CLOEXEC
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EFBIG)
@@ -102,25 +105,30 @@ class ArrayCache:
         """Use an open file, which is then this object's."""
         self._fd, self._arguments = fd, arguments
         self._begin = _begin(arguments[1])
-        self._lock = threading.Lock()
-        self._owner = Owner()
         self._memory = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
         self._bytes = np.frombuffer(self._memory, np.uint8)
         self._starts = self._bytes[_TABLE_AT : _TABLE_AT + 8 * arguments[1]].view("<i8")
         self.max_bytes = len(self._bytes) - self._begin
+        self._is_full = False
+        self.begin_anew()
+        _caches.add(self)
+
+    def begin_anew(self) -> None:
+        """Hold no lock, in a process that was forked."""
+        # A lock is that of an open file: this one is opened by each process for itself, and by none
+        # that may be killed with it while a child has it, too.
+        self._lock, self._lock_fd = threading.Lock(), -1
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        if not self._owner.is_here:  # a lock is that of an open file, which a fork shares
-            inherited, self._fd = self._fd, os.open(f"/proc/self/fd/{self._fd}", _FLAGS)
-            os.close(inherited)
-            self._lock, self._owner = threading.Lock(), Owner()
         with self._lock:
-            fcntl.flock(self._fd, fcntl.LOCK_EX)
+            if self._lock_fd < 0:
+                self._lock_fd = os.open(f"/proc/self/fd/{self._fd}", _FLAGS)
+            fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
             try:
                 yield
             finally:
-                fcntl.flock(self._fd, fcntl.LOCK_UN)
+                fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
 
     @property
     def num_kept(self) -> int:
@@ -139,13 +147,24 @@ class ArrayCache:
             return None
         num_bytes, *shape = self._bytes[start : start + 32].view("<i8").tolist()
         start += _ENTRY_BYTES
+        if num_bytes != math.prod(shape) or start + num_bytes > len(self._bytes):
+            return None  # somebody else has written into it
         return self._bytes[start : start + num_bytes].reshape(shape)
 
     def put(self, number: int, array: NDArray[np.uint8]) -> None:
         """Keep an array, if there is room for it."""
+        if self._is_full:
+            return
+        try:
+            self._put(number, array)
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            self._is_full = True
+
+    def _put(self, number: int, array: NDArray[np.uint8]) -> None:
         head = np.zeros(_ENTRY_BYTES // 8, "<i8")
         head[:4] = array.nbytes, *array.shape
-        parts: list[Any] = [head, np.ascontiguousarray(array)]
         num_bytes = _ENTRY_BYTES + array.nbytes
         size = num_bytes + -num_bytes % _ENTRY_BYTES
         with self._locked():
@@ -153,13 +172,9 @@ class ArrayCache:
             if start + size > len(self._bytes) or self._starts[number]:
                 return
             _put_number(self._fd, start + size, _END_AT)
-        try:
-            if os.pwritev(self._fd, parts, start) < num_bytes:
-                return  # the disk is full
-        except OSError as error:
-            if error.errno in _NO_ROOM:
-                return
-            raise
+        parts: list[Any] = [head, np.ascontiguousarray(array)]
+        if os.pwritev(self._fd, parts, start) < num_bytes:
+            raise OSError(errno.ENOSPC, "written in part")
         with self._locked():
             if not self._starts[number]:  # else another process was quicker
                 _put_number(self._fd, start, _TABLE_AT + 8 * number)
@@ -174,6 +189,21 @@ class ArrayCache:
         """Close the file; views keep the memory."""
         with contextlib.suppress(AttributeError):  # it could not be opened
             os.close(self._fd)
+            if self._lock_fd >= 0:
+                os.close(self._lock_fd)
+
+
+_caches: Final[weakref.WeakSet[ArrayCache]] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for cache in list(_caches):
+        if cache._lock_fd >= 0:
+            os.close(cache._lock_fd)
+        cache.begin_anew()
+
+
+at_fork(after_in_child=_after_fork)
 
 
 def _unpickled(path: str, name: str, arguments: tuple[Any, ...]) -> ArrayCache:
@@ -190,22 +220,30 @@ def _open_file(place: str, what: str, begin: int) -> int:
     """Return the file of these arrays in a folder, new or of another process."""
     sized = _SIZED.fullmatch(place)
     folder = Path(sized[1] if sized else place).expanduser()
+    max_bytes = parse_bytes(sized[2]) if sized else None
     # What was written before the machine went down may not be there.
     name = hashlib.blake2b(f"{what} {_boot_id()}".encode(), digest_size=16).hexdigest()
     path = folder / f"{name}.arrays"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         fd = os.open(path, _FLAGS | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        if not os.fstat(fd).st_size:
-            free = max(0, shutil.disk_usage(folder).free - _SPARE_BYTES)
-            _set_up(fd, begin, parse_bytes(sized[2]) if sized else free)
-        fcntl.flock(fd, fcntl.LOCK_UN)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            if os.pread(fd, len(_MAGIC), 0).strip(b"\0") == b"":  # new, or its maker was killed
+                free = max(0, shutil.disk_usage(folder).free - _SPARE_BYTES)
+                _set_up(fd, begin, free if max_bytes is None else max_bytes)
+            is_ours = os.pread(fd, len(_MAGIC), 0) == _MAGIC
+            is_whole = _number_at(fd, _SIZE_AT) == os.fstat(fd).st_size
+            fcntl.flock(fd, fcntl.LOCK_UN)
+        except BaseException:
+            os.close(fd)
+            raise
     except OSError as error:
         raise StoreError(f"cannot keep arrays in {folder}: {error.strerror}.") from error
-    if os.pread(fd, len(_MAGIC), 0) != _MAGIC:
+    if not (is_ours and is_whole):
         os.close(fd)
-        raise StoreError(f"{path} is no file of arrays: name another folder.")
+        what = "is cut off: delete it" if is_ours else "is no file of arrays: name another folder"
+        raise StoreError(f"{path} {what}.")
     return fd
 
 
@@ -217,7 +255,9 @@ def _begin(num_arrays: int) -> int:
 
 def _set_up(fd: int, begin: int, max_bytes: int) -> None:
     os.ftruncate(fd, begin + max_bytes)
+    os.posix_fallocate(fd, 0, begin)
     _put_number(fd, begin, _END_AT)
+    _put_number(fd, begin + max_bytes, _SIZE_AT)
     os.pwrite(fd, _MAGIC, 0)
 
 

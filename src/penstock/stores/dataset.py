@@ -127,19 +127,34 @@ class StoreDataset(Dataset[Any]):
             self.store.close()  # processes that are forked from here on inherit no connection
 
     def _opened_cache(self, place: str | Path) -> ArrayCache:
-        if self.decode != "rgb" or not (self.store.index.are_pairs or self._frames is not None):
+        frames = self._frames
+        if self.decode != "rgb" or not (self.store.index.are_pairs or frames is not None):
             raise ConfigError(
                 f'cache={place!r} keeps images of samples that have one each, decoded as "rgb". '
                 f"{self.store.address} with decode={self.decode!r} does not give such."
             )
+        transform: Any = self.transform
+        if self._pipeline is not None and not is_current(
+            type(transform), "write_pixels", ("write", "__call__")
+        ):
+            raise ConfigError(
+                f"cache={place!r} gives a transform pixels, and {type(transform).__name__} makes "
+                "its images of files alone: redefine write_pixels as well, or leave out the cache."
+            )
+        import cv2
+
+        from penstock import __version__
         from penstock.data.array_cache import ArrayCache
 
-        what = f"{self.fingerprint} repair={self._repair} frames={self._frames}"
-        return ArrayCache(place, len(self), what)
+        what = (
+            self.store.fingerprint, self.store.address, self._repair, frames,
+            getattr(self._pipeline, "max_pixels", None), __version__, cv2.__version__,
+        )  # fmt: skip
+        return ArrayCache(place, len(self), repr(what))
 
     @property
     def _frames(self) -> str | None:
-        """How images are turned, of samples that are no pairs and have one image each."""
+        """What decides on the pixels, of samples that are no pairs and have one image each."""
         return None
 
     @property

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.errors import StoreError
 from penstock.forks import at_fork
-from penstock.whole_file import refuse_special
+from penstock.whole_file import fsync_folder, refuse_special
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -85,11 +85,11 @@ def put_in_place(made: Path, destination: Path) -> None:
     refuse_special(destination)
     if made.is_dir() and destination.exists():
         _exchange(made, destination)
-        _sync(destination.parent)
+        fsync_folder(destination.parent)
         remove(made)
     else:
         os.replace(made, destination)
-    _sync(destination.parent)
+    fsync_folder(destination.parent)
 
 
 def _exchange(one: Path, other: Path) -> None:
@@ -110,14 +110,6 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-def _sync(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def already_there(address: str, *, resume: bool) -> StoreError:

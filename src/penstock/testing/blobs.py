@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from penstock.blobs.blobs import ByteRange, open_blobs
-from penstock.blobs.errors import BlobNotFound
+from penstock.blobs.errors import BlobChanged, BlobNotFound
 from penstock.errors import ConfigError, StoreError
 
 if TYPE_CHECKING:
@@ -101,6 +101,20 @@ class BlobsContract:
         for name in ("../b", "/etc/passwd", "a/../b", ""):
             _refused(lambda n=name: blobs.read([ByteRange(n)]), ConfigError)
             _refused(lambda n=name: blobs.write(n, b""), ConfigError)
+        blobs.close()
+
+    def test_a_write_may_say_what_it_replaces(self, tmp_path: Path) -> None:
+        """Something else that is there stays."""
+        blobs = self.made(tmp_path)
+        blobs.write("c", b"1", replaces="")
+        version = blobs.stat("c").version
+        blobs.write("c", b"22", replaces=version)
+        for wrong in ("", version):
+            said = _refused(lambda v=wrong: blobs.write("c", b"333", replaces=v), BlobChanged)
+            assert "'c'" in said
+        _refused(lambda: blobs.write("d", b"1", replaces=version), BlobChanged)
+        assert bytes(blobs.read([ByteRange("c")])[0]) == b"22"
+        assert [blob.name for blob in blobs.list("c")] == ["c"]
         blobs.close()
 
     def test_what_was_deleted_is_gone(self, tmp_path: Path) -> None:

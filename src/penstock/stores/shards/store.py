@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`ShardStore`: records one after the other in large objects, in a folder or in object storage.
 
-    index                a record: keys, labels …, the shards, where each record ends
-    ID-00000.shard       records (`penstock.stores.records`), nothing between them
-    ID-00001.shard …     ID is of the run that packed them, so that two runs never share a name
+    index                    a record: keys, labels …, the shards, where each record ends
+    shards/ID-00000.shard    records (`penstock.stores.records`), nothing between them
+    shards/ID-00001.shard …  ID is of the run that packed them: two runs never share a name
 
 An index names its shards, and is written behind them: who reads one finds all that it names. To
 replace a store is to replace its index.
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from penstock.blobs.blobs import ByteRange, open_blobs
-from penstock.blobs.errors import BlobNotFound
+from penstock.blobs.errors import BlobNotFound, checked_name
 from penstock.errors import StoreError
 from penstock.stores.index import Index, vector
 from penstock.stores.records import decode_record
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from penstock.stores.records import Record
 
 INDEX_NAME: Final = "index"
+_MOST_BYTES: Final = 1 << 56  # of all records; a damaged index must not ask for more
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,13 +84,15 @@ class Shards:
         try:
             names = tuple(map(str, tree["names"]))
             firsts, ends = vector(tree["firsts"], np.int64), vector(tree["ends"], np.int64)
-            bounds = np.array([0, *firsts.tolist(), num_records])
             fits = len(ends) == num_records + 1 and len(firsts) == len(names)
-            if not fits or ends[0] != 0 or (np.diff(ends) < 1).any() or (np.diff(bounds) < 0).any():
+            if not fits or ends[0] != 0 or (ends[1:] <= ends[:-1]).any() or ends[-1] > _MOST_BYTES:
                 raise ValueError("its records lie in no order")
-            if num_records and (not names or firsts[0] != 0):
-                raise ValueError("its first record is in no shard")
-        except (KeyError, TypeError, ValueError) as error:
+            bounds = [0, *firsts.tolist(), num_records]
+            if bounds != sorted(bounds) or (num_records and (not names or firsts[0] != 0)):
+                raise ValueError("its shards lie in no order")
+            for name in names:
+                checked_name(name)
+        except (KeyError, TypeError, ValueError) as error:  # ConfigError of a name is the last
             raise StoreError(
                 f"the index of {address} is damaged: {error}. Pack it anew, or restore it."
             ) from error
@@ -124,7 +127,7 @@ class ShardStore(Store):
             options: Of that place, as `endpoint`.
         """
         self._blobs: Blobs = open_blobs(str(place), **options)
-        self._shards: Shards | None = None
+        self._read_at_once: tuple[Index, Shards] | None = None
 
     @property
     def address(self) -> str:
@@ -136,17 +139,25 @@ class ShardStore(Store):
         self._blobs.close()
 
     def _load_index(self) -> Index:
-        try:
-            index, self._shards, _ = read_index(self._blobs, self.address)
-        except BaseException:
-            self.close()  # nobody else will
-            raise
-        return index
+        return self._both[0]
+
+    @property
+    def _both(self) -> tuple[Index, Shards]:
+        """Index and shards of one reading: another may find another store."""
+        both = self._read_at_once
+        if both is None:
+            try:
+                found = read_index(self._blobs, self.address)
+            except BaseException:
+                self.close()  # nobody else will
+                raise
+            both = self._read_at_once = found.index, found.shards
+        return both
 
     @contextlib.contextmanager
     def _read(self, positions: NDArray[np.int64], *, copy: bool) -> Iterator[list[Record]]:
-        keys, shards = self.keys, self._shards
-        assert shards is not None  # they came with the index
+        index, shards = self._both
+        keys = index.keys
         ranges = shards.ranges(positions)
         try:
             views = self._blobs.read(ranges)
@@ -160,12 +171,13 @@ class ShardStore(Store):
             )
             raise missing_records(gone, self.address) from error
         yield [
-            self._record(position, place, view, copy=copy)
+            self._record(keys[position], position, place, view, copy=copy)
             for position, place, view in zip(positions.tolist(), ranges, views, strict=True)
         ]
 
-    def _record(self, position: int, place: ByteRange, view: memoryview, *, copy: bool) -> Record:
-        key = self.keys[position]
+    def _record(
+        self, key: str, position: int, place: ByteRange, view: memoryview, *, copy: bool
+    ) -> Record:
         name = (
             f"record {position} ({key!r}) of {self.address} (byte {place.start:,} of {place.name})"
         )
@@ -175,8 +187,27 @@ class ShardStore(Store):
         return record
 
 
-def read_index(blobs: Blobs, address: str) -> tuple[Index, Shards, str]:
-    """Return the index of a store of shards, its shards, and what it was packed from."""
+@dataclass(frozen=True, eq=False)
+class Packed:
+    """What the index of a store of shards says.
+
+    Attributes:
+        index: Keys, labels …
+        shards: Where records lie.
+        what: It was packed from.
+        run: ID of the run that wrote the index.
+        num_before: Records that this run appended to.
+    """
+
+    index: Index
+    shards: Shards
+    what: str
+    run: str
+    num_before: int
+
+
+def read_index(blobs: Blobs, address: str) -> Packed:
+    """Return what the index of a store of shards says."""
     try:
         (view,) = blobs.read([ByteRange(INDEX_NAME)])
     except BlobNotFound as error:
@@ -188,4 +219,12 @@ def read_index(blobs: Blobs, address: str) -> tuple[Index, Shards, str]:
     if not isinstance(tree, dict) or "shards" not in tree:
         raise StoreError(f"the index of {address} is none of a store of shards.")
     index = Index.from_tree(tree, address)
-    return index, Shards.from_tree(tree["shards"], len(index), address), str(tree.get("what", ""))
+    shards = Shards.from_tree(tree["shards"], len(index), address)
+    num_before = tree.get("num_before")
+    return Packed(
+        index,
+        shards,
+        str(tree.get("what", "")),
+        str(tree.get("run", "")),
+        num_before if isinstance(num_before, int) else 0,
+    )

@@ -15,7 +15,7 @@ from penstock.data.ragged import RaggedArray
 from penstock.errors import ConfigError, StoreError
 from penstock.faults import annotate
 from penstock.images.headers import read_header
-from penstock.opening import MAX_FILE_BYTES, read_file
+from penstock.opening import MAX_FILE_BYTES, FileState, fingerprint_of, read_file
 from penstock.stores.dataset import StoreDataset
 from penstock.stores.index import (
     COLUMNS,
@@ -292,7 +292,11 @@ class AnnotatedImages(_MaskedImages):
 
     @property
     def _frames(self) -> str:
-        return self._rules.orientation
+        files = []
+        for path in self.store.table.paths:
+            with contextlib.suppress(OSError):  # reading it says so
+                files.append(FileState.of(path))
+        return f"{self._rules.orientation} {fingerprint_of(files)}"
 
     @property
     def landmark_names(self) -> tuple[str, ...]:

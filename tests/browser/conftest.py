@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 from tests.conftest import GRACE_S
-from tests.support.holdings import Holdings
+from tests.support.holdings import Holdings, servers_of_multiprocessing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,7 +66,9 @@ def driver(tmp_path_factory):
     service = webdriver.ChromeService(executable_path=chromedriver)
     started = webdriver.Chrome(options=options, service=service)
     yield started
+    servers, _ = servers_of_multiprocessing()
     ours = set(psutil.Process().children(recursive=True)) - before
+    ours = {process for process in ours if process.pid not in servers}
     started.quit()
     _, left = psutil.wait_procs(ours, timeout=GRACE_S)
     for process in left:

@@ -386,9 +386,9 @@ class ProcessBackend:
                 raise unpicklable_error(plan.spec, error) from error
             if isinstance(error, ChildProcessError):  # CPython waits for its parent's server
                 raise ConfigError(
-                    f"worker {worker_id} cannot be started: this process was forked from one that "
-                    'had used the start method "forkserver", and has none of its own. Here, use '
-                    'multiprocessing_context="spawn", or "fork" where no threads run.'
+                    f"worker {worker_id} cannot be started: the fork server is no child of this "
+                    'process, which was forked from one that had used "forkserver", or has killed '
+                    'the server. Here, use multiprocessing_context="spawn", or "fork".'
                 ) from error
             if isinstance(error, OSError) and error.errno in (errno.EAGAIN, errno.ENOMEM):
                 raise ConfigError(

@@ -58,6 +58,8 @@ def noisy(height, width, seed=0):
 def test_pixels_are_equal_for_any_size_sampling_reduction_and_part(
     height, width, seed, sampling, quality, restarts, is_progressive, factor, every_row, place
 ):
+    if min(height, width) < 8:  # two reductions may have the same size, and simplejpeg has another
+        factor = 1
     pixels = noisy(height, width, seed)
     how = [cv2.IMWRITE_JPEG_QUALITY, quality, cv2.IMWRITE_JPEG_RST_INTERVAL, restarts]
     how += [cv2.IMWRITE_JPEG_PROGRESSIVE, int(is_progressive)]

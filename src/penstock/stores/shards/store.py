@@ -188,7 +188,7 @@ class ShardStore(Store):
 
 
 @dataclass(frozen=True, eq=False)
-class Packed:
+class PackedShards:
     """What the index of a store of shards says.
 
     Attributes:
@@ -206,7 +206,7 @@ class Packed:
     num_before: int
 
 
-def read_index(blobs: Blobs, address: str) -> Packed:
+def read_index(blobs: Blobs, address: str) -> PackedShards:
     """Return what the index of a store of shards says."""
     try:
         (view,) = blobs.read([ByteRange(INDEX_NAME)])
@@ -221,7 +221,7 @@ def read_index(blobs: Blobs, address: str) -> Packed:
     index = Index.from_tree(tree, address)
     shards = Shards.from_tree(tree["shards"], len(index), address)
     num_before = tree.get("num_before")
-    return Packed(
+    return PackedShards(
         index,
         shards,
         str(tree.get("what", "")),

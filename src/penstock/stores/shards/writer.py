@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from penstock.stores.records import EncodedRecord
-    from penstock.stores.shards.store import Packed
+    from penstock.stores.shards.store import PackedShards
 
 SHARD_BYTES: Final = 64 << 20
 _MOST_SHARD_BYTES: Final = 2 << 30
@@ -81,7 +81,7 @@ class ShardWriter:
         self._shard_size = shard_size
         self._what = what
         self._facts = class_names, metadata
-        self._before: Packed | None = None  # what is appended to
+        self._before: PackedShards | None = None  # what is appended to
         self._version = ""  # of the index that was there
         self._run = secrets.token_hex(4)
         self._is_marked = False
@@ -128,7 +128,7 @@ class ShardWriter:
             self._take_over()
             self._is_marked = True
 
-    def _packed(self, *, may_be_damaged: bool) -> Packed | None:
+    def _packed(self, *, may_be_damaged: bool) -> PackedShards | None:
         """Return what the store that is there says; None if there is none that can be read."""
         try:
             self._version = self._blobs.stat(INDEX_NAME).version
@@ -140,7 +140,7 @@ class ShardWriter:
                 return None
             raise
 
-    def _check_classes(self, there: Packed) -> None:
+    def _check_classes(self, there: PackedShards) -> None:
         """Raise unless labels mean the same in both parts."""
         if there.index.class_names != tuple(self._facts[0]):
             raise StoreError(

@@ -114,6 +114,8 @@ def no_leaks() -> Iterator[None]:
     servers, _ = servers_of_multiprocessing()
     ending = [p for p in Holdings.now().children - before.children if p.pid not in servers]
     psutil.wait_procs(ending, timeout=GRACE_S)
+    for thread in Holdings.now().threads - before.threads:
+        thread.join(GRACE_S)  # as those of another library's executor, which is shut down
     after = Holdings.now()
     _slots_found[:] = [after.num_slots_mapped]
     left = after.left_since(before)

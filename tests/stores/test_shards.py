@@ -270,11 +270,14 @@ def test_an_index_that_lies_is_refused(tmp_path):
     ("num_workers", "backend"), [(0, "process"), (2, "process"), (2, "thread")]
 )
 def test_batches_of_a_bucket_are_those_of_a_folder(bucket, tmp_path, num_workers, backend):  # noqa: F811
+    options = {"backend": backend}
+    if num_workers and backend == "process":  # a fork server has the environment of its start
+        options["multiprocessing_context"] = "fork"
     batches = {}
     for address in (bucket, f"shards:{tmp_path}/store"):
         pack(numbers(0, 60), address, shard_size=2000)
         dataset = StoreDataset(address)
-        loader = Loader(dataset, 7, shuffle=True, seed=3, num_workers=num_workers, backend=backend)
+        loader = Loader(dataset, 7, shuffle=True, seed=3, num_workers=num_workers, **options)
         stream = iter(loader)
         got = [next(stream) for _ in range(3)]
         state = loader.state_dict()

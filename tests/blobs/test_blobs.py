@@ -159,7 +159,7 @@ def test_credentials_are_no_options_and_in_no_pickle(bucket):  # noqa: F811
 def test_without_credentials_the_error_names_the_bucket_and_what_to_set(bucket, monkeypatch):  # noqa: F811
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:9")
     says = r"s3://bucket/.*AWS_ACCESS_KEY_ID.*anonymous=True"
     with open_blobs(bucket, timeout_s=2) as blobs, pytest.raises(StoreError, match=says):
         blobs.list()

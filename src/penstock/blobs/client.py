@@ -36,7 +36,7 @@ _MOST_TIMES: Final = 4  # a body that ends early is asked for; statuses are the 
 _FIRST_PAUSE_S: Final = 0.1
 _CONNECT: Final = timedelta(seconds=5)
 _ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
-_METADATA: Final = "169.254.169.254"  # where a machine of the cloud gets credentials
+_METADATA: Final = "/latest/api/token"  # where a machine of the cloud gets credentials
 _STATUS: Final = re.compile(r"status code: (\d{3}[ \w]*)")
 _CODE: Final = re.compile(r"<Code>(\w{1,60})</Code>")
 # What obstore says of a request that got no answer, without address and headers.

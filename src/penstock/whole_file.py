@@ -32,15 +32,20 @@ def refuse_special(path: str | os.PathLike[str], *, follow_links: bool = True) -
         raise OSError(errno.EINVAL, text, os.fspath(path))
 
 
-def write_whole(path: str | os.PathLike[str], content: str | bytes) -> Path:
-    """Write a file; at every moment the path is the old file, or the new one."""
+def write_whole(
+    path: str | os.PathLike[str], content: str | bytes, *, to_disk: bool = False
+) -> Path:
+    """Write a file; at every moment the path is the old file, or the new one.
+
+    With `to_disk` that holds where the machine goes down, too.
+    """
     path = Path(path).expanduser()
     data = content if isinstance(content, bytes) else content.encode("utf-8", "replace")
     if is_stream(path):
         path.write_bytes(data)
     else:
         refuse_special(path)
-        _replace(path.resolve(), data)
+        _replace(path.resolve(), data, to_disk=to_disk)
     return path
 
 
@@ -58,7 +63,7 @@ def is_stream(path: Path) -> bool:
     return _STREAM.fullmatch(os.fspath(path.absolute())) is not None
 
 
-def _replace(path: Path, data: bytes) -> None:
+def _replace(path: Path, data: bytes, *, to_disk: bool) -> None:
     # Short, as the path's own name may be as long as names can be.
     partial = path.with_name(f".{os.getpid():x}-{threading.get_ident():x}.partial")
     try:
@@ -66,7 +71,12 @@ def _replace(path: Path, data: bytes) -> None:
             with contextlib.suppress(FileNotFoundError, AttributeError):  # Windows has no fchmod
                 os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
             file.write(data)
+            if to_disk:
+                file.flush()
+                os.fsync(file.fileno())
         os.replace(partial, path)
+        if to_disk:
+            fsync_folder(path.parent)
     except BaseException:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)

@@ -177,7 +177,7 @@ class Client:
         self._thread.start()
 
     def call(self, place: Place, method: str, *arguments: Any) -> Any:  # noqa: ANN401
-        """Return what a method of `Session` returns."""
+        """Return what a method of `Sessions` returns."""
         made = asyncio.run_coroutine_threadsafe(
             getattr(self._sessions, method)(place, *arguments), self._loop
         )

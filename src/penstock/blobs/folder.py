@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -21,7 +20,7 @@ from penstock.blobs.errors import (
 )
 from penstock.errors import StoreError
 from penstock.opening import open_descriptor, read_at
-from penstock.whole_file import fsync_folder, refuse_special
+from penstock.whole_file import write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -121,19 +120,9 @@ class FolderBlobs(Blobs):
         path = self._path / checked_name(name)
         if replaces is not None and replaces != self._version(name):
             raise replaced(name, self.address)
-        partial = path.with_name(f".{os.getpid():x}-{threading.get_ident():x}.partial")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            refuse_special(path)
-            try:
-                with open(partial, "xb") as file:
-                    file.write(data)
-                    file.flush()
-                    os.fsync(file.fileno())
-                os.replace(partial, path)
-            finally:
-                partial.unlink(missing_ok=True)
-            fsync_folder(path.parent)
+            write_whole(path, bytes(data), to_disk=True)
         except OSError as error:
             raise StoreError(f"cannot write {path}: {error.strerror}.") from error
 

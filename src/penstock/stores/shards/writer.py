@@ -81,7 +81,7 @@ class ShardWriter:
         self._shard_size = shard_size
         self._what = what
         self._facts = class_names, metadata
-        self._before: PackedShards | None = None  # what is appended to
+        self._before: PackedShards | None = None  # what is appended to, or complete
         self._version = ""  # of the index that was there
         self._run = secrets.token_hex(4)
         self._is_marked = False
@@ -113,7 +113,7 @@ class ShardWriter:
                 "records are appended."
             )
         if is_complete:
-            self.finished = True
+            self.finished, self._before = True, there
         elif there is not None and append:
             self._check_classes(there)
             self._before, self.num_before = there, len(there.index)
@@ -181,7 +181,7 @@ class ShardWriter:
     def written(self) -> Sequence[tuple[str, int | tuple[int, ...] | None]]:
         """Return key and label of the records that were found."""
         if self.finished:
-            there = self._packed(may_be_damaged=False)
+            there = self._before
             return [] if there is None else there.index.entries()[there.num_before :]
         return list(zip(self._built.keys, self._built.labels, strict=True))
 

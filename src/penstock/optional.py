@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.errors import MissingExtraError
+from penstock.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -46,6 +47,29 @@ def missing_extra(error: ModuleNotFoundError, who: str, *also: str) -> Exception
     return MissingExtraError(
         f"{who} needs {module}, which is not installed. Install it with: {command}"
     )
+
+
+def call_registered(
+    make: Callable[..., Any] | str, place: str, options: dict[str, Any], who: str, whose: str
+) -> Any:  # noqa: ANN401
+    """Return `make(place, **options)`; it may be named as "module:name", to be imported now.
+
+    Raises:
+        MissingExtraError: `who` needs what is not installed.
+        ConfigError: `whose` options have not one of these.
+    """
+    try:
+        if isinstance(make, str):
+            module, _, name = make.partition(":")
+            make = getattr(importlib.import_module(module), name)
+        return make(place, **options)  # type: ignore[operator]
+    except ModuleNotFoundError as error:
+        raise missing_extra(error, who) from error
+    except TypeError as error:
+        if "unexpected keyword argument" not in str(error):
+            raise
+        name = str(error).rpartition("argument ")[2]
+        raise ConfigError(f"{whose} no option {name}.") from error
 
 
 def install_command(*extras: str) -> str:

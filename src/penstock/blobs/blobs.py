@@ -9,12 +9,10 @@
 from __future__ import annotations
 
 import abc
-import importlib
 import re
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
-from penstock.errors import ConfigError
-from penstock.optional import missing_extra
+from penstock.optional import call_registered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -158,23 +156,8 @@ def open_blobs(address: str, **options: Any) -> Blobs:  # noqa: ANN401
         ConfigError: the address or an option does not fit.
         MissingExtraError: what it needs is not installed; the message names the extra.
     """
-    if not is_remote(address):
-        from penstock.blobs.folder import FolderBlobs
-
-        kind: Callable[..., Blobs] = FolderBlobs
-    else:
-        made = _kinds[address.partition(":")[0].lower()]
-        try:
-            if isinstance(made, str):
-                module, _, name = made.partition(":")
-                made = getattr(importlib.import_module(module), name)
-        except ModuleNotFoundError as error:
-            raise missing_extra(error, "object storage") from error
-        kind = made
-    try:
-        return kind(address, **options)
-    except TypeError as error:
-        if "unexpected keyword argument" not in str(error):
-            raise
-        name = str(error).rpartition("argument ")[2]
-        raise ConfigError(f"{address} has no option {name}.") from error
+    kind: Callable[..., Blobs] | str = "penstock.blobs.folder:FolderBlobs"
+    if is_remote(address):
+        kind = _kinds[address.partition(":")[0].lower()]
+    blobs: Blobs = call_registered(kind, address, options, "object storage", f"{address} has")
+    return blobs

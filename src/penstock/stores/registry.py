@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.blobs.blobs import is_remote
 from penstock.errors import ConfigError
-from penstock.optional import missing_extra
+from penstock.optional import call_registered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -215,15 +214,4 @@ def create_store(
 
 def _called(kind: str, make: Callable[..., Any] | str, place: str, options: dict[str, Any]) -> Any:  # noqa: ANN401
     """Return what a reader or writer makes; MissingExtraError and ConfigError as `open_store`."""
-    try:
-        if isinstance(make, str):
-            module, _, name = make.partition(":")
-            make = getattr(importlib.import_module(module), name)
-        return make(place, **options)  # type: ignore[operator]
-    except ModuleNotFoundError as error:
-        raise missing_extra(error, "this store") from error
-    except TypeError as error:
-        if "unexpected keyword argument" not in str(error):
-            raise
-        name = str(error).rpartition("argument ")[2]
-        raise ConfigError(f"{kind} stores have no option {name}.") from error
+    return call_registered(make, place, options, "this store", f"{kind} stores have")

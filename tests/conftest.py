@@ -96,6 +96,15 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture
+def workers_by_fork() -> Iterator[None]:
+    """Workers are forked: the test changes something in this process, and they are to have it."""
+    before = multiprocessing.get_start_method()
+    multiprocessing.set_start_method("fork", force=True)
+    yield
+    multiprocessing.set_start_method(before, force=True)
+
+
 @pytest.fixture(autouse=True)
 def no_leaks() -> Iterator[None]:
     """After the test nothing is left that it did not find.

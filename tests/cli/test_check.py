@@ -204,6 +204,7 @@ def end_process_on_bad_names(path):
     check_file(path)
 
 
+@pytest.mark.usefixtures("workers_by_fork")
 def test_a_file_that_ends_its_worker_is_broken_and_the_rest_is_checked(folder, monkeypatch):
     for name in ("class_0/segfault.jpg", "class_1/segfault.jpg", "class_2/exit.jpg"):
         write_image(folder / name)

@@ -191,9 +191,10 @@ def test_a_loader_by_name_has_its_batches_drawn_as_the_model_gets_them(loaders, 
     sys.path.insert(0, str(loaders))
     try:
         import viewed_loaders
+
+        batches = [images for images, _ in viewed_loaders.cells()]
     finally:
         sys.path.remove(str(loaders))
-    batches = [images for images, _ in viewed_loaders.cells()]
     greys = [round(255 * float(image[0, 0, 0])) for images in batches for image in images][:5]
     assert [int(sheet[8 + 70, 8 + n * 128 + 110, 0]) for n in range(5)] == greys
 

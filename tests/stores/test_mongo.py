@@ -730,6 +730,7 @@ def test_a_dataset_that_was_opened_leaves_no_client_for_workers_to_inherit(uri):
     assert len(dataset) == 3
 
 
+@pytest.mark.usefixtures("workers_by_fork")
 def test_packing_forks_no_worker_while_a_client_is_open(uri, monkeypatch):
     written(uri, records(100))
     for source in ([(EncodedImage(image(number)), 0) for number in range(100)], uri):

@@ -304,6 +304,7 @@ def test_the_command_packs_appends_and_checks(tmp_path, capsys):
     assert "6 records, 6 images decoded, 0 broken" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("workers_by_fork")
 def test_the_python_of_the_page_runs(bucket, tmp_path, monkeypatch, capsys):  # noqa: F811
     page = Path(__file__).parents[2] / "docs" / "guide" / "object-storage.md"
     photo = EncodedImage(cv2.imencode(".png", np.zeros((8, 8, 3), np.uint8))[1].tobytes())

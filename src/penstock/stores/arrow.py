@@ -134,7 +134,8 @@ class Tables:
             self.close()
             raise
         self._are_mapped = kinds == {False}
-        self._stops = np.cumsum(np.array(lengths, np.int64))
+        self.lengths = np.array(lengths, np.int64)  # of the pieces
+        self._stops = np.cumsum(self.lengths)
         self.num_rows = sum(lengths)
 
     def _add(self, path: Path) -> tuple[bool, list[int]]:
@@ -334,6 +335,7 @@ class _Seen(NamedTuple):
 
     files: tuple[FileState, ...]
     columns: _Columns
+    lengths: NDArray[np.int64]  # of row groups or batches
 
 
 _tables: Pool[Tables] = Pool(Tables.close, is_local=True)
@@ -404,6 +406,12 @@ class ArrowStore(OpenedStore[Lease[Tables]]):
         """`arrow:` and the path."""
         return f"arrow:{self._path}"
 
+    @property
+    def shard_lengths(self) -> NDArray[np.int64]:
+        """Number of rows of each row group of Parquet, or batch of Arrow; int64 (pieces,)."""
+        len(self)  # opens the files, if they were not
+        return self._seen[0].lengths
+
     def _using(self) -> contextlib.AbstractContextManager[Tables]:
         lease = self._open
         if lease is None or not lease.is_usable:
@@ -420,7 +428,7 @@ class ArrowStore(OpenedStore[Lease[Tables]]):
         try:
             if not self._seen:
                 columns = _choose(tables.schema, self._path, *self._wanted)
-                self._seen.append(_Seen(tuple(tables.files), columns))
+                self._seen.append(_Seen(tuple(tables.files), columns, tables.lengths))
             changed = [now.path for now in tables.files if now not in self._seen[0].files]
             if changed:
                 raise StoreError(f"{changed[0]} was changed since its index was read. Reopen it.")

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(not DOCS.exists(), reason="the pages are not the
 
 # Page -> how many lines its python promises.
 PAGES = {
-    "design/scale.md": 4,
+    "design/scale.md": 5,
     "guide/device.md": 9,
     "guide/metrics.md": 4,
     "guide/progress.md": 0,

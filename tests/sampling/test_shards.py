@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import pickle
+import tarfile
 import tracemalloc
 
 import numpy as np
@@ -24,7 +26,7 @@ from penstock.sampling import (
     assign_shards,
     balance_report,
 )
-from penstock.stores import LMDBDataset, pack
+from penstock.stores import LMDBDataset, StoreDataset, pack
 from penstock.torch import DataLoader
 
 sizes_of_shards = st.lists(st.integers(0, 30), min_size=1, max_size=25).filter(any)
@@ -380,6 +382,121 @@ def test_a_state_is_small_the_same_on_all_ranks_and_refused_by_another_layout():
     lengths[:2] = 999, 1001
     with pytest.raises(StateError, match=r"sampler\.lengths"):
         loader().load_state_dict(states[0])
+
+
+# Stores that are in shards themselves.
+
+
+def tar_files(folder, lengths):
+    first = 0
+    for shard, length in enumerate(lengths):
+        with tarfile.open(folder / f"{shard}.tar", "w") as tar:
+            for number in range(first, first + length):
+                member = tarfile.TarInfo(f"{number:03}.cls")
+                data = str(number).encode()
+                member.size = len(data)
+                tar.addfile(member, io.BytesIO(data))
+        first += length
+    return f"tar:{folder}"
+
+
+def tables(folder, lengths):
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    first = 0
+    for shard, length in enumerate(lengths):  # two of a file
+        schema = pa.schema([("cls", pa.int64())])
+        if shard % 2 == 0:
+            writer = pq.ParquetWriter(folder / f"{shard}.parquet", schema)
+        writer.write_table(pa.table({"cls": range(first, first + length)}))
+        if shard % 2 == 1:
+            writer.close()
+        first += length
+    return f"arrow:{folder}"
+
+
+def batches(folder, lengths):
+    pa = pytest.importorskip("pyarrow")
+    first = 0
+    schema = pa.schema([("cls", pa.int64())])
+    with (
+        pa.OSFile(str(folder / "0.arrow"), "wb") as file,
+        pa.ipc.new_file(file, schema) as writer,
+    ):
+        for length in lengths:
+            writer.write_batch(pa.record_batch({"cls": range(first, first + length)}))
+            first += length
+    return f"arrow:{folder}"
+
+
+def objects(folder, lengths):
+    address = f"shards:{folder}/store"
+    first = 0
+    for length in lengths:  # each a shard, as it is appended by itself
+        samples = [({"cls": number}, number) for number in range(first, first + length)]
+        pack(samples, address, append=first > 0)
+        first += length
+    return address
+
+
+@pytest.fixture(params=[tar_files, tables, batches, objects])
+def in_shards(request, tmp_path):
+    """A dataset of a store in shards of 20 to 30 samples; sample n has the class n."""
+    lengths = [20, 30, 25, 20, 30, 25]
+    dataset = StoreDataset(request.param(tmp_path, lengths), decode=None)
+    assert dataset.labels.tolist() == list(range(sum(lengths)))
+    yield lengths, dataset
+    dataset.close()
+
+
+HERE = {"num_nodes": 1, "node": 0, "ranks_per_node": 1, "local_rank": 0, "open_shards": 2}
+
+
+def test_a_store_in_shards_is_ordered_as_its_lengths_are(in_shards):
+    lengths, dataset = in_shards
+    expected = ShardSampler(lengths, seed=3, **HERE)
+    for source in (dataset, dataset.store, pickle.loads(pickle.dumps(dataset))):
+        sampler = ShardSampler(source, seed=3, **HERE)
+        assert sampler.lengths.tolist() == lengths
+        assert sampler.lengths.dtype == np.int64
+        # So all that holds for lengths does: ranks, resuming, states.
+        assert sampler.settings() == expected.settings()
+        assert list(sampler) == list(expected)
+
+
+def test_batches_of_a_store_in_shards_do_not_depend_on_workers_and_resume(in_shards):
+    lengths, dataset = in_shards
+    given = []
+    for num_workers in (0, 1, 3):
+        options = {"num_workers": num_workers, "seed": 5, "collate_fn": list}
+        running = Loader(dataset, 8, sampler=ShardSampler(dataset, **HERE), **options)
+        running.set_epoch(2)
+        numbers, state = [], None
+        for step, batch in enumerate(running):
+            numbers.append([classes_in(sample) for sample in batch])
+            state = running.state_dict() if step == 7 else state
+        given.append(numbers)
+        resumed = Loader(dataset, 8, sampler=ShardSampler(dataset, **HERE), **options)
+        resumed.load_state_dict(json.loads(json.dumps(state)))
+        assert [[classes_in(sample) for sample in batch] for batch in resumed] == numbers[8:]
+    assert given[0] == given[1] == given[2]
+    order = list(itertools.chain(*given[0]))
+    assert sorted(order) == list(range(sum(lengths)))
+    shards = shard_of(order, lengths)
+    spans = [np.ptp(np.flatnonzero(shards == shard)) for shard in range(len(lengths))]
+    assert max(spans) < 2 * max(lengths)  # each is read within the window of two
+
+
+def classes_in(sample):
+    return (sample[0] if isinstance(sample, tuple) else sample)["cls"]
+
+
+def test_a_store_that_is_in_no_shards_is_an_error_that_says_so(tmp_path):
+    pack([("a", 0), ("b", 1)], f"lmdb:{tmp_path}/a.lmdb")
+    dataset = LMDBDataset(tmp_path / "a.lmdb")
+    for source in (dataset, dataset.store):
+        with pytest.raises(ConfigError, match=r"<LMDBStore lmdb:.*> is in no shards: .*shuffle"):
+            ShardSampler(source, **HERE)
+    assert ShardSampler([dataset, dataset], **HERE).lengths.tolist() == [2, 2]
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from tests.support.processes import python
 from tests.support.stores import refused
 
 from penstock.errors import ConfigError, StoreError
+from penstock.sampling import ShardSampler
 from penstock.stores import EncodedImage, StoreDataset, open_store
 
 pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
@@ -429,6 +430,117 @@ def test_only_some_row_groups_of_parquet_are_kept(tmp_path):
     with open_store(path) as store:
         assert [r.sample[0].data for r in store.get_many(range(COUNT))] == IMAGES
         assert len(store._open.thing._loaded) == 4
+
+
+def group_store(tmp_path, num_groups, **options):
+    """Return a store of groups of 10 images of 1,000 bytes, and what a group takes decoded."""
+    images = [bytes([k]) * 1000 for k in range(10 * num_groups)]
+    path = write(tmp_path / "a.parquet", pa.table({"image": images}), rows=10)
+    kept = options.pop("kept", 0)
+    size_bytes = pq.ParquetFile(path).read_row_group(0).nbytes
+    return open_store(path, max_kept_size=kept * size_bytes, **options), size_bytes
+
+
+def decodings(store):
+    """Return the numbers of the groups that are decoded from here on, a list that grows."""
+    len(store)
+    found = []
+    with store._using() as tables:
+
+        def noted(number, load, columns):
+            found.append(number)
+            return load(columns)
+
+        tables._loaders[:] = [
+            functools.partial(noted, number, load) for number, load in enumerate(tables._loaders)
+        ]
+    return found
+
+
+def read_epoch(store, sampler, batch_size=16):
+    order = list(sampler)
+    for start in range(0, len(order), batch_size):
+        batch = order[start : start + batch_size]
+        assert [r.sample.data[0] for r in store.get_many(batch)] == batch
+
+
+def test_by_shards_each_row_group_is_decoded_once_if_those_that_are_open_fit(tmp_path):
+    store, _ = group_store(tmp_path, 24, kept=6)
+    sampler = ShardSampler(
+        store, num_nodes=1, node=0, ranks_per_node=1, local_rank=0, open_shards=6
+    )
+    read_epoch(store, sampler)  # it finds out how many are asked for again
+    for epoch in (1, 2):
+        sampler.set_epoch(epoch)
+        decoded = decodings(store)
+        read_epoch(store, sampler)
+        assert sorted(decoded) == list(range(24))
+    store.close()
+
+
+def test_where_open_row_groups_do_not_fit_those_that_are_kept_are_read_first(tmp_path):
+    store, _ = group_store(tmp_path, 12, kept=8)
+    batch = np.arange(0, 120, 10)  # one image of each group
+    decoded = decodings(store)
+    for k in range(8):
+        store.get_many(batch + k)
+    assert len(decoded) < 8 * 12 * 0.6
+    store.close()
+
+
+def test_kept_row_groups_stay_below_their_bound_whatever_the_order(tmp_path):
+    store, size_bytes = group_store(tmp_path, 20, kept=7)
+    for order in np.random.default_rng(0).permuted(np.tile(np.arange(200), (3, 1)), axis=1):
+        read_epoch(store, order.tolist())
+        kept = store._open.thing._loaded.values()
+        assert sum(table.nbytes for table in kept) == 7 * size_bytes
+    store.close()
+
+
+def test_a_row_group_above_the_bound_is_kept_alone(tmp_path):
+    store, _ = group_store(tmp_path, 3)  # not one is to be kept
+    decoded = decodings(store)
+    read_epoch(store, range(30), batch_size=5)
+    assert decoded == [0, 1, 2]
+    assert list(store._open.thing._loaded) == [2]
+    store.close()
+
+
+def test_in_order_four_row_groups_are_kept_in_every_epoch(tmp_path):
+    store, _ = group_store(tmp_path, 20, kept=9)
+    for _ in range(3):
+        read_epoch(store, range(200))
+        assert len(store._open.thing._loaded) == 4
+    store.close()
+
+
+def test_a_row_group_that_two_threads_ask_for_is_decoded_once(tmp_path):
+    opened = Tables([write(tmp_path / "a.parquet", pair_table())])
+    lock, waits, decoded, got = opened._lock, threading.Event(), [], []
+    other = threading.Thread(target=lambda: got.append(opened.piece(0)))
+
+    class Noted:
+        def __enter__(self):
+            if threading.current_thread() is other:
+                waits.set()
+            lock.acquire()
+
+        def __exit__(self, *_):
+            lock.release()
+
+    def load(columns):
+        decoded.append(columns)
+        if len(decoded) == 1:
+            other.start()
+            assert waits.wait(60)
+        return first(columns)
+
+    first, opened._loaders[0], opened._lock = opened._loaders[0], load, Noted()
+    table = opened.piece(0)
+    other.join()
+    assert decoded == [None]
+    assert got[0] is table
+    opened.close()
 
 
 def test_parquet_and_arrow_in_one_folder_are_an_error(tmp_path):

@@ -137,7 +137,8 @@ class ShardSampler(CountedSampler):
 
         Args:
             source: The shards' lengths, or the shards, in the order of the dataset; or the
-                `ConcatDataset` of them. The same on all ranks.
+                `ConcatDataset` of them; or a store, or the `StoreDataset` of one, that is in shards
+                itself: see `Store.shard_lengths`. The same on all ranks.
             seed: Decides the orders. The same on all ranks. None: that of the loader.
             num_nodes: Number of nodes, at least 1. None asks torchrun's variables, for `node` too:
                 give both or neither.
@@ -157,7 +158,7 @@ class ShardSampler(CountedSampler):
                 is not "none".
         """
         super().__init__(seed)
-        lengths = lengths_in(source, "ShardSampler", "shard")
+        lengths = lengths_in(_of_store(source), "ShardSampler", "shard")
         self.lengths = np.array(list(lengths.values()), np.int64)
         self.source_length = sum(lengths.values())
         self.num_nodes, self.node, self.ranks_per_node, self.local_rank = _chosen_place(
@@ -332,6 +333,18 @@ def _chosen_place(
         )
     # Of numpy's integers there would be no JSON.
     return int(num_nodes), int(node), int(ranks_per_node), int(local_rank)
+
+
+def _of_store(source: Any) -> Any:  # noqa: ANN401
+    """Return the lengths of the shards of a store, or of a dataset's; any other source as it is."""
+    store = getattr(source, "store", source)
+    lengths = getattr(store, "shard_lengths", source)  # no class is asked for: it lies above
+    if lengths is None:
+        raise ConfigError(
+            f"{store!r} is in no shards: each of its samples is read by itself, so shuffle=True "
+            "costs nothing. Or give ShardSampler the lengths of parts of it."
+        )
+    return lengths
 
 
 def lengths_in(source: Any, who: str, what: str) -> dict[Any, int]:  # noqa: ANN401

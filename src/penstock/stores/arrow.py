@@ -47,7 +47,8 @@ _ROW_BYTES: Final = 8  # of a row's key, at least
 _VALUE_BYTES: Final = {  # of a value of each physical type, at least
     "BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 8, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": 4,
 }  # fmt: skip
-_MAX_GROUPS: Final = 4  # decoded row groups kept: of images, some 100 MB each as commonly written
+_FEWEST_GROUPS: Final = 4  # decoded row groups kept, if they fit; more if they are asked for again
+_MAX_KEPT_BYTES: Final = 1 << 29
 _LABEL_NAMES: Final = frozenset(("class", "cls", "label", "labels", "target", "targets", "y"))
 
 
@@ -99,18 +100,25 @@ class Tables:
     """Files of one schema, open in one process; rows counted through all of them."""
 
     def __init__(
-        self, paths: Sequence[Path], max_row_group_size: int = _MAX_ROW_GROUP_BYTES
+        self,
+        paths: Sequence[Path],
+        max_row_group_size: int = _MAX_ROW_GROUP_BYTES,
+        max_kept_size: int = _MAX_KEPT_BYTES,
     ) -> None:
         """Open the files."""
         self.files: list[FileState] = []
         self.schema: Any = None  # until the first is open
         self._sources: list[Any] = []
         self._max_row_group_size = max_row_group_size
+        self._max_kept_size = max_kept_size
         self._loaders: list[Callable[[list[str] | None], pa.Table]] = []  # of the pieces
         self._path_of: list[Path] = []  # that each piece is in
         self._loaded: dict[int, pa.Table] = {}  # pieces: those that were verified, or decoded
         self._sound: set[tuple[Path, int]] = set()  # row groups whose texts fit
-        self._lock = threading.Lock()
+        self._num_kept = _FEWEST_GROUPS
+        # Bytes of the pieces decoded last, twice as many as may be kept; the last of them are kept.
+        self._recent: dict[int, int] = {}
+        self._lock = threading.RLock()
         lengths: list[int] = []
         kinds = set()
         try:
@@ -134,7 +142,8 @@ class Tables:
             self.close()
             raise
         self._are_mapped = kinds == {False}
-        self._stops = np.cumsum(np.array(lengths, np.int64))
+        self.lengths = np.array(lengths, np.int64)  # of the pieces
+        self._stops = np.cumsum(self.lengths)
         self.num_rows = sum(lengths)
 
     def _add(self, path: Path) -> tuple[bool, list[int]]:
@@ -215,15 +224,39 @@ class Tables:
         return pieces, positions - starts[pieces]
 
     def piece(self, number: int) -> pa.Table:
-        """Return one piece; of those that have to be decoded, the last few are kept."""
+        """Return one piece; of those that have to be decoded, the last ones are kept."""
         table = self._loaded.get(number)
         if table is None:
-            table = self._load(number, None)
             with self._lock:
-                self._loaded[number] = table
-                while not self._are_mapped and len(self._loaded) > _MAX_GROUPS:
-                    del self._loaded[next(iter(self._loaded))]
+                table = self._loaded.get(number)  # by another thread
+                if table is None:
+                    table = self._loaded[number] = self._load(number, None)
+                    if not self._are_mapped:
+                        self._let_go(number, table.nbytes)
         return table
+
+    def _let_go(self, number: int, size_bytes: int) -> None:
+        """Drop what was decoded first, now that a piece was decoded.
+
+        One more is kept from now on if this one was dropped a short while ago: an order that never
+        goes back needs few, one that mixes some needs all of these.
+        """
+        recent, loaded = self._recent, self._loaded
+        self._num_kept += recent.pop(number, None) is not None
+        recent[number] = size_bytes
+        while len(loaded) > 1 and (
+            len(loaded) > self._num_kept or sum(recent[k] for k in loaded) > self._max_kept_size
+        ):
+            del loaded[next(iter(loaded))]
+        while len(recent) > 1 and sum(recent.values()) > 2 * self._max_kept_size:
+            del recent[next(iter(recent))]
+
+    def order(self, pieces: NDArray[np.int64]) -> list[int]:
+        """Return the places of `pieces` in the order in which fewest have to be decoded."""
+        # What is kept comes first: what is decoded may take its place.
+        absent = np.array([number not in self._loaded for number in pieces.tolist()])
+        places: list[int] = np.lexsort((pieces, absent)).tolist()
+        return places
 
     def _load(self, number: int, columns: list[str] | None) -> pa.Table:
         try:
@@ -334,6 +367,7 @@ class _Seen(NamedTuple):
 
     files: tuple[FileState, ...]
     columns: _Columns
+    lengths: NDArray[np.int64]  # of row groups or batches
 
 
 _tables: Pool[Tables] = Pool(Tables.close, is_local=True)
@@ -351,8 +385,8 @@ class ArrowStore(OpenedStore[Lease[Tables]]):
     an error.
 
     Arrow files are mapped and read in place, in any order. Of Parquet files a whole row group is
-    decoded for one row, and the last four are kept: read them in order, or convert them once with
-    `penstock pack`. See docs/stores-read-only.md.
+    decoded for one row, and the last ones are kept: read them in order or by a `ShardSampler`, or
+    convert them once with `penstock pack`. See docs/stores-read-only.md.
 
     Concurrency:
         Any thread or process; each process opens the files for itself. Closed while another thread
@@ -378,6 +412,7 @@ class ArrowStore(OpenedStore[Lease[Tables]]):
         label_column: str | Literal[False] | None = None,
         key_column: str | None = None,
         max_row_group_size: int = _MAX_ROW_GROUP_BYTES,
+        max_kept_size: int = _MAX_KEPT_BYTES,
     ) -> None:
         """Name the files; they are opened at first use.
 
@@ -392,9 +427,11 @@ class ArrowStore(OpenedStore[Lease[Tables]]):
                 of the row.
             max_row_group_size: Bytes that a row group of Parquet may take when it is decoded; one
                 that takes more, and ten times what the file has, is an error.
+            max_kept_size: Bytes of decoded row groups that each process keeps, beside the one that
+                it decodes. So many are kept only if they are asked for again.
         """
         self._path = Path(path)
-        self._max_row_group_size = max_row_group_size
+        self._limits = max_row_group_size, max_kept_size
         self._wanted = image_column, label_column, key_column
         # At most one; of two threads that open it first, the first one's is everybody's.
         self._seen: list[_Seen] = []
@@ -403,6 +440,12 @@ class ArrowStore(OpenedStore[Lease[Tables]]):
     def address(self) -> str:
         """`arrow:` and the path."""
         return f"arrow:{self._path}"
+
+    @property
+    def shard_lengths(self) -> NDArray[np.int64]:
+        """Number of rows of each row group of Parquet, or batch of Arrow; int64 (pieces,)."""
+        len(self)  # opens the files, if they were not
+        return self._seen[0].lengths
 
     def _using(self) -> contextlib.AbstractContextManager[Tables]:
         lease = self._open
@@ -416,11 +459,11 @@ class ArrowStore(OpenedStore[Lease[Tables]]):
     def _opened(self) -> Tables:
         """Open the files, if they are those that were there at first."""
         paths = [Path(file.path) for file in self._seen[0].files] if self._seen else None
-        tables = Tables(paths or _table_paths(self._path), self._max_row_group_size)
+        tables = Tables(paths or _table_paths(self._path), *self._limits)
         try:
             if not self._seen:
                 columns = _choose(tables.schema, self._path, *self._wanted)
-                self._seen.append(_Seen(tuple(tables.files), columns))
+                self._seen.append(_Seen(tuple(tables.files), columns, tables.lengths))
             changed = [now.path for now in tables.files if now not in self._seen[0].files]
             if changed:
                 raise StoreError(f"{changed[0]} was changed since its index was read. Reopen it.")
@@ -465,7 +508,7 @@ class ArrowStore(OpenedStore[Lease[Tables]]):
         records: list[Any] = [None] * len(positions)
         with self._using() as tables:
             pieces, rows = tables.places(positions)
-            for place in np.argsort(pieces, kind="stable").tolist():
+            for place in tables.order(pieces):
                 position = int(positions[place])
                 table = tables.piece(int(pieces[place]))
                 label = index.one_label_of(position)

@@ -88,6 +88,14 @@ class Store(abc.ABC):
         """Class of each record, or its classes, or None; not a copy."""
         return self.index.labels
 
+    @property
+    def shard_lengths(self) -> NDArray[np.int64] | None:
+        """Number of records of each shard, int64 (shards,): what is best read as one.
+
+        None where records are not in shards: see `penstock.sampling.ShardSampler`.
+        """
+        return None
+
     def own_files(self) -> tuple[str, Iterable[str]] | None:
         """Return a folder, and the paths of the records' files from there.
 

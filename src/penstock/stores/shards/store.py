@@ -134,6 +134,12 @@ class ShardStore(Store):
         """`shards:` and the place."""
         return f"shards:{self._blobs.address}"
 
+    @property
+    def shard_lengths(self) -> NDArray[np.int64]:
+        """Number of records of each object, int64 (objects,)."""
+        index, shards = self._both
+        return np.diff(shards.firsts, append=len(index))
+
     def close(self) -> None:
         """Close the connections."""
         self._blobs.close()

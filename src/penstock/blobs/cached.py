@@ -117,6 +117,7 @@ class CachedRecords:
                 f"({error.strerror})."
             )
             return None
+        records = np.where(records < 0, records + len(ranges), records)
         first, clock = self._next_sample, self._order.clock
         self._next_sample += len(records)
         clock[0] = first

@@ -7,11 +7,10 @@ import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from penstock.blobs.blobs import ByteRange
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
 

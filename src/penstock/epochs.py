@@ -10,6 +10,8 @@ from __future__ import annotations
 import copy
 import warnings
 import weakref
+from collections import deque
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, cast
 
@@ -17,7 +19,7 @@ import numpy as np
 
 from penstock.data.dataset import can_resume, follows_epochs, length_of
 from penstock.data.names import fingerprint_of
-from penstock.engine.plan import Epoch, Given, Progress, ShardPosition
+from penstock.engine.plan import Epoch, Given, Progress, ShardPosition, unwrap_indices
 from penstock.errors import StateError
 from penstock.indices import SeededIndices
 from penstock.randomness.keys import Purpose, checked_count, checked_epoch, seed_sequence
@@ -25,7 +27,7 @@ from penstock.sampling.samplers import differences
 from penstock.warn import warn_user
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from types import GeneratorType
 
     from penstock.engine.backends import Backend
@@ -44,6 +46,40 @@ def worker_base_seed(seed: int) -> int:
 def _foreseen(source: SeededIndices, number: int) -> Epoch | None:
     indices = source.foresee(number)
     return None if indices is None else Epoch(number, indices, is_announced=True)
+
+
+def told_to_dataset(epoch: Epoch, source: IndexSource, loader: Any) -> Epoch:  # noqa: ANN401
+    """Return an epoch whose order is told to a dataset that reads ahead of it.
+
+    Such a dataset has `order_follower`: a function that is called with the indices that are to come
+    and returns another, which is called with how many of them are used up; either may be None.
+    """
+    follow = getattr(loader.dataset, "order_follower", None)
+    if follow is None or not isinstance(source, SeededIndices):
+        return epoch
+    to_come: list[Any] = []
+    for number in (epoch.number, epoch.number + 1):
+        to_come += map(unwrap_indices, source.foresee(number) or ())
+    to_come = to_come[epoch.progress.given.num_steps :]
+    advance = follow(np.hstack(to_come)) if to_come else None
+    if advance is None:
+        return epoch
+    num_under_way = loader.num_workers * (loader.prefetch_factor or 2)
+    return replace(epoch, indices=_counted(epoch.indices, advance, num_under_way))
+
+
+def _counted(
+    indices: Iterator[object], advance: Callable[[int], None], num_under_way: int
+) -> Iterator[object]:
+    """Yield batches of indices, and tell how many samples before them are surely read."""
+    sizes: deque[int] = deque()
+    num_used_up = 0
+    for batch in indices:
+        sizes.append(np.size(unwrap_indices(batch)))
+        yield batch
+        if len(sizes) > num_under_way:
+            num_used_up += sizes.popleft()
+            advance(num_used_up)
 
 
 def _check_stream(dataset: object, progress: Progress) -> None:

@@ -13,6 +13,7 @@ import math
 import os
 import re
 import sys
+from pathlib import Path
 from typing import Any, Final
 
 from penstock.errors import ConfigError
@@ -76,6 +77,7 @@ def _write(text: str, *, err: bool) -> None:
         raise OutputError(error.strerror) from error
 
 
+_SIZED: Final = re.compile(r"(.+):(\d[\d.]* ?[kMGT]?B)", re.IGNORECASE)
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?) ?([kMGT]?)B?", re.IGNORECASE)
 
 
@@ -93,6 +95,18 @@ def parse_bytes(text: str) -> int:
     if found is None:
         raise ConfigError(f"{text!r} is no size: give bytes, or as 64MB or 1.5GB.")
     return int(float(found[1]) * 1000 ** ("kmgt".find(found[2].lower()) + 1 if found[2] else 0))
+
+
+def parse_sized_path(text: str) -> tuple[Path, int | None]:
+    """Return a folder, and how much may lie there if that is said.
+
+    Example:
+        >>> parse_sized_path("/fast/disk:20GB")
+        (PosixPath('/fast/disk'), 20000000000)
+    """
+    found = _SIZED.fullmatch(text)
+    path = Path(found[1] if found else text).expanduser()
+    return path, parse_bytes(found[2]) if found else None
 
 
 def format_bytes(num_bytes: int) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from penstock.data.dataset import IterableDataset, adapted
 from penstock.engine.fault_log import FaultLog
-from penstock.epochs import EpochIterator, Schedule, worker_base_seed
+from penstock.epochs import EpochIterator, Schedule, told_to_dataset, worker_base_seed
 from penstock.errors import ConfigError
 from penstock.indices import SeededIndices, StreamSource, check_samplers, tell_epoch, tell_seed
 from penstock.insight.monitor import Monitor, Observed
@@ -269,7 +269,7 @@ class Loader(EpochLoader, Generic[SampleT]):
     def __iter__(self) -> Iterator[Any]:
         """Begin the next epoch: starts the workers, or sets the persistent ones to work again."""
         source = self._source()
-        epoch = self._schedule.next(source)
+        epoch = told_to_dataset(self._schedule.next(source), source, self)
         self._monitor.epoch_begun(epoch, self)
         if self._stream is None:
             plan = self._plan()

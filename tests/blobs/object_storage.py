@@ -36,6 +36,7 @@ class ObjectServer(http.server.ThreadingHTTPServer):
     """
 
     daemon_threads = False  # they are waited for
+    request_queue_size = 128  # connections of several workers at once
 
     def __init__(self, contents=()):
         super().__init__(("127.0.0.1", 0), _Handler)

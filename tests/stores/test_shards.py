@@ -34,9 +34,8 @@ class TestFolder(StoreContract):
 
     def ranges(self, blobs):
         found = read_index(blobs, blobs.address)
-        return dict(
-            zip(found.index.keys, found.shards.ranges(np.arange(len(found.index))), strict=True)
-        )
+        ranges = found.shards.ranges().at(np.arange(len(found.index)))
+        return dict(zip(found.index.keys, ranges, strict=True))
 
     def raw(self, address):
         with self.blobs(address) as blobs:

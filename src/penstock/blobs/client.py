@@ -70,7 +70,7 @@ class Sessions:
         """Return bytes of objects."""
         requests, places = plan_requests(ranges)
         answers = await asyncio.gather(
-            *(self._read_one(place, request) for request in requests), return_exceptions=True
+            *(self.read_one(place, request) for request in requests), return_exceptions=True
         )
         views = []
         for wanted, (number, start) in zip(ranges, places, strict=True):
@@ -83,7 +83,8 @@ class Sessions:
             views.append(answer[start:stop])
         return views
 
-    async def _read_one(self, place: Place, request: ByteRange) -> memoryview:
+    async def read_one(self, place: Place, request: ByteRange) -> memoryview:
+        """Return the bytes of one request, by several if it is a long one."""
         if request.start == request.stop:
             return memoryview(b"")
         parts = [self._answer(place, part) for part in parts_of(request)]

@@ -7,7 +7,7 @@ A client's threads in it would be gone in them, with locks held (`penstock.blobs
 Messages go over a Unix socket, one connection for each thread that waits: the number of bytes (8,
 little-endian), and MessagePack of
 
-    request   [method of `Sessions`, place, arguments]
+    request   [method of `CachingSessions`, place, arguments]
     answer    [None, what it returned], or [name of the error's class, its text]
 """
 
@@ -34,6 +34,7 @@ import msgspec
 from penstock import errors
 from penstock.blobs.blobs import Blob, ByteRange
 from penstock.blobs.errors import BlobChanged, BlobNotFound
+from penstock.blobs.node_cache import CacheArguments
 from penstock.blobs.place import Place
 from penstock.errors import StoreError
 from penstock.forks import at_fork
@@ -49,6 +50,8 @@ _ANSWERS: Final[dict[str, Any]] = {
     "list": msgspec.msgpack.Decoder(tuple[str | None, list[Blob] | str]),
     "write": msgspec.msgpack.Decoder(tuple[str | None, str | None]),
     "delete": msgspec.msgpack.Decoder(tuple[str | None, str | None]),
+    "follow": msgspec.msgpack.Decoder(tuple[str | None, str | None]),
+    "fetch": msgspec.msgpack.Decoder(tuple[str | None, list[memoryview] | str]),
 }
 _ARGUMENTS: Final = {
     "read": tuple[list[ByteRange]],
@@ -56,30 +59,97 @@ _ARGUMENTS: Final = {
     "list": tuple[str],
     "write": tuple[str, memoryview, str | None],
     "delete": tuple[str],
+    "follow": tuple[
+        CacheArguments,
+        tuple[list[str], list[str], memoryview, memoryview, memoryview],
+        tuple[str, int, memoryview],
+    ],
+    "fetch": tuple[str, list[int]],
 }
-_ERRORS: Final = {
-    kind.__name__: kind for kind in (BlobChanged, BlobNotFound, StoreError, errors.StoreUnreachable)
+_ERRORS: Final[dict[str, type[Exception]]] = {
+    kind.__name__: kind
+    for kind in (BlobChanged, BlobNotFound, StoreError, errors.StoreUnreachable, ConnectionError)
 }
 
 
-class Fetcher:
+class FetcherClient:
+    """Talks to a fetcher: this process's, or that of the main process of a worker.
+
+    Concurrency:
+        Any thread.
+    """
+
+    def __init__(self, path: str) -> None:
+        """Name the fetcher's socket; it is connected to at first use."""
+        self.path = path
+        self._idle: list[socket.socket] = []
+        self._num_starts = 0  # of the fetcher, by this process
+
+    def call(self, place: Place, method: str, *arguments: Any) -> Any:  # noqa: ANN401
+        """Return what a method of `CachingSessions` returns.
+
+        Raises:
+            ConnectionError: there is no fetcher, or it has ended.
+        """
+        message = msgspec.msgpack.encode((method, place, arguments))
+        kind, value = _ANSWERS[method].decode(self._answer(message))
+        if kind is not None:
+            raise _ERRORS.get(kind, RuntimeError)(value)
+        return value
+
+    def _answer(self, message: bytes) -> memoryview:
+        started = self._num_starts
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            connection = socket.socket(socket.AF_UNIX)
+            try:
+                connection.connect(self.path)
+            except FileNotFoundError as error:  # another thread starts it anew
+                connection.close()
+                raise ConnectionError from error
+            except BaseException:
+                connection.close()
+                raise
+        try:
+            connection.sendall(_SIZE.pack(len(message)) + message)
+            (size,) = _SIZE.unpack(_received(connection, _SIZE.size))
+            data = _received(connection, size)
+        except BaseException:  # what comes on it next is no answer to the next request
+            connection.close()
+            raise
+        if self._num_starts == started:
+            self._idle.append(connection)
+        else:
+            connection.close()
+        return data
+
+    def close(self) -> None:
+        """Close the connections that no thread is using."""
+        while self._idle:
+            self._idle.pop().close()
+
+
+class Fetcher(FetcherClient):
     """The process. It ends with this one, and another takes its place if it dies."""
 
     def __init__(self) -> None:
         """Start it."""
-        self._lock = threading.Lock()
-        self._idle: list[socket.socket] = []
-        self._start()
-        _fetchers.add(self)
-
-    def _start(self) -> None:
         folder = tempfile.mkdtemp(prefix="penstock-")
         if len(folder) > _LONGEST_FOLDER:
             os.rmdir(folder)
             folder = tempfile.mkdtemp(prefix="penstock-", dir="/tmp")
-        self._folder, self._path = folder, os.path.join(folder, "fetcher")
+        super().__init__(os.path.join(folder, "fetcher"))
+        self._lock = threading.Lock()
+        self._start()
+        _fetchers.add(self)
+
+    def _start(self) -> None:
+        self._num_starts += 1
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.path)
         with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(self._path)
+            listener.bind(self.path)
             listener.listen()
             fd = listener.fileno()
             self._process = subprocess.Popen(
@@ -97,55 +167,23 @@ class Fetcher:
             )
 
     def call(self, place: Place, method: str, *arguments: Any) -> Any:  # noqa: ANN401
-        """Return what a method of `Sessions` returns."""
-        message = msgspec.msgpack.encode((method, place, arguments))
-        process = self._process
+        """Return what a method of `CachingSessions` returns."""
+        started = self._num_starts
         try:
-            data = self._answer(message)
+            return super().call(place, method, *arguments)
         except ConnectionError:  # it was killed; what is asked of it may be asked twice
             with self._lock:
-                if self._process is process:  # else another thread has started it anew
+                if self._num_starts == started:  # else another thread has started it anew
                     self._end()
                     self._start()
                 process = self._process
             try:
-                data = self._answer(message)
+                return super().call(place, method, *arguments)
             except ConnectionError as error:
                 raise errors.StoreUnreachable(
                     f"{place.address} cannot be reached: the process that talks to it has ended, "
                     f"with exit status {process.poll()}. What it printed may say why."
                 ) from error
-        kind, value = _ANSWERS[method].decode(data)
-        if kind is not None:
-            raise _ERRORS.get(kind, RuntimeError)(value)
-        return value
-
-    def _answer(self, message: bytes) -> memoryview:
-        process = self._process
-        try:
-            connection = self._idle.pop()
-        except IndexError:
-            connection = socket.socket(socket.AF_UNIX)
-            try:
-                connection.connect(self._path)
-            except FileNotFoundError as error:  # another thread starts it anew
-                connection.close()
-                raise ConnectionError from error
-            except BaseException:
-                connection.close()
-                raise
-        try:
-            connection.sendall(_SIZE.pack(len(message)) + message)
-            (size,) = _SIZE.unpack(_received(connection, _SIZE.size))
-            data = _received(connection, size)
-        except BaseException:  # what comes on it next is no answer to the next request
-            connection.close()
-            raise
-        if self._process is process:
-            self._idle.append(connection)
-        else:
-            connection.close()
-        return data
 
     def leave_to_parent(self) -> None:
         """Close what a forked process has inherited: it would keep the fetcher alive."""
@@ -158,15 +196,14 @@ class Fetcher:
         """End it."""
         with self._lock:
             self._end()
+        shutil.rmtree(os.path.dirname(self.path), ignore_errors=True)
 
     def _end(self) -> None:
-        while self._idle:
-            self._idle.pop().close()
+        super().close()
         self._process.kill()  # processes that were forked may hold the other end of its stdin
         self._process.wait()
         if self._process.stdin is not None:
             self._process.stdin.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 _fetchers: Final[weakref.WeakSet[Fetcher]] = weakref.WeakSet()
@@ -202,9 +239,9 @@ def main(fd: int) -> None:
 
 
 async def _serve(listener: socket.socket) -> None:
-    from penstock.blobs.client import Sessions
+    from penstock.blobs.foresight import CachingSessions
 
-    sessions = Sessions()
+    sessions = CachingSessions()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
@@ -230,7 +267,7 @@ async def _answered(sessions: Any, request: bytes) -> bytes:  # noqa: ANN401
         method, place, given = msgspec.msgpack.decode(request, type=tuple[str, Place, msgspec.Raw])
         arguments: Sequence[Any] = msgspec.msgpack.decode(given, type=_ARGUMENTS[method])
         return msgspec.msgpack.encode((None, await getattr(sessions, method)(place, *arguments)))
-    except StoreError as error:
+    except (StoreError, ConnectionError) as error:
         return msgspec.msgpack.encode((type(error).__name__, str(error)))
     except Exception:
         return msgspec.msgpack.encode(("RuntimeError", traceback.format_exc()))

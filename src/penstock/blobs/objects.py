@@ -11,6 +11,7 @@ import obstore  # noqa: F401 - missed now rather than by another process
 
 from penstock.blobs.blobs import Blob, Blobs
 from penstock.blobs.errors import checked_name
+from penstock.blobs.fetcher import Fetcher, FetcherClient
 from penstock.blobs.place import Place
 from penstock.errors import ConfigError
 from penstock.redact import is_secret_name
@@ -18,6 +19,7 @@ from penstock.sharing import Lease, Pool
 from penstock.worker_info import get_thread_info, info_unasked
 
 if TYPE_CHECKING:
+    import contextlib
     from collections.abc import Sequence
 
     from penstock.blobs.blobs import ByteRange
@@ -79,24 +81,38 @@ class ObjectBlobs(Blobs):
                     "they get into no pickle and no message."
                 )
             raise TypeError(f"unexpected keyword argument {name!r}")
-        self._place = Place(address.rstrip("/"), endpoint, region, anonymous, float(timeout_s))
+        self.place = Place(address.rstrip("/"), endpoint, region, anonymous, float(timeout_s))
         self._lease: Lease[Any] | None = None
 
     @property
     def address(self) -> str:
         """As it was given."""
-        return self._place.address
+        return self.place.address
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave connections behind."""
         return {**self.__dict__, "_lease": None}
 
+    def fetch_ahead(self, *arguments: Any) -> str | None:  # noqa: ANN401
+        """Have this process's fetcher read ahead (`CachingSessions.follow`); return its socket.
+
+        None in a worker process, which has no fetcher.
+        """
+        with self._caller() as caller:
+            if not isinstance(caller, FetcherClient):
+                return None
+            caller.call(self.place, "follow", *arguments)
+            return caller.path
+
     def _call(self, method: str, *arguments: Any) -> Any:  # noqa: ANN401
+        with self._caller() as caller:
+            return caller.call(self.place, method, *arguments)
+
+    def _caller(self) -> contextlib.AbstractContextManager[Any]:
         lease = self._lease
         if lease is None or not lease.is_usable:
             lease = self._lease = _callers.acquire("", _caller)
-        with lease.using() as caller:
-            return caller.call(self._place, method, *arguments)
+        return lease.using()
 
     def list(self, prefix: str = "") -> Sequence[Blob]:
         """Return the objects; a web server has no lists."""
@@ -136,6 +152,4 @@ def _caller() -> Any:  # noqa: ANN401
         from penstock.blobs.client import Client
 
         return Client()
-    from penstock.blobs.fetcher import Fetcher
-
     return Fetcher()

@@ -33,7 +33,7 @@ import numpy as np
 
 from penstock.errors import StoreError
 from penstock.forks import at_fork
-from penstock.lines import parse_bytes
+from penstock.lines import parse_bytes, parse_sized_path
 from penstock.system_limits import memory_now
 
 if TYPE_CHECKING:
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _RAM: Final = re.compile(r"ram(?::(.*))?")
-_SIZED: Final = re.compile(r"(.+):(\d[\d.]* ?[kMGT]?B)", re.IGNORECASE)
 _MAGIC: Final = b"penstock arrays1"
 _END_AT, _COUNT_AT, _SIZE_AT, _TABLE_AT = 16, 24, 32, 64
 _ENTRY_BYTES: Final = 64
@@ -218,9 +217,7 @@ def _unpickled(path: str, name: str, arguments: tuple[Any, ...]) -> ArrayCache:
 
 def _open_file(place: str, what: str, begin: int) -> int:
     """Return the file of these arrays in a folder, new or of another process."""
-    sized = _SIZED.fullmatch(place)
-    folder = Path(sized[1] if sized else place).expanduser()
-    max_bytes = parse_bytes(sized[2]) if sized else None
+    folder, max_bytes = parse_sized_path(place)
     # What was written before the machine went down may not be there.
     name = hashlib.blake2b(f"{what} {_boot_id()}".encode(), digest_size=16).hexdigest()
     path = folder / f"{name}.arrays"

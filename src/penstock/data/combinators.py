@@ -429,6 +429,12 @@ class Subset(Dataset[T_co]):
         return [self.indices[index] for index in indices]
 
     @property
+    def order_follower(self) -> Any:  # noqa: ANN401
+        """That of the dataset, for its own indices."""
+        follow = getattr(self.dataset, "order_follower", None)
+        return follow and (lambda order: follow(np.asarray(self._inner(order))))
+
+    @property
     def can_get_batch(self) -> bool:
         """Whether the indices are integers and the dataset can be read by the batch."""
         is_numbered = isinstance(self.indices, np.ndarray) and self.indices.dtype == np.int64

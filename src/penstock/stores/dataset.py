@@ -193,6 +193,11 @@ class StoreDataset(Dataset[Any]):
         return {name: number for number, name in enumerate(self.class_names)}
 
     @property
+    def order_follower(self) -> Callable[[NDArray[np.int64]], Callable[[int], None] | None] | None:
+        """Has samples read ahead of a loader, where the store has a local cache; else None."""
+        return getattr(self.store, "follow", None)
+
+    @property
     def fingerprint(self) -> str:
         """A short text that changes if the store's contents do; for folders, if names do."""
         return self.store.index.fingerprint

@@ -16,7 +16,7 @@ from torch.utils.data import default_collate, default_convert
 from penstock.data.dataset import adapted, follows_epochs
 from penstock.engine.fault_log import FaultLog
 from penstock.engine.plan import Framework
-from penstock.epochs import EpochIterator, Schedule, worker_base_seed
+from penstock.epochs import EpochIterator, Schedule, told_to_dataset, worker_base_seed
 from penstock.errors import ConfigError
 from penstock.indices import SeededIndices, check_samplers, inner_of, tell_seed
 from penstock.insight.monitor import AutoWorkers, Monitor
@@ -419,6 +419,7 @@ class _LoaderIterator(_TorchIterator):
         self._goes_to = loader._target_device, loader._device_transform
         hook, page_lock = _delivery_of(loader)
         epoch = loader._schedule.next(source, is_followed=follows_epochs(loader.dataset))
+        epoch = told_to_dataset(epoch, source, loader)
         if loader._seed is not None:
             self._base_seed = worker_base_seed(loader._seed)
         else:
@@ -438,6 +439,7 @@ class _LoaderIterator(_TorchIterator):
         """Begin another epoch with the same workers; torch's `__iter__` calls it."""
         source = loader._source(self._base_seed)
         epoch = loader._schedule.next(source, is_followed=follows_epochs(loader.dataset))
+        epoch = told_to_dataset(epoch, source, loader)
         loader._monitor.epoch_begun(epoch, loader)
         goes_to = loader._target_device, loader._device_transform
         if goes_to != self._goes_to:  # `_iter_on` changes it

@@ -11,22 +11,20 @@ replace a store is to replace its index.
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from penstock.blobs.blobs import ByteRange, open_blobs
+from penstock.blobs.blobs import ByteRange
 from penstock.blobs.errors import BlobNotFound, checked_name
+from penstock.blobs.ranges import RecordRanges
 from penstock.errors import StoreError
+from penstock.stores.blob_store import BlobStore
 from penstock.stores.index import Index, vector
 from penstock.stores.records import decode_record
-from penstock.stores.store import Store, missing_records
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from numpy.typing import NDArray
 
     from penstock.blobs.blobs import Blobs
@@ -50,17 +48,17 @@ class Shards:
     firsts: NDArray[np.int64]
     ends: NDArray[np.int64]
 
-    def ranges(self, positions: NDArray[np.int64]) -> list[ByteRange]:
-        """Return where records are."""
-        numbers = np.searchsorted(self.firsts, positions, "right") - 1
+    def ranges(self) -> RecordRanges:
+        """Return where each record is."""
+        numbers = np.searchsorted(self.firsts, np.arange(len(self.ends) - 1), "right") - 1
         bases = self.ends[self.firsts[numbers]]
-        starts = (self.ends[positions] - bases).tolist()
-        stops = (self.ends[positions + 1] - bases).tolist()
-        names = self.names
-        return [
-            ByteRange(names[n], a, b)
-            for n, a, b in zip(numbers.tolist(), starts, stops, strict=True)
-        ]
+        return RecordRanges(
+            self.names,
+            ("",) * len(self.names),
+            numbers.astype(np.int32),
+            self.ends[:-1] - bases,
+            self.ends[1:] - bases,
+        )
 
     def followed_by(self, other: Shards) -> Shards:
         """Return these shards, and others behind them."""
@@ -99,14 +97,12 @@ class Shards:
         return cls(names, firsts, ends)
 
 
-class ShardStore(Store):
+class ShardStore(BlobStore):
     """Records in large objects, with one index; read by ranges, a batch at a time.
 
     Any sample is one ranged read away, so that shuffling needs no buffer; those of a batch come at
     the same time. The index is read once, in full: 8 bytes, the label and the key of each record.
-
-    Concurrency:
-        Any thread. A forked or spawned process makes connections of its own, at first use.
+    For arguments and concurrency see `BlobStore`.
 
     Example:
         >>> import tempfile
@@ -119,76 +115,18 @@ class ShardStore(Store):
         >>> folder.cleanup()
     """
 
-    def __init__(self, place: str, **options: Any) -> None:  # noqa: ANN401
-        """Name the place; nothing is opened.
-
-        Args:
-            place: A folder, or an address as `s3://BUCKET/PREFIX`.
-            options: Of that place, as `endpoint`.
-        """
-        self._blobs: Blobs = open_blobs(str(place), **options)
-        self._read_at_once: tuple[Index, Shards] | None = None
-
     @property
     def address(self) -> str:
         """`shards:` and the place."""
         return f"shards:{self._blobs.address}"
 
-    @property
-    def shard_lengths(self) -> NDArray[np.int64]:
-        """Number of records of each object, int64 (objects,)."""
-        index, shards = self._both
-        return np.diff(shards.firsts, append=len(index))
+    def _load(self) -> tuple[Index, RecordRanges]:
+        found = read_index(self._blobs, self.address)
+        return found.index, found.shards.ranges()
 
-    def close(self) -> None:
-        """Close the connections."""
-        self._blobs.close()
-
-    def _load_index(self) -> Index:
-        return self._both[0]
-
-    @property
-    def _both(self) -> tuple[Index, Shards]:
-        """Index and shards of one reading: another may find another store."""
-        both = self._read_at_once
-        if both is None:
-            try:
-                found = read_index(self._blobs, self.address)
-            except BaseException:
-                self.close()  # nobody else will
-                raise
-            both = self._read_at_once = found.index, found.shards
-        return both
-
-    @contextlib.contextmanager
-    def _read(self, positions: NDArray[np.int64], *, copy: bool) -> Iterator[list[Record]]:
-        index, shards = self._both
-        keys = index.keys
-        ranges = shards.ranges(positions)
-        try:
-            views = self._blobs.read(ranges)
-        except BlobNotFound as error:
-            gone = sorted(
-                {
-                    keys[p]
-                    for p, s in zip(positions.tolist(), ranges, strict=True)
-                    if repr(s.name) in str(error)
-                }
-            )
-            raise missing_records(gone, self.address) from error
-        yield [
-            self._record(keys[position], position, place, view, copy=copy)
-            for position, place, view in zip(positions.tolist(), ranges, views, strict=True)
-        ]
-
-    def _record(
-        self, key: str, position: int, place: ByteRange, view: memoryview, *, copy: bool
-    ) -> Record:
-        name = (
-            f"record {position} ({key!r}) of {self.address} (byte {place.start:,} of {place.name})"
-        )
+    def _record(self, position: int, view: memoryview, name: str, *, copy: bool) -> Record:
         record = decode_record(view, name, copy=copy)
-        if record.key != key:
+        if record.key != self.keys[position]:
             raise StoreError(f"{name} is another one, {record.key!r}. Pack the store anew.")
         return record
 

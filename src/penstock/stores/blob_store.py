@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`BlobStore`: the base of stores whose records are ranges of bytes in objects."""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.blobs.blobs import is_remote, open_blobs
+from penstock.blobs.errors import BlobNotFound
+from penstock.errors import ConfigError, StoreError
+from penstock.stores.store import Store, missing_records
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from penstock.blobs.blobs import Blobs, ByteRange
+    from penstock.blobs.cached import CachedRecords
+    from penstock.blobs.ranges import RecordRanges
+    from penstock.stores.index import Index
+    from penstock.stores.records import Record
+
+
+class BlobStore(Store):
+    """Records that lie in objects, in a folder or in object storage, each in one piece.
+
+    A subclass defines `_load` and `_record`.
+
+    Concurrency:
+        Any thread. A forked or spawned process makes connections of its own, at first use.
+    """
+
+    _loaded: tuple[Index, RecordRanges] | None = None
+    _cached: CachedRecords | None = None
+
+    def __init__(
+        self,
+        place: str,
+        *,
+        local_cache: str | None = None,
+        eviction: str = "foresight",
+        **options: Any,  # noqa: ANN401
+    ) -> None:
+        """Name the place; nothing is opened.
+
+        Args:
+            place: A folder, or an address as `s3://BUCKET/PREFIX`.
+            local_cache: Where records are kept on this machine: "FOLDER", or "FOLDER:60GB", see
+                docs/guide/caching.md.
+            eviction: What leaves a cache that is full: "foresight" or "lru".
+            options: Of the place, as `endpoint`.
+
+        Raises:
+            ConfigError: an argument is of another form.
+        """
+        if eviction not in ("foresight", "lru"):
+            raise ConfigError(f'{eviction=}: it is "foresight" or "lru".')
+        self._blobs: Blobs = open_blobs(str(place), **options)
+        if local_cache is not None and not is_remote(str(place)):
+            raise ConfigError(f"local_cache= is for data that are far away; {place} is a folder.")
+        self._local_cache = None if local_cache is None else str(local_cache)
+        self._eviction = eviction
+
+    @abc.abstractmethod
+    def _load(self) -> tuple[Index, RecordRanges]:
+        """Return the index, and where the records are."""
+
+    @abc.abstractmethod
+    def _record(self, position: int, view: memoryview, name: str, *, copy: bool) -> Record:
+        """Return a record of its bytes; `name` is what errors call it."""
+
+    def close(self) -> None:
+        """Close the connections."""
+        if self._cached is not None:
+            self._cached.close()
+        self._blobs.close()
+
+    def _load_index(self) -> Index:
+        return self._both[0]
+
+    @property
+    def _both(self) -> tuple[Index, RecordRanges]:
+        """Index and ranges of one reading: another may find another store."""
+        both = self._loaded
+        if both is None:
+            try:
+                both = self._load()
+            except BaseException:
+                self.close()  # nobody else will
+                raise
+            self._loaded = both
+        return both
+
+    @property
+    def shard_lengths(self) -> NDArray[np.int64] | None:
+        """Number of records of each object, int64 (objects,); None if each has its own."""
+        ranges = self._both[1]
+        lengths = np.bincount(ranges.objects, minlength=len(ranges.names))
+        return None if len(lengths) >= len(ranges) > 1 else lengths
+
+    @property
+    def _cached_records(self) -> CachedRecords | None:
+        if self._local_cache is not None and self._cached is None:
+            from penstock.blobs.cached import CachedRecords
+            from penstock.blobs.objects import ObjectBlobs
+
+            ranges = self._both[1]
+            assert isinstance(self._blobs, ObjectBlobs)
+            self._cached = CachedRecords(self._blobs, ranges, self._local_cache, self._eviction)
+        return self._cached
+
+    @property
+    def follow(self) -> Callable[[NDArray[np.int64]], Callable[[int], None] | None] | None:
+        """Has records read ahead, see `CachedRecords.follow`; None without a local cache."""
+        cached = self._cached_records
+        return None if cached is None else cached.follow
+
+    @contextlib.contextmanager
+    def _read(self, positions: NDArray[np.int64], *, copy: bool) -> Iterator[list[Record]]:
+        ranges = self._both[1].at(positions)
+        cached = self._cached_records
+        try:
+            views = self._blobs.read(ranges) if cached is None else cached.read(positions)
+        except BlobNotFound as error:
+            raise self._missing(positions, ranges, error) from error
+        records = []
+        for k, position in enumerate(positions.tolist()):
+            name = (
+                f"record {position} ({self.keys[position]!r}) of {self.address} (byte "
+                f"{ranges[k].start:,} of {ranges[k].name})"
+            )
+            try:
+                records.append(self._record(position, views[k], name, copy=copy))
+            except StoreError:
+                if cached is None or not cached.cache.drop(position):
+                    raise
+                (view,) = cached.read_anew(positions[k : k + 1])  # only the copy was damaged
+                records.append(self._record(position, view, name, copy=copy))
+        yield records
+
+    def _missing(
+        self, positions: NDArray[np.int64], ranges: Sequence[ByteRange], error: BlobNotFound
+    ) -> StoreError:
+        pairs = zip(positions.tolist(), ranges, strict=True)
+        gone = {self.keys[p] for p, wanted in pairs if repr(wanted.name) in str(error)}
+        return missing_records(sorted(gone), self.address)

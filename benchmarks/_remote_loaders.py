@@ -266,6 +266,9 @@ def _mosaic(job: Job) -> Any:  # noqa: ANN401
         batch_size=job.batch_size,
         shuffle=True,
     )
+    for stream in dataset.streams:
+        # Else forked workers share the connection that read the index, and mix up its answers.
+        stream._downloader._s3_client = None
     return StreamingDataLoader(
         dataset,
         batch_size=job.batch_size,

@@ -30,7 +30,8 @@ Method
     "of optimum" is the bytes fetched in epochs 2 and 3 over the least with a cache of that size,
     for the order in which the samples came: what is needed last is thrown out, or not kept at all
     (Belady; where sizes differ that is close to the least, not the least). "LRU / optimum" is the
-    same of a simulated LRU cache. Both fetch single samples.
+    same of a simulated LRU cache. Both fetch single samples. What workers have read ahead lies
+    outside of the cache: where that is much of the data, less than the optimum can be fetched.
 
     A peer whose run ends with an error is tried three times; "failed runs" says how often it did.
     Peers in another environment: --peers /path/to/its/python, or PENSTOCK_BENCH_PEERS. A contender
@@ -63,7 +64,7 @@ Result
 
     50 MB/s are 500 samples/s. Penstock's memory has no torch in it; the others need that. What is
     read ahead over the end of an epoch counts in the epoch in which it is fetched. `datasets`
-    sleeps 5 s at the end of each epoch. Streaming failed in 6 of 9 runs: its forked workers shared
+    sleeps 5 s at the end of each epoch. Streaming failed in 6 of 8 runs: its forked workers shared
     the connection that had read the index. It is told to make new ones since. The caches of 100 %
     had no room for what a format adds; since, they have.
 

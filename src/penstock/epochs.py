@@ -54,8 +54,11 @@ def told_to_dataset(epoch: Epoch, source: IndexSource, loader: Any) -> Epoch:  #
     Such a dataset has `order_follower`: a function that is called with the indices that are to come
     and returns another, which is called with how many of them are used up; either may be None.
     """
-    follow = getattr(loader.dataset, "order_follower", None)
-    if follow is None or not isinstance(source, SeededIndices):
+    dataset = loader.dataset
+    if not hasattr(type(dataset), "order_follower") or not isinstance(source, SeededIndices):
+        return epoch  # not what a wrapper's __getattr__ finds: indices are others there
+    follow = dataset.order_follower
+    if follow is None:
         return epoch
     to_come: list[Any] = []
     for number in (epoch.number, epoch.number + 1):

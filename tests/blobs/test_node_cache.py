@@ -312,8 +312,15 @@ def test_what_is_fetched_is_little_more_than_what_has_to_be(
     order, fetched = [], []
     for _ in range(3):
         order += numbers_in(loader)
+        num_requests = len(object_server.requests)
         fetched.append(fetched_bytes(object_server))
-    cache = dataset.store._cached.cache
+    cache, traffic = dataset.store._cached.cache, dataset.traffic
+    assert traffic.num_read == 3 * NUM
+    assert traffic.bytes_read == 3 * sizes.sum()
+    assert traffic.bytes_fetched == sum(fetched)
+    assert 0 < num_requests < traffic.num_requests <= 3 * NUM
+    assert 0 <= traffic.num_found <= traffic.num_read
+    assert str(traffic) in str(loader.stats())
     capacities = cache.max_bytes, cache.max_bytes + cache.ahead_bytes
     dataset.close()
     most, least = (

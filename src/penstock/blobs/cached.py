@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from penstock.blobs.fetcher import FetcherClient
-from penstock.blobs.node_cache import CacheArguments, NodeCache, Order
+from penstock.blobs.node_cache import CacheArguments, NodeCache, Order, Traffic
 from penstock.forks import Owner
 from penstock.warn import warn_user
+from penstock.worker_info import info_unasked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,10 +32,11 @@ class CachedRecords:
 
     def __init__(self, blobs: ObjectBlobs, ranges: RecordRanges, place: str, eviction: str) -> None:
         """Name the cache, which is opened at the first read."""
-        self._blobs, self._ranges = blobs, ranges
+        self._blobs, self._ranges, self._sizes = blobs, ranges, ranges.sizes
         self._arguments = CacheArguments(place, ranges.digest(blobs.address), eviction)
         self._fetcher_path: str | None = None  # of the process that reads ahead for this rank
         self._order: Order | None = None
+        self._order_path: str | None = None
         self._next_sample = 0
         self._begin()
 
@@ -57,7 +60,7 @@ class CachedRecords:
         if not self._owner.is_here:  # a fork
             self._begin()
         if self._cache is None:
-            self._cache = self._arguments.open(self._ranges.sizes)
+            self._cache = self._arguments.open(self._sizes)
         return self._cache
 
     def read(self, numbers: NDArray[np.int64]) -> list[memoryview]:
@@ -65,6 +68,10 @@ class CachedRecords:
         cache, wanted = self.cache, numbers.tolist()
         views = [cache.get(number) for number in wanted]
         absent = [k for k, view in enumerate(views) if view is None]
+        if (order := self._order_of_rank()) is not None:
+            info = info_unasked()
+            of_worker = order.counts[0 if info is None else info.id % 63]
+            of_worker[:3] += len(wanted), len(wanted) - len(absent), self._sizes[numbers].sum()
         if absent:
             fetched = self._fetch([wanted[k] for k in absent])
             for k, view in zip(absent, fetched, strict=True):
@@ -91,6 +98,23 @@ class CachedRecords:
             self.cache.put(number, view)
         return views
 
+    def _order_of_rank(self) -> Order | None:
+        """Return that of the main process, in a worker as well."""
+        if self._order is None and self._order_path is not None:
+            with contextlib.suppress(OSError):  # it is that of another machine, or has ended
+                self._order = Order.of_rank(self._order_path, len(self._ranges))
+            self._order_path = None
+        return self._order
+
+    @property
+    def traffic(self) -> Traffic | None:
+        """What this rank has read; None before its first epoch."""
+        if self._order is None:
+            return None
+        num_read, num_found, bytes_read, _ = self._order.counts[:63].sum(axis=0).tolist()
+        num_requests, bytes_fetched = self._order.counts[63, :2].tolist()
+        return Traffic(num_read, num_found, num_requests, bytes_fetched, bytes_read)
+
     def follow(self, records: NDArray[np.int64]) -> Callable[[int], None] | None:
         """Have records read ahead, in this order, for the loader of this process.
 
@@ -101,6 +125,7 @@ class CachedRecords:
         try:
             if self._order is None:
                 self._order = Order.made(self.cache, len(ranges))
+                self._order_path = self._order.path
         except OSError as error:
             warn_user(
                 f"nothing is read ahead of the order: {self.cache.folder} cannot be written "

@@ -21,7 +21,7 @@ import numpy as np
 from penstock.blobs.client import Sessions
 from penstock.blobs.node_cache import NEVER, NodeCache, Order
 from penstock.blobs.ranges import RecordRanges
-from penstock.blobs.requests import plan_requests
+from penstock.blobs.requests import parts_of, plan_requests
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,13 +55,14 @@ class Foresight:
         self._requests: set[asyncio.Task[dict[int, memoryview]]] = set()
         self._walk: asyncio.Task[None] | None = None
         self._num_failed = 0
+        self._order: Order | None = None
 
     async def follow(self, order: Order, first: int, records: NDArray[np.int64]) -> None:
         """Read ahead in an order, of which `records[k]` is sample `first + k`, until another."""
         due, following = await asyncio.to_thread(next_uses, first, records, len(self._ranges))
         if self._walk is not None:
             self._walk.cancel()
-        order.due[:] = due
+        self._order, order.due[:] = order, due
         self._num_failed = 0
         self._walk = asyncio.create_task(self._read_ahead(order, first, records, following))
 
@@ -120,6 +121,8 @@ class Foresight:
         """Return the records of one request, which are kept if there is room."""
         try:
             data = await self._sessions.read_one(self._place, request)
+            if self._order is not None:
+                self._order.counts[63, :2] += len(parts_of(request)), len(data)
             views = {
                 n: data[at : at + int(self._ranges.stops[n] - self._ranges.starts[n])]
                 for n, at in starts.items()

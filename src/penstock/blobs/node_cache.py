@@ -32,7 +32,7 @@ import numpy as np
 
 from penstock.errors import StoreError
 from penstock.forks import at_fork
-from penstock.lines import parse_sized_path
+from penstock.lines import parse_sized_path, percent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,6 +71,34 @@ class CacheArguments(NamedTuple):
     def open(self, sizes: NDArray[np.int64]) -> NodeCache:
         """Return the cache."""
         return NodeCache(self, sizes)
+
+
+class Traffic(NamedTuple):
+    """What a rank has read by way of a cache, since its first epoch.
+
+    Attributes:
+        num_read: Records.
+        num_found: Those that were there when they were asked for.
+        num_requests: Sent for these, and for what was read ahead.
+        bytes_fetched: Their answers.
+        bytes_read: Of the records.
+    """
+
+    num_read: int
+    num_found: int
+    num_requests: int
+    bytes_fetched: int
+    bytes_read: int
+
+    def __str__(self) -> str:
+        """Return it for people."""
+        num_read = max(1, self.num_read)
+        return (
+            f"Local cache: {percent(self.num_found / num_read)} of {self.num_read:,} records were "
+            f"there when they were asked for; {self.num_requests / num_read:.2g} requests a "
+            f"record, {self.bytes_fetched / max(1, self.bytes_read):.2g} bytes fetched for each "
+            "that was read."
+        )
 
 
 class NodeCache:
@@ -371,17 +399,20 @@ class Order:
     """When a rank needs each record next: a file that its process, while it runs, has locked.
 
         int64   how many samples the rank has used up
+        int64   64 x 4 counts for `Traffic`: 63 rows of workers, by their numbers; the fetcher's
         int64   for each record, which sample it is next; `NEVER` if it is none that is known
 
     Concurrency:
-        The rank's main process counts samples, its fetcher writes the rest, anybody reads.
+        The rank's main process writes the first, each its own row, the fetcher the rest; anybody
+        reads.
     """
 
     def __init__(self, path: str, fd: int, num_records: int) -> None:
         """Map an open file, which is then this object's."""
         self.path, self._fd = path, fd
-        numbers = np.frombuffer(mmap.mmap(fd, 8 * (1 + num_records)), np.int64)
-        self.clock, self.due = numbers[:1], numbers[1:]
+        numbers = np.frombuffer(mmap.mmap(fd, _order_bytes(num_records)), np.int64)
+        self.clock, self.due = numbers[:1], numbers[1 + 64 * 4 :]
+        self.counts = numbers[1 : 1 + 64 * 4].reshape(64, 4)
 
     @classmethod
     def made(cls, cache: NodeCache, num_records: int) -> Order:
@@ -391,7 +422,7 @@ class Order:
         fd = os.open(made, _FLAGS | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
-            os.posix_fallocate(fd, 0, 8 * (1 + num_records))
+            os.posix_fallocate(fd, 0, _order_bytes(num_records))
             order = cls(path, fd, num_records)
             order.due[:] = NEVER
             os.rename(made, path)  # nobody sees it before it is locked
@@ -411,7 +442,7 @@ class Order:
         """Return another process's; None if that has ended, or is about to make it."""
         with contextlib.suppress(OSError):
             fd = os.open(path, _FLAGS)
-            if os.fstat(fd).st_size == 8 * (1 + num_records):
+            if os.fstat(fd).st_size == _order_bytes(num_records):
                 order = cls(path, fd, num_records)
                 return order if order.is_followed() else None
             if _locks(fd):
@@ -438,6 +469,10 @@ class Order:
 
     def __del__(self) -> None:
         os.close(self._fd)
+
+
+def _order_bytes(num_records: int) -> int:
+    return 8 * (1 + 64 * 4 + num_records)
 
 
 def _locks(fd: int) -> bool:

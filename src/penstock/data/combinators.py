@@ -431,7 +431,8 @@ class Subset(Dataset[T_co]):
     @property
     def order_follower(self) -> Any:  # noqa: ANN401
         """That of the dataset, for its own indices."""
-        follow = getattr(self.dataset, "order_follower", None)
+        has_one = hasattr(type(self.dataset), "order_follower")
+        follow = self.dataset.order_follower if has_one else None
         return follow and (lambda order: follow(np.asarray(self._inner(order))))
 
     @property

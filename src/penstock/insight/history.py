@@ -220,6 +220,7 @@ class History:
                 cores=cores,
                 replaced_workers=self._num_replaced,
                 first_batch_s=(self._first_wait_ns or 0) / 1e9,
+                reading=self._reading(),
             )
         from penstock.insight import verdict as verdicts  # not before stats are asked for
 
@@ -243,6 +244,12 @@ class History:
             )
         )
         return replace(stats, verdict=verdict, slowest=slowest)
+
+    def _reading(self) -> str:
+        traffic = None
+        if hasattr(type(self._dataset), "traffic"):  # not what a __getattr__ makes up
+            traffic = self._dataset.traffic  # type: ignore[attr-defined]
+        return "" if traffic is None else str(traffic)
 
     def _name(self, index: object) -> str | None:
         if index is None or self._dataset is None:

@@ -196,6 +196,7 @@ class Stats(Summarized):
         replaced_workers: Workers that died, or were ended as they were stuck, and that others
             replaced, since the loader was made.
         first_batch_s: From `iter()` to the first batch of the first epoch.
+        reading: What the dataset says of its reading, as of a local cache; else empty.
     """
 
     verdict: Verdict
@@ -214,6 +215,7 @@ class Stats(Summarized):
     cores: float = 0.0
     replaced_workers: int = 0
     first_batch_s: float = 0.0
+    reading: str = ""
 
     def _summary(self) -> Iterator[tuple[str, object]]:
         window = self.window
@@ -233,4 +235,5 @@ class Stats(Summarized):
             f"{self.verdict}\n"
             f"Last {span.batches} batches: {span.wait_s:.3g} s of {span.seconds:.3g} s waited for; "
             f"backend {self.backend!r}, {self.num_workers} workers"
+            + (f"\n{self.reading}" if self.reading else "")
         )

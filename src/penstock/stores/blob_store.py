@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from penstock.blobs.blobs import Blobs, ByteRange
     from penstock.blobs.cached import CachedRecords
+    from penstock.blobs.node_cache import Traffic
     from penstock.blobs.ranges import RecordRanges
     from penstock.stores.index import Index
     from penstock.stores.records import Record
@@ -119,6 +120,11 @@ class BlobStore(Store):
         """Has records read ahead, see `CachedRecords.follow`; None without a local cache."""
         cached = self._cached_records
         return None if cached is None else cached.follow
+
+    @property
+    def traffic(self) -> Traffic | None:
+        """What this rank has read by way of the local cache; None without one."""
+        return None if self._cached is None else self._cached.traffic
 
     @contextlib.contextmanager
     def _read(self, positions: NDArray[np.int64], *, copy: bool) -> Iterator[list[Record]]:

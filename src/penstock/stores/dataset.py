@@ -198,6 +198,11 @@ class StoreDataset(Dataset[Any]):
         return getattr(self.store, "follow", None)
 
     @property
+    def traffic(self) -> Any:  # noqa: ANN401
+        """What this rank has read by way of the store's local cache; None without one."""
+        return getattr(self.store, "traffic", None)
+
+    @property
     def fingerprint(self) -> str:
         """A short text that changes if the store's contents do; for folders, if names do."""
         return self.store.index.fingerprint

@@ -95,6 +95,7 @@ def _verdict(stats: Stats) -> Element:
         element("h2", _TITLES.get(found.bottleneck, found.bottleneck.capitalize())),
         element("p", found.text, class_="answer"),
         element("p", found.remedy, class_="remedy") if found.remedy else None,
+        element("p", stats.reading) if stats.reading else None,
         _strip("The main process's time over the run", {"own": run.consumer_s, "wait": run.wait_s}),
         _strip(
             "The time of making batches over the run",

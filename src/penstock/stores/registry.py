@@ -70,7 +70,7 @@ register_store(
     "penstock.stores.shards.store:ShardStore",
     writer="penstock.stores.shards.writer:ShardWriter",
 )
-register_store("tar", "penstock.stores.tar:TarStore", suffixes=[".tar"])
+register_store("tar", "penstock.stores.tar_objects:open_tar", suffixes=[".tar"])
 register_store(
     "arrow", "penstock.stores.arrow:ArrowStore", suffixes=[".parquet", ".arrow", ".feather"]
 )

@@ -7,11 +7,12 @@ import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from penstock.blobs.blobs import ByteRange
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
     from numpy.typing import NDArray
 
 
@@ -27,8 +28,8 @@ class RecordRanges:
         stops: Behind its last byte; int64, shape (records,).
     """
 
-    names: tuple[str, ...]
-    versions: tuple[str, ...]
+    names: Sequence[str]
+    versions: Sequence[str]
     objects: NDArray[np.int32]
     starts: NDArray[np.int64]
     stops: NDArray[np.int64]

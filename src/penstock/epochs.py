@@ -71,7 +71,7 @@ def told_to_dataset(epoch: Epoch, source: IndexSource, loader: Any) -> Epoch:  #
 def _counted(
     indices: Iterator[object], advance: Callable[[int], None], num_under_way: int
 ) -> Iterator[object]:
-    """Yield batches of indices; tell how many samples are surely read, as later batches are asked."""
+    """Yield batches of indices, and tell how many samples before them are surely read."""
     sizes: deque[int] = deque()
     num_used_up = 0
     for batch in indices:

@@ -9,8 +9,6 @@ import numpy as np
 
 from penstock.blobs.fetcher import FetcherClient
 from penstock.blobs.node_cache import CacheArguments, NodeCache, Order
-from penstock.blobs.objects import ObjectBlobs
-from penstock.errors import ConfigError
 from penstock.forks import Owner
 from penstock.warn import warn_user
 
@@ -19,7 +17,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.blobs.blobs import Blobs
+    from penstock.blobs.objects import ObjectBlobs
     from penstock.blobs.ranges import RecordRanges
 
 
@@ -30,16 +28,8 @@ class CachedRecords:
         Any thread. It pickles, and is shared by forks: another process opens the cache for itself.
     """
 
-    def __init__(self, blobs: Blobs, ranges: RecordRanges, place: str, eviction: str) -> None:
-        """Name the cache, which is opened at the first read.
-
-        Raises:
-            ConfigError: the place of the records or of the cache does not fit.
-        """
-        if not isinstance(blobs, ObjectBlobs):
-            raise ConfigError(
-                f"local_cache={place!r} is for data that are far away; {blobs.address} is a folder."
-            )
+    def __init__(self, blobs: ObjectBlobs, ranges: RecordRanges, place: str, eviction: str) -> None:
+        """Name the cache, which is opened at the first read."""
         self._blobs, self._ranges = blobs, ranges
         self._arguments = CacheArguments(place, ranges.digest(blobs.address), eviction)
         self._fetcher_path: str | None = None  # of the process that reads ahead for this rank

@@ -220,6 +220,7 @@ class NodeCache:
             elif not self._has_room(number):
                 return
             self._states[number] = 1  # from here on it is counted
+            self._read_at[number] = time.monotonic_ns()
         try:
             self._write(number, data)
         except OSError as error:
@@ -252,34 +253,43 @@ class NodeCache:
         """Count a record, with others evicted for it that are needed later."""
         size, header = int(self._sizes[number]), self._header
         while header["used"] + size > self.max_bytes + (self.ahead_bytes if self._orders else 0):
-            victim = self._next_victim()
-            if victim is None:
+            if not self._evict_for(number):
                 return False
-            if self._eviction == "foresight":
-                first, last = self._distances(np.array([number, victim]))
-                if first >= last:
-                    self._victims.appendleft(victim)
-                    return False
-            self._evict(victim)
         header["used"] += size
         return True
 
-    def _next_victim(self) -> int | None:
-        """Return the record to be evicted first; None if there is none, or nothing to judge by."""
-        while self._victims:
-            victim = self._victims.popleft()
-            if self._states[victim]:
-                return victim
+    def _evict_for(self, number: int) -> bool:
+        """Evict one record that is needed later than another; return whether there is one."""
+        for is_chosen_anew in (False, True):
+            if is_chosen_anew:
+                self._choose_victims()
+            while self._victims:
+                victim = self._victims.popleft()
+                if self._states[victim]:
+                    if not self._is_needed_before(number, victim):
+                        break  # as are those behind it
+                    self._evict(victim)
+                    return True
+        return False
+
+    def _is_needed_before(self, number: int, other: int) -> bool:
+        if self._eviction == "lru":
+            return True
+        one, two = self._distances(np.array([number, other]))
+        return bool(one < two)
+
+    def _choose_victims(self) -> None:
+        """Choose what is evicted next, by what is known now."""
         self._find_orders()
+        self._victims.clear()
         there = np.flatnonzero(self._states)
         if len(there) == 0 or (self._eviction == "foresight" and not self._orders):
-            return None
+            return
         by_time = self._eviction == "lru"
         distances = -self._read_at[there] if by_time else self._distances(there)
         count = max(1, len(there) // _VICTIMS_SHARE)
         far = np.argpartition(distances, len(there) - count)[-count:]
         self._victims.extend(there[far[np.argsort(-distances[far])]].tolist())
-        return self._victims.popleft()
 
     def _distances(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return after how many samples records are needed next, by any rank of this machine."""

@@ -8,7 +8,7 @@ import contextlib
 import math
 from typing import TYPE_CHECKING, Any
 
-from penstock.blobs.blobs import open_blobs
+from penstock.blobs.blobs import is_remote, open_blobs
 from penstock.blobs.errors import BlobNotFound
 from penstock.errors import ConfigError, StoreError
 from penstock.stores.store import Store, missing_records
@@ -65,6 +65,8 @@ class BlobStore(Store):
         if eviction not in ("foresight", "lru"):
             raise ConfigError(f'{eviction=}: it is "foresight" or "lru".')
         self._blobs: Blobs = open_blobs(str(place), **options)
+        if local_cache is not None and not is_remote(str(place)):
+            raise ConfigError(f"local_cache= is for data that are far away; {place} is a folder.")
         self._local_cache = None if local_cache is None else str(local_cache)
         self._eviction = eviction
 
@@ -102,8 +104,10 @@ class BlobStore(Store):
     def _cached_records(self) -> CachedRecords | None:
         if self._local_cache is not None and self._cached is None:
             from penstock.blobs.cached import CachedRecords
+            from penstock.blobs.objects import ObjectBlobs
 
             ranges = self._both[1]
+            assert isinstance(self._blobs, ObjectBlobs)
             self._cached = CachedRecords(self._blobs, ranges, self._local_cache, self._eviction)
         return self._cached
 

@@ -1,0 +1,394 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cache of a machine: what it keeps, what it evicts, and what survives a kill."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import heapq
+import multiprocessing
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.blobs.object_storage import bucket, object_server  # noqa: F401
+
+from penstock import Loader
+from penstock.blobs.foresight import next_uses
+from penstock.blobs.node_cache import NEVER, CacheArguments, NodeCache, Order
+from penstock.data import Subset
+from penstock.errors import ConfigError, StoreError
+from penstock.sampling import DistributedSampler
+from penstock.stores import StoreDataset, create_store, open_store
+from penstock.stores.records import encode_record
+
+SIZES = np.arange(100, 200)
+
+
+def data_of(number):
+    return memoryview(bytes([number]) * int(SIZES[number]))
+
+
+def opened(folder, limit="2kB", eviction="lru"):
+    return NodeCache(CacheArguments(f"{folder}:{limit}", "d", eviction), SIZES)
+
+
+def files_in(folder):
+    """Return the files of records, by number."""
+    return {
+        int(file.parent.name + file.name, 16): file
+        for file in Path(folder).glob("d/[0-9a-f]/*")
+        if len(file.name) == 3
+    }
+
+
+def assert_right(cache, folder):
+    """Assert that what the cache says is what is there."""
+    files = files_in(folder)
+    assert set(files) == set(np.flatnonzero(cache.has(np.arange(100))).tolist())
+    assert cache.num_bytes == sum(file.stat().st_size for file in files.values())
+    assert cache.num_bytes <= cache.max_bytes + cache.ahead_bytes
+    for number, file in files.items():
+        assert file.read_bytes() == data_of(number)
+
+
+@given(st.lists(st.tuples(st.sampled_from("pgd"), st.integers(0, 99)), max_size=80))
+def test_it_keeps_what_was_read_last_within_its_size(tmp_path_factory, steps):
+    folder = tmp_path_factory.mktemp("cache")
+    cache, order = opened(folder), []
+    for action, number in steps:
+        if action == "p":
+            cache.put(number, data_of(number))
+        elif action == "d":
+            cache.drop(number)
+        elif (view := cache.get(number)) is not None:
+            assert view == data_of(number)
+        if action in "pg" and cache.has(np.array([number])).all():
+            order = [n for n in order if n != number] + [number]
+    assert_right(cache, folder)
+    cache.close()
+
+
+def test_without_an_order_nothing_is_evicted(tmp_path):
+    cache = opened(tmp_path, eviction="foresight")
+    for number in range(100):
+        cache.put(number, data_of(number))
+    kept = np.flatnonzero(cache.has(np.arange(100))).tolist()
+    assert kept == list(range(len(kept)))
+    assert cache.num_bytes <= 2000
+    assert_right(cache, tmp_path)
+
+
+def test_by_time_what_was_read_last_stays(tmp_path):
+    cache = opened(tmp_path)
+    for number in range(100):
+        cache.put(number, data_of(number))
+        assert cache.get(0) is not None
+    assert cache.get(99) is not None
+    assert cache.get(1) is None
+
+
+def test_what_is_needed_last_goes_first_and_is_not_kept_in_its_place(tmp_path):
+    cache = opened(tmp_path, eviction="foresight")
+    order = Order.made(cache, 100)
+    order.due[:50] = np.arange(50)
+    for number in range(49, -1, -1):
+        cache.put(number, data_of(number))
+    kept = np.flatnonzero(cache.has(np.arange(100))).tolist()
+    assert kept == list(range(len(kept)))
+    cache.put(49, data_of(49))
+    assert cache.get(49) is None
+    order.clock[0], order.due[0] = 1, 500  # it was used up
+    cache.put(len(kept), data_of(len(kept)))
+    assert cache.get(0) is None
+    assert cache.get(len(kept)) is not None
+    assert_right(cache, tmp_path)
+    del order
+
+
+def test_the_order_of_a_rank_that_has_ended_is_forgotten(tmp_path):
+    cache = opened(tmp_path, eviction="foresight")
+    order = Order.made(cache, 100)
+    for number in range(100):
+        order.due[number] = number
+        cache.put(number, data_of(number))
+    assert len(os.listdir(cache.folder / "orders")) == 1
+    del order
+    before = files_in(tmp_path)
+    for number in range(100):
+        cache.put(number, data_of(number))
+    assert os.listdir(cache.folder / "orders") == []
+    assert files_in(tmp_path).keys() >= before.keys()
+
+
+def _use(folder, seed):
+    cache, rng = opened(folder), random.Random(seed)
+    while True:
+        number = rng.randrange(100)
+        view = cache.get(number)
+        if view is None:
+            cache.put(number, data_of(number))
+        elif view != data_of(number):
+            os._exit(1)
+
+
+def test_a_kill_at_any_moment_leaves_it_right(tmp_path):
+    context, rng = multiprocessing.get_context("fork"), random.Random(7)
+    users = [context.Process(target=_use, args=(tmp_path, seed)) for seed in (-1, -2)]
+    for user in users:
+        user.start()
+    for seed in range(200):
+        victim = context.Process(target=_use, args=(tmp_path, seed))
+        victim.start()
+        time.sleep(rng.random() / 100)  # the moment
+        victim.kill()
+        victim.join()
+        assert victim.exitcode == -signal.SIGKILL
+        for number, file in files_in(tmp_path).items():
+            with contextlib.suppress(FileNotFoundError):  # evicted since
+                assert file.read_bytes() == data_of(number)
+    for user in users:
+        assert user.is_alive()
+        user.kill()
+        user.join()
+    cache = opened(tmp_path)
+    assert_right(cache, tmp_path)
+    assert not list(tmp_path.glob("d/*/new-*"))
+    assert cache.num_kept > 0
+
+
+def test_nothing_is_deleted_that_is_not_its_own(tmp_path):
+    cache = opened(tmp_path)
+    cache.put(1, data_of(1))
+    cache.close()
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    foreign = [precious / "001", tmp_path / "d" / "0" / "notes.txt", tmp_path / "d" / "0" / "1"]
+    for path in (*foreign, tmp_path / "d" / "letter"):
+        path.write_text("mine")
+    (tmp_path / "d" / "0" / "fff").symlink_to(precious / "001")
+    (tmp_path / "d" / "0" / "abc").mkdir()
+    cache = opened(tmp_path, "100B")
+    cache.put(2, data_of(2))
+    assert all(path.read_text() == "mine" for path in foreign)
+    assert (tmp_path / "d" / "0" / "abc").is_dir()
+    assert (tmp_path / "d" / "letter").read_text() == "mine"
+    cache.close()
+    (tmp_path / "d" / "7").symlink_to(precious)
+    with pytest.raises(StoreError, match="is no folder of this cache"):
+        opened(tmp_path)
+    assert (precious / "001").read_text() == "mine"
+
+
+def test_a_full_disk_makes_it_smaller(tmp_path, monkeypatch):
+    cache = opened(tmp_path)
+    for number in range(10):
+        cache.put(number, data_of(number))
+    write, size = os.write, cache.num_bytes
+
+    def full(fd, data):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    cache.put(50, data_of(50))
+    assert cache.get(50) is None
+    assert cache.max_bytes < size
+    monkeypatch.setattr(os, "write", write)
+    cache.put(50, data_of(50))
+    assert cache.get(50) == data_of(50)
+    assert cache.num_bytes < size
+    assert_right(cache, tmp_path)
+
+
+def test_a_folder_that_cannot_be_written_is_an_error(tmp_path):
+    (tmp_path / "d").write_text("a file")
+    with pytest.raises(StoreError, match="cannot keep records in"):
+        opened(tmp_path)
+
+
+@given(st.integers(1, 20).flatmap(lambda n: st.tuples(st.just(n), st.lists(st.integers(0, n - 1)))))
+def test_next_uses_are_those_that_one_finds_by_looking(case):
+    num_records, order = case
+    due, following = next_uses(5, np.array(order, np.int64), num_records)
+
+    def first_from(number, start):
+        return next((5 + k for k in range(start, len(order)) if order[k] == number), NEVER)
+
+    assert due.tolist() == [first_from(number, 0) for number in range(num_records)]
+    assert following.tolist() == [first_from(number, k + 1) for k, number in enumerate(order)]
+
+
+def least_fetched(order, sizes, capacity):
+    """Return what has to be fetched for each sample, at least: Belady's rule."""
+    following, last = [NEVER] * len(order), {}
+    for k in range(len(order) - 1, -1, -1):
+        following[k] = last.get(order[k], NEVER)
+        last[order[k]] = k
+    kept, used, heap, fetched = {}, 0, [], []
+    for k, number in enumerate(order):
+        fetched.append(0 if number in kept else int(sizes[number]))
+        used += fetched[-1]
+        kept[number] = following[k]
+        heapq.heappush(heap, (-following[k], number))
+        while used > capacity:
+            due, victim = heapq.heappop(heap)
+            if kept.get(victim) == -due:
+                used -= int(sizes[victim])
+                del kept[victim]
+    return fetched
+
+
+NUM = 300
+
+
+@pytest.fixture
+def far(bucket):  # noqa: F811
+    rng = np.random.default_rng(0)
+    with contextlib.closing(create_store(bucket, shard_size=1_000_000)) as writer:
+        for number in range(NUM):
+            # Larger than the gap between two records that are read by one request all the same.
+            sample = rng.bytes(int(rng.integers(66_000, 80_000))), number
+            writer.put_many([encode_record(str(number), sample, number % 3)])
+        writer.finish()
+    return bucket
+
+
+def dataset_of(far, tmp_path, limit="1GB", **options):
+    return StoreDataset(far, local_cache=f"{tmp_path}/cache:{limit}", **options)
+
+
+def numbers_in(batches):
+    return [number for batch in batches for _, number in batch]
+
+
+def fetched_bytes(server):
+    """Return the bytes of shards that were asked for since the last time."""
+    asked = [range_ for _, path, range_ in server.requests if "/shards/" in path]
+    server.requests.clear()
+    ends = [range_.removeprefix("bytes=").split("-") for range_ in asked]
+    return sum(int(last) - int(first) + 1 for first, last in ends)
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "backend"),
+    [(0, "process"), (1, "process"), (3, "process"), (2, "thread")],
+)
+@pytest.mark.parametrize("limit", ["1GB", "7MB"])
+def test_batches_are_the_same_with_a_cache(far, tmp_path, num_workers, backend, limit):
+    options = {"num_workers": num_workers, "backend": backend}
+    if num_workers and backend == "process":
+        options["multiprocessing_context"] = "fork"
+    got = []
+    for dataset in (StoreDataset(far), dataset_of(far, tmp_path, limit)):
+        loader = Loader(dataset, 16, shuffle=True, seed=3, collate_fn=list, **options)
+        batches = list(loader)
+        stream = iter(loader)
+        batches += [next(stream) for _ in range(5)]
+        state = loader.state_dict()
+        del stream
+        loader.load_state_dict(state)
+        got.append(batches + list(loader))
+        dataset.close()
+    assert got[0] == got[1]
+
+
+@pytest.mark.parametrize("eviction", ["foresight", "lru"])
+def test_what_is_fetched_is_little_more_than_what_has_to_be(
+    far, tmp_path, object_server, eviction  # noqa: F811
+):  # fmt: skip
+    dataset = dataset_of(far, tmp_path, "13MB", eviction=eviction)
+    sizes = dataset.store._both[1].sizes
+    object_server.requests.clear()
+    loader = Loader(
+        dataset, 16, shuffle=True, seed=3, collate_fn=list, num_workers=2,
+        multiprocessing_context="fork",
+    )  # fmt: skip
+    order, fetched = [], []
+    for _ in range(3):
+        order += numbers_in(loader)
+        fetched.append(fetched_bytes(object_server))
+    cache = dataset.store._cached.cache
+    capacities = cache.max_bytes, cache.max_bytes + cache.ahead_bytes
+    dataset.close()
+    most, least = (
+        sum(least_fetched(order, sizes, capacity)[NUM : 3 * NUM]) for capacity in capacities
+    )
+    later = sum(fetched[1:])
+    if eviction == "foresight":
+        assert least <= later <= 1.01 * most
+    else:
+        assert later > 1.2 * most
+
+
+def test_two_ranks_with_two_workers_fetch_each_byte_once(far, tmp_path, object_server):  # noqa: F811
+    datasets = [dataset_of(far, tmp_path) for _ in range(2)]
+    size = int(datasets[0].store._both[1].sizes.sum())
+    loaders = [
+        Loader(
+            dataset, 16, num_workers=2, multiprocessing_context="fork", collate_fn=list, seed=3,
+            sampler=DistributedSampler(dataset, num_replicas=2, rank=rank),
+        )
+        for rank, dataset in enumerate(datasets)
+    ]  # fmt: skip
+    object_server.requests.clear()
+    for epoch in range(2):
+        seen = []
+        for pair in zip(*loaders, strict=True):
+            seen += numbers_in(pair)
+        assert sorted(seen) == list(range(NUM))
+        assert fetched_bytes(object_server) == (0 if epoch else size)
+    for dataset in datasets:
+        dataset.close()
+
+
+def test_the_rank_goes_on_when_its_fetcher_is_killed(far, tmp_path):
+    dataset = dataset_of(far, tmp_path, "13MB")
+    loader = Loader(
+        dataset, 16, shuffle=True, seed=3, collate_fn=list, num_workers=2,
+        multiprocessing_context="fork",
+    )  # fmt: skip
+    for _ in range(2):
+        stream = iter(loader)
+        seen = numbers_in([next(stream)])
+        with dataset.store._blobs._caller() as fetcher:
+            os.kill(fetcher._process.pid, signal.SIGKILL)
+        seen += numbers_in(stream)
+        assert sorted(seen) == list(range(NUM))
+    dataset.close()
+
+
+def test_a_damaged_copy_is_fetched_anew(far, tmp_path):
+    dataset = dataset_of(far, tmp_path)
+    right = dataset.store.get_many([5])
+    (file,) = (tmp_path / "cache").glob("*/0/005")
+    file.write_bytes(bytes(file.stat().st_size))
+    assert dataset.store.get_many([5]) == right
+    assert dataset.store.get_many([5]) == right
+    file.write_bytes(b"short")
+    assert dataset.store.get_many([5]) == right
+    dataset.close()
+
+
+def test_a_part_of_a_dataset_is_read_ahead_too(far, tmp_path, object_server):  # noqa: F811
+    dataset = dataset_of(far, tmp_path)
+    sizes = dataset.store._both[1].sizes
+    part = Subset(dataset, range(-50, 0))
+    object_server.requests.clear()
+    for _ in range(2):
+        seen = numbers_in(Loader(part, 16, shuffle=True, seed=3, collate_fn=list))
+        assert sorted(seen) == list(range(NUM - 50, NUM))
+    assert fetched_bytes(object_server) == sizes[-50:].sum()
+    dataset.close()
+
+
+def test_a_cache_is_for_far_data_and_evicts_as_it_can(far, tmp_path):
+    with pytest.raises(ConfigError, match='eviction=\'fifo\': it is "foresight" or "lru"'):
+        open_store(far, local_cache=str(tmp_path), eviction="fifo")
+    with pytest.raises(ConfigError, match="for data that are far away"):
+        StoreDataset(f"shards:{tmp_path}", local_cache=str(tmp_path)).close()

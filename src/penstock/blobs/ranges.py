@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from penstock.blobs.blobs import ByteRange
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy as np
     from numpy.typing import NDArray
 
@@ -26,8 +28,8 @@ class RecordRanges:
         stops: Behind its last byte; int64, shape (records,).
     """
 
-    names: tuple[str, ...]
-    versions: tuple[str, ...]
+    names: Sequence[str]
+    versions: Sequence[str]
     objects: NDArray[np.int32]
     starts: NDArray[np.int64]
     stops: NDArray[np.int64]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,10 +33,14 @@ class BlobStore(Store):
 
     A subclass defines `_load` and `_record`.
 
+    Attributes:
+        max_file_size: Bytes of the largest record that is read; inf for no limit.
+
     Concurrency:
         Any thread. A forked or spawned process makes connections of its own, at first use.
     """
 
+    max_file_size: float = math.inf
     _loaded: tuple[Index, RecordRanges] | None = None
     _cached: CachedRecords | None = None
 
@@ -129,6 +134,7 @@ class BlobStore(Store):
     @contextlib.contextmanager
     def _read(self, positions: NDArray[np.int64], *, copy: bool) -> Iterator[list[Record]]:
         ranges = self._both[1].at(positions)
+        self._check_sizes(ranges)
         cached = self._cached_records
         try:
             views = self._blobs.read(ranges) if cached is None else cached.read(positions)
@@ -148,6 +154,16 @@ class BlobStore(Store):
                 (view,) = cached.read_anew(positions[k : k + 1])  # only the copy was damaged
                 records.append(self._record(position, view, name, copy=copy))
         yield records
+
+    def _check_sizes(self, ranges: Sequence[ByteRange]) -> None:
+        for name, start, stop, _ in ranges:
+            size = (stop or 0) - start
+            if size > self.max_file_size:
+                raise StoreError(
+                    f"cannot read byte {start:,} on of {name!r} in {self.address}: the sample has "
+                    f"{size:,} bytes, and {self.max_file_size:,} is the most that is read: raise "
+                    "max_file_size of its store."
+                )
 
     def _missing(
         self, positions: NDArray[np.int64], ranges: Sequence[ByteRange], error: BlobNotFound

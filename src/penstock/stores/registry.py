@@ -70,10 +70,11 @@ register_store(
     "penstock.stores.shards.store:ShardStore",
     writer="penstock.stores.shards.writer:ShardWriter",
 )
-register_store("tar", "penstock.stores.tar:TarStore", suffixes=[".tar"])
+register_store("tar", "penstock.stores.tar_objects:open_tar", suffixes=[".tar"])
 register_store(
     "arrow", "penstock.stores.arrow:ArrowStore", suffixes=[".parquet", ".arrow", ".feather"]
 )
+register_store("mds", "penstock.stores.mds:MDSStore")
 register_store("folder", "penstock.stores.folder.store:open_folder")
 register_store("voc", "penstock.vision.annotations.voc_folder:VOCFolderStore")
 
@@ -129,8 +130,8 @@ def open_store(
     """Return the store at an address. It is opened at first use.
 
     Args:
-        address: `lmdb:PATH`, `mongodb://HOST/DB.COLLECTION`, `tar:PATH`, `arrow:PATH`, a folder, or
-            of a kind that `register_store` has made known.
+        address: `lmdb:PATH`, `mongodb://HOST/DB.COLLECTION`, `tar:PATH`, `arrow:PATH`, `mds:PATH`,
+            a folder, or of a kind that `register_store` has made known.
         layout: For LMDB files, "records" is what `pack` writes, the default; "pickle" is what many
             scripts make by hand: pickled `(bytes, label)` under the ascii number, with `__len__` or
             `__keys__`. For folders "auto", the default, "classes", "flat" or "voc".

@@ -41,7 +41,7 @@ from penstock.stores.records import EncodedImage, Record
 from penstock.stores.store import Store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
@@ -60,10 +60,28 @@ _descriptors: Pool[int] = Pool(os.close, is_local=True)
 
 
 @dataclass(frozen=True, eq=False)
-class TarListing:
-    """Samples, and the files of each."""
+class ShardListing:
+    """The samples of one tar file.
 
-    shards: tuple[FileState, ...]
+    Attributes:
+        names: Of the samples.
+        counts: Files of each; int64, shape (samples,).
+        files: First byte, size, number of the extension; int64, shape (files, 3).
+        extension_names: By number.
+        classes: Of the samples that have a `.cls` file, in their order; int64.
+    """
+
+    names: PackedList[str]
+    counts: NDArray[np.int64]
+    files: NDArray[np.int64]
+    extension_names: tuple[str, ...]
+    classes: NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class TarListing:
+    """Samples of several tar files, and the files of each."""
+
     keys: PackedList[str]
     labels: NDArray[np.int64] | RaggedArray | None
     shard_of: NDArray[np.int64]
@@ -71,6 +89,44 @@ class TarListing:
     files: NDArray[np.int64]
     extension_names: tuple[str, ...]
     are_pairs: bool
+
+    def index(self, fingerprint: str, address: str) -> Index:
+        """Return the index of a store of these samples."""
+        index = Index(self.keys, self.labels, fingerprint=fingerprint, are_pairs=self.are_pairs)
+        twice = index.first_repeated()
+        if twice is not None:  # x/y.tar with a sample z, and x.tar with one y/z
+            raise StoreError(
+                f"two samples of {address} would be called {twice!r}. Is a shard named twice?"
+            )
+        return index
+
+    def record(
+        self,
+        position: int,
+        label: int | None,
+        path: str,
+        read: Callable[[int, int, str], bytes],
+        max_file_size: float,
+    ) -> Record:
+        """Return a record; `read` returns bytes by offset and size, and is told their name."""
+        key = self.keys[position]
+        values = {}
+        total = 0
+        for offset, size, number in self.files[
+            self.starts[position] : self.starts[position + 1]
+        ].tolist():
+            extension = self.extension_names[number]
+            name = f"{key}.{extension} in {path}"
+            total += size
+            if total > max_file_size:
+                raise StoreError(
+                    f"cannot read {name}: up to its end the sample has {total:,} bytes, and "
+                    f"{max_file_size:,} is the most that is read: raise max_file_size of its "
+                    "store."
+                )
+            data = read(offset, size, name)
+            values[extension] = label if extension == "cls" else _value(extension, data, name)
+        return Record(key, label, _sample(values))
 
 
 def expand_braces(pattern: str) -> list[str]:
@@ -103,67 +159,84 @@ def _shard_paths(place: str) -> list[str]:
     return paths
 
 
-def list_shards(place: str) -> TarListing:
+def list_shards(place: str) -> tuple[list[FileState], TarListing]:
     """Read the headers of all shards."""
-    paths = _shard_paths(place)
-    shards, names = [], []  # of the shards; of the samples of each
-    classes, num_classes = array("q"), array("q")  # of all samples; of each, 0 or 1
-    files, num_files = array("q"), array("q")  # of all samples; of each
-    extensions: dict[str, int] = {}
-    are_pairs = True
-    for path in paths:
+    shards, listings = [], []
+    for path in _shard_paths(place):
         try:
             shards.append(FileState.of(path))
-            samples = _samples_in(path)
             with open_file(path) as file:
-                for name, parts in samples.items():
-                    for extension, (offset, size) in parts.items():
-                        number = extensions.setdefault(extension, len(extensions))
-                        files.extend((offset, size, number))
-                        if extension == "cls":
-                            file.seek(offset)
-                            data = file.read(min(size, _MAX_CLS_BYTES + 1))
-                            classes.append(_class_in(data, path, name))
-                    num_classes.append("cls" in parts)
-                    if len(parts) != 2 or "cls" not in parts or _IMAGES.isdisjoint(parts):
-                        are_pairs = False
-                    num_files.append(len(parts))
-            names.append(PackedList(samples))
+                size_bytes = os.fstat(file.fileno()).st_size
+                listings.append(list_shard(path, file, size_bytes))
         except OSError as error:
             raise StoreError(f"cannot read {path}: {error.strerror or error}.") from error
-    if not num_files:
-        raise StoreError(f"{place} has no sample in {len(shards):,} tar file(s).")
-    labels: NDArray[np.int64] | RaggedArray | None = np.array(classes, np.int64)
-    if len(classes) < len(num_files):
-        found = RaggedArray(np.array(classes, np.int64), _starts(num_classes))
-        labels = found if classes else None
-    return TarListing(
-        tuple(shards),
-        PackedList(_keys(paths, names)),
-        labels,
-        np.repeat(np.arange(len(shards)), list(map(len, names))),
-        _starts(num_files),
-        np.array(files, np.int64).reshape(-1, 3),
-        tuple(extensions),
-        are_pairs,
-    )
+    return shards, joined_shards(place, [shard.path for shard in shards], listings)
 
 
-def _samples_in(path: str) -> dict[str, dict[str, tuple[int, int]]]:
-    """Return where the files of each sample of a shard begin, and their sizes, by extension."""
+def list_shard(path: str, file: BinaryIO, size_bytes: int) -> ShardListing:
+    """Read the headers of a tar file, which may be damaged in any way; `path` is for errors."""
     samples: dict[str, dict[str, tuple[int, int]]] = {}
-    for name, offset, size in _members(path):
+    classes: dict[str, int] = {}
+    for name, offset, size in _members(path, file, size_bytes):
         named = _NAME.fullmatch(name)
         if named is None:  # no extension, or hidden: nothing of a sample
             continue
         if ".." in name.split("/"):
             raise StoreError(f"{path} has a file {name!r}, outside of its folder. Do not trust it.")
-        files = samples.setdefault(named[1], {})
+        parts = samples.setdefault(named[1], {})
         extension = named[2].lower()
-        if extension in files:
+        if extension in parts:
             raise StoreError(f"{path} has two files {named[1]}.{extension}: which is the sample's?")
-        files[extension] = offset, size
-    return samples
+        parts[extension] = offset, size
+        if extension == "cls":
+            file.seek(offset)
+            data = file.read(min(size, _MAX_CLS_BYTES + 1))
+            classes[named[1]] = _class_in(data, path, named[1])
+    files = array("q")
+    extensions: dict[str, int] = {}
+    for parts in samples.values():
+        for extension, (offset, size) in parts.items():
+            files.extend((offset, size, extensions.setdefault(extension, len(extensions))))
+    return ShardListing(
+        PackedList(samples),
+        np.fromiter(map(len, samples.values()), np.int64, len(samples)),
+        np.array(files, np.int64).reshape(-1, 3),
+        tuple(extensions),
+        np.array([classes[name] for name in samples if name in classes], np.int64),
+    )
+
+
+def joined_shards(place: str, paths: list[str], shards: list[ShardListing]) -> TarListing:
+    """Return one listing of several tar files."""
+    extensions: dict[str, int] = {}
+    files = []
+    for shard in shards:
+        numbers = [extensions.setdefault(e, len(extensions)) for e in shard.extension_names]
+        files.append(shard.files.copy())
+        files[-1][:, 2] = np.array(numbers, np.int64)[shard.files[:, 2]]
+    all_files = np.concatenate(files)
+    counts = np.concatenate([shard.counts for shard in shards])
+    classes = np.concatenate([shard.classes for shard in shards])
+    num_samples = len(counts)
+    if not num_samples:
+        raise StoreError(f"{place} has no sample in {len(shards):,} tar file(s).")
+    starts = np.concatenate(([0], np.cumsum(counts)))
+    labels: NDArray[np.int64] | RaggedArray | None = classes if len(classes) else None
+    if 0 < len(classes) < num_samples:
+        has_class = np.add.reduceat(all_files[:, 2] == extensions["cls"], starts[:-1])
+        labels = RaggedArray(classes, np.concatenate(([0], np.cumsum(has_class))))
+    images = [number for name, number in extensions.items() if name in _IMAGES]
+    return TarListing(
+        PackedList(_keys(paths, [shard.names for shard in shards])),
+        labels,
+        np.repeat(np.arange(len(shards)), [len(shard.names) for shard in shards]),
+        starts,
+        all_files,
+        tuple(extensions),
+        # No sample has two .cls files.
+        len(classes) == num_samples == np.isin(all_files[:, 2], images).sum()
+        and bool((counts == 2).all()),
+    )
 
 
 def _keys(paths: list[str], names: list[PackedList[str]]) -> Iterator[str]:
@@ -178,10 +251,6 @@ def _keys(paths: list[str], names: list[PackedList[str]]) -> Iterator[str]:
         yield from (f"{prefix}/{name}" for name in of_shard)
 
 
-def _starts(counts: Sequence[int]) -> NDArray[np.int64]:
-    return np.concatenate(([0], np.cumsum(np.array(counts, np.int64))))
-
-
 def _class_in(data: bytes, path: str, name: str) -> int:
     with contextlib.suppress(ValueError):
         if len(data) <= _MAX_CLS_BYTES and b"_" not in data and -(2**63) <= int(data) < 2**63:
@@ -189,34 +258,32 @@ def _class_in(data: bytes, path: str, name: str) -> int:
     raise StoreError(f"{name}.cls in {path} should hold a 64-bit integer, not {data!r:.60}.")
 
 
-def _members(path: str) -> Iterator[tuple[str, int, int]]:
+def _members(path: str, file: BinaryIO, size_bytes: int) -> Iterator[tuple[str, int, int]]:
     """Yield name, offset and size of each file of a tar file, which may be damaged in any way."""
-    with open_file(path) as file:
-        start = file.read(8)
-        if start.startswith(_COMPRESSED):
-            raise StoreError(
-                f"{path} is compressed, so no sample can be read without all before it. Unpack it "
-                "once to a plain tar file, by gunzip --keep, unzstd, bunzip2 or unxz."
-            )
-        size_bytes = os.fstat(file.fileno()).st_size
-        stop = 0
-        while stop != size_bytes or not size_bytes:
-            file.seek(stop)
-            try:
-                # It asks for no more than read, seek and tell.
-                headers = cast("BinaryIO", _Headers(file))
-                with tarfile.open(fileobj=headers, mode="r:") as tar:
-                    while (member := tar.next()) is not None:
-                        tar.members = []  # type: ignore[attr-defined]  # 1 KB each, of every file
-                        _check_member(path, member, size_bytes)
-                        if member.isreg():
-                            yield member.name, member.offset_data, member.size
-                    end = int(tar.offset)
-            except (OSError, StoreError):
-                raise
-            except Exception as error:  # sizes and maps that are no numbers raise nearly anything
-                raise _damaged(path, f"it is no tar file, or truncated: {error}") from error
-            stop = _stop(path, file, stop, end)
+    start = file.read(8)
+    if start.startswith(_COMPRESSED):
+        raise StoreError(
+            f"{path} is compressed, so no sample can be read without all before it. Unpack it "
+            "once to a plain tar file, by gunzip --keep, unzstd, bunzip2 or unxz."
+        )
+    stop = 0
+    while stop != size_bytes or not size_bytes:
+        file.seek(stop)
+        try:
+            # It asks for no more than read, seek and tell.
+            headers = cast("BinaryIO", _Headers(file))
+            with tarfile.open(fileobj=headers, mode="r:") as tar:
+                while (member := tar.next()) is not None:
+                    tar.members = []  # type: ignore[attr-defined]  # 1 KB each, of every file
+                    _check_member(path, member, size_bytes)
+                    if member.isreg():
+                        yield member.name, member.offset_data, member.size
+                end = int(tar.offset)
+        except (OSError, StoreError):
+            raise
+        except Exception as error:  # sizes and maps that are no numbers raise nearly anything
+            raise _damaged(path, f"it is no tar file, or truncated: {error}") from error
+        stop = _stop(path, file, stop, end)
 
 
 def _damaged(path: str, what: str) -> StoreError:
@@ -325,7 +392,7 @@ class TarStore(Store):
         self.max_file_size = checked_max_file_size(max_file_size)
         self._place = str(path)
         # At most one; of two threads that list at the same time, the first one's is everybody's.
-        self._listings: list[TarListing] = []
+        self._listings: list[tuple[list[FileState], TarListing]] = []
         self._open: dict[int, Lease[int]] = {}
 
     @property
@@ -350,30 +417,19 @@ class TarStore(Store):
         return {**self.__dict__, "_open": {}}
 
     @property
-    def _listing(self) -> TarListing:
+    def _listing(self) -> tuple[list[FileState], TarListing]:
         if not self._listings:
             self._listings.append(list_shards(self._place))
         return self._listings[0]
 
     def _load_index(self) -> Index:
-        listing = self._listing
-        index = Index(
-            listing.keys,
-            listing.labels,
-            fingerprint=fingerprint_of(listing.shards),
-            are_pairs=listing.are_pairs,
-        )
-        twice = index.first_repeated()
-        if twice is not None:  # x/y.tar with a sample z, and x.tar with one y/z
-            raise StoreError(
-                f"two samples of {self.address} would be called {twice!r}. Is a shard named twice?"
-            )
-        return index
+        shards, listing = self._listing
+        return listing.index(fingerprint_of(shards), self.address)
 
     @contextlib.contextmanager
     def _read(self, positions: NDArray[np.int64], *, copy: bool) -> Iterator[list[Record]]:
         records: list[Any] = [None] * len(positions)
-        numbers = self._listing.shard_of[positions]
+        numbers = self._listing[1].shard_of[positions]
         for place in np.lexsort((positions, numbers)).tolist():
             with self._descriptor(int(numbers[place])) as fd:
                 records[place] = self._record(int(positions[place]), fd)
@@ -383,32 +439,19 @@ class TarStore(Store):
         files = self._open
         lease = files.get(number)
         if lease is None or not lease.is_usable:
-            shard = self._listing.shards[number]
+            shard = self._listing[0][number]
             lease = _descriptors.acquire(shard, functools.partial(_opened, shard))
             if number in files or len(files) < _MAX_OPEN:
                 files[number] = lease
         return lease.using()
 
     def _record(self, position: int, fd: int) -> Record:
-        listing = self._listing
-        key, label = listing.keys[position], self.index.one_label_of(position)
-        path = listing.shards[int(listing.shard_of[position])].path
-        values = {}
-        total = 0
-        files = listing.files[listing.starts[position] : listing.starts[position + 1]]
-        for offset, size, number in files.tolist():
-            extension = listing.extension_names[number]
-            name = f"{key}.{extension} in {path}"
-            total += size
-            if total > self.max_file_size:
-                raise StoreError(
-                    f"cannot read {name}: up to its end the sample has {total:,} bytes, and "
-                    f"{self.max_file_size:,} is the most that is read: raise max_file_size of its "
-                    "store."
-                )
-            data = _pread(fd, size, offset, name)
-            values[extension] = label if extension == "cls" else _value(extension, data, name)
-        return Record(key, label, _sample(values))
+        shards, listing = self._listing
+        label = self.index.one_label_of(position)
+        path = shards[int(listing.shard_of[position])].path
+        return listing.record(
+            position, label, path, functools.partial(_pread, fd), self.max_file_size
+        )
 
 
 def _opened(shard: FileState) -> int:
@@ -422,7 +465,7 @@ def _opened(shard: FileState) -> int:
     return fd
 
 
-def _pread(fd: int, size: int, offset: int, name: str) -> bytes:
+def _pread(fd: int, offset: int, size: int, name: str) -> bytes:
     parts = []
     while size > 0:
         part = read_at(fd, size, offset)

@@ -66,6 +66,16 @@ class Listing:
     labels: NDArray[np.int64] | RaggedArray | None = None
     class_names: tuple[str, ...] = ()
 
+    def index(self, fingerprint: str) -> Index:
+        """Return the index of a store of these records."""
+        return Index(
+            self.keys,
+            self.labels,
+            self.class_names,
+            fingerprint=fingerprint,
+            are_pairs=len(self.keys) > 0 and bool(np.all(self.kinds == PAIR)),
+        )
+
     def fingerprint(self, stats: bytes = b"") -> str:
         """Return a hash of keys, labels and class names, and of `stats`."""
         digest = hashlib.blake2b(digest_size=16)

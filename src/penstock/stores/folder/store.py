@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
+from penstock.blobs.blobs import is_remote
 from penstock.data.packed_list import PackedList
 from penstock.errors import ConfigError, StoreError
 from penstock.opening import MAX_FILE_BYTES, checked_max_file_size, read_file
@@ -26,7 +27,6 @@ from penstock.stores.folder.listing import (
     read_index,
     scan,
 )
-from penstock.stores.index import Index
 from penstock.stores.records import EncodedImage, Record, decode_record
 from penstock.stores.registry import open_kind
 from penstock.stores.store import Store
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import ArrayLike, NDArray
+
+    from penstock.stores.index import Index
 
 _GONE: Final = (errno.ENOENT, errno.ENOTDIR)
 
@@ -49,7 +51,7 @@ def open_folder(
     """Return the store of a folder.
 
     Args:
-        path: The folder.
+        path: The folder, or the address of one in object storage (`ObjectFolderStore`).
         layout: "auto" takes "voc" if there are `Annotations` and `JPEGImages`; "classes" if there
             is a subfolder; otherwise "flat". See `FolderStore`, and docs/folders.md.
         options: Of `FolderStore`; for Pascal VOC `split`: the images that
@@ -60,6 +62,10 @@ def open_folder(
     """
     if layout not in ("auto", "classes", "flat", "voc"):
         raise ConfigError(f"layout is 'auto', 'classes', 'flat' or 'voc', not {layout!r}.")
+    if is_remote(str(path)):
+        from penstock.stores.folder.objects import ObjectFolderStore
+
+        return ObjectFolderStore(str(path), layout=layout, **options)
     if layout == "voc" or (layout == "auto" and looks_like_voc(Path(path))):
         return open_kind("voc", str(path), **options)
     if "split" in options:
@@ -172,13 +178,15 @@ class FolderStore(Store):
             listing = read_index(self.path) if self._layout == "auto" else None
             listing = listing or self._listed()
             if not len(listing.keys):
-                raise _no_image(self.path)
+                raise no_image(self.path, *scan(os.fspath(self.path)))
             self._listings.append(listing)
         return self._listings[0]
 
     def _listed(self) -> Listing:
         """Return what listing the folder finds."""
-        if self._layout == "flat" or (self._layout == "auto" and not _has_classes(self.path)):
+        if self._layout == "flat" or (
+            self._layout == "auto" and not has_classes(self.path, *scan(os.fspath(self.path)))
+        ):
             return list_flat(self.path)
         listing = list_classes(self.path)
         labels = np.zeros(0, np.int64) if listing.labels is None else listing.labels
@@ -187,14 +195,8 @@ class FolderStore(Store):
         return listing
 
     def _load_index(self) -> Index:
-        listing = self._listing
-        return Index(
-            listing.keys,
-            listing.labels,
-            listing.class_names,
-            fingerprint=listing.fingerprint(),  # at once; `fingerprint` asks every file
-            are_pairs=len(listing.keys) > 0 and bool(np.all(listing.kinds == PAIR)),
-        )
+        # A hash of the names, at once; `fingerprint` asks every file.
+        return self._listing.index(self._listing.fingerprint())
 
     @contextlib.contextmanager
     def _read(self, positions: NDArray[np.int64], *, copy: bool) -> Iterator[list[Record]]:
@@ -320,8 +322,8 @@ def _size_and_time(path: str) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def _has_classes(root: Path) -> bool:
-    subfolders, images = scan(os.fspath(root))
+def has_classes(root: str | Path, subfolders: Sequence[str], images: Sequence[str]) -> bool:
+    """Return whether a folder of these is one of class folders; warn of images left out."""
     if subfolders and images:
         warn_user(
             f"{len(images)} image(s) lie in {root} itself, beside its class folders, and are left "
@@ -330,8 +332,8 @@ def _has_classes(root: Path) -> bool:
     return bool(subfolders) or not images
 
 
-def _no_image(path: Path) -> StoreError:
-    subfolders, images = scan(os.fspath(path))
+def no_image(path: str | Path, subfolders: Sequence[str], images: Sequence[str]) -> StoreError:
+    """Return the error of a folder of these in which no image was found, to be raised."""
     if not images:
         known = ", ".join(IMAGE_SUFFIXES)
         return StoreError(f"no image in {path}. Looked for files ending in {known}.")

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from penstock.blobs.blobs import is_remote
 from penstock.errors import ConfigError, StoreError
 from penstock.stores.dataset import StoreDataset
 from penstock.stores.folder.listing import IMAGE_SUFFIXES, INDEX_NAME
+from penstock.stores.folder.objects import ObjectFolderStore
 from penstock.stores.folder.store import FolderStore, ListedStore
 from penstock.vision.annotations.lists import read_image_list
 
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class _FilesDataset(StoreDataset):
-    store: FolderStore
+    store: FolderStore | ObjectFolderStore
 
     def describe(self, index: int) -> str:
         """Return the path of an image: what errors call it."""
@@ -66,7 +68,8 @@ class ImageFolder(_FilesDataset):
         """List the folder.
 
         Args:
-            root: The folder of the class folders.
+            root: The folder of the class folders, or its address in object storage, as
+                `s3://BUCKET/PREFIX`.
             transform: Takes the image.
             target_transform: Takes the class.
             decode: As for `StoreDataset`: "pil" gives what torchvision's transforms are made for.
@@ -81,7 +84,11 @@ class ImageFolder(_FilesDataset):
                 or its subfolders are not classes: they hold annotations and images.
         """
         has_index = (Path(root) / INDEX_NAME).is_file()
-        store = FolderStore(root, layout="auto" if has_index else "classes")
+        store: FolderStore | ObjectFolderStore
+        if is_remote(str(root)):
+            store = ObjectFolderStore(str(root), layout="classes")
+        else:
+            store = FolderStore(root, layout="auto" if has_index else "classes")
         super().__init__(
             store,
             transform=transform,
@@ -90,6 +97,7 @@ class ImageFolder(_FilesDataset):
             repair=repair,
             cache=cache,
         )
+        store.close()  # processes that are forked from here on inherit no connection
         if not allow_empty and not has_index:  # an index has the classes that were packed
             present = set(np.unique(np.asarray(self.labels)).tolist())
             empty = [name for n, name in enumerate(self.classes) if n not in present]
@@ -101,8 +109,8 @@ class ImageFolder(_FilesDataset):
                 )
 
     @property
-    def root(self) -> Path:
-        """The folder."""
+    def root(self) -> Path | str:
+        """The folder; a text if it is in object storage."""
         return self.store.path
 
     @property

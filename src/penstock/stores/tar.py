@@ -403,8 +403,8 @@ class TarStore(Store):
     @property
     def shard_lengths(self) -> NDArray[np.int64]:
         """Number of samples of each tar file, int64 (files,)."""
-        listing = self._listing
-        return np.bincount(listing.shard_of, minlength=len(listing.shards)).astype(np.int64)
+        shards, listing = self._listing
+        return np.bincount(listing.shard_of, minlength=len(shards)).astype(np.int64)
 
     def close(self) -> None:
         """Close the files that are open, those that a thread is reading when it has read."""

@@ -133,7 +133,7 @@ def doctor(
         ),
     ] = None,
 ) -> None:
-    """Check this machine and this environment, or measure object storage.
+    """Check this machine and environment, or measure storage.
 
     Versions, cores, memory, open files, the libraries of each extra, the device, and whether two
     workers deliver batches. What is not fine is marked ADVICE or PROBLEM, and below it stands what

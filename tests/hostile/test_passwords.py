@@ -81,6 +81,7 @@ ACTS = {
             ("check", "A"), ("check", "--json", "A"), ("stats", "A"), ("stats", "--json", "A"),
             ("view", "A"), ("tune", "A"), ("report", "A"), ("split", "A"),
             ("convert", "A", "out", "--to", "voc"), ("doctor", "A"), ("explain", "A"),
+            ("doctor", "--storage", "A"),
             ("stats", "--column", "A", "A"), ("check", "--no-such-option", "A"), ("A",),
         )
     },

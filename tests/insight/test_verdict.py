@@ -150,12 +150,18 @@ def test_cores_that_others_take_are_said_to_be():
     assert verdict.expected_gain == pytest.approx(2.0)  # half of 20 ms, and of waiting 20 ms for it
 
 
+OF_FAR_DATA = (
+    'of data in object storage, local_cache="/fast/disk:60GB" keeps what was read and reads ahead.'
+)
+
+
 def test_reads_wait_without_cpu_so_more_may_wait_at_a_time():
     verdict = training(read=640 * MS, compute=10 * MS, trainer=50 * MS, cores=2.0)
     assert verdict.bottleneck == "storage"
     assert advised_workers(verdict) == 16
     assert verdict.expected_gain == pytest.approx(0.325 / (50 * MS + HANDED))
     assert "640 ms of it waiting for reads" in verdict.text
+    assert verdict.remedy.endswith(f"(`penstock pack`); {OF_FAR_DATA}")
 
 
 def test_a_few_slow_files_are_named():
@@ -223,6 +229,8 @@ def test_without_workers_slow_reads_are_storage_and_workers_the_remedy():
     assert verdict.bottleneck == "storage"
     assert advised_workers(verdict) == 6
     assert verdict.expected_gain == pytest.approx(50e-3 / (8 * MS + HANDED))
+    assert verdict.remedy.endswith(OF_FAR_DATA.replace("of", "Of", 1))
+    assert "local_cache" not in training(workers=0, compute=40 * MS, cores=8.0).remedy
 
 
 START = {

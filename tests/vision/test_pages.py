@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.blobs.object_storage import bucket, object_server  # noqa: F401 - fixtures
 from tests.vision.annotation_files import (
     painted,
     voc_object,
@@ -20,6 +21,7 @@ from tests.vision.annotation_files import (
 
 from penstock.data.ragged import RaggedArray
 from penstock.errors import StoreError
+from penstock.stores import pack
 from penstock.vision import ImageFolder
 
 PAGES = Path(__file__).parents[2] / "docs"
@@ -33,10 +35,12 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-def run(page):
-    """The names that the blocks of a page define, one after the other."""
-    names = {}
-    for block in re.findall(r"```python\n(.*?)```", (PAGES / page).read_text(), re.DOTALL):
+def run(page, **places):
+    """The names that the blocks of a page define, one after the other; some texts are replaced."""
+    names, text = {}, (PAGES / page).read_text()
+    for shown, meant in places.items():
+        text = text.replace(shown, meant)
+    for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
         exec(compile(block, page, "exec"), names)
     return names
 
@@ -131,11 +135,19 @@ def test_the_page_of_photos():
     assert names["noisy"](Path(photo)).shape == (3, 64, 64)
 
 
-def test_the_page_of_caching(capsys):
+def test_the_page_of_caching(bucket, tmp_path, capsys):  # noqa: F811
     for number in range(9):
         write_photo(f"photos/{'cat' if number % 2 else 'dog'}/{number}.jpg", painted(90, 120))
-    run("guide/caching.md")
+    pack("photos", bucket)
+    names = run(
+        "guide/caching.md", **{"s3://bucket/photos": bucket, "/fast/disk:60GB": "disk:60MB"}
+    )
+    names["dataset"].close()
     assert capsys.readouterr().out == "9 of 9 images are kept\n"
+    assert sorted(path.name for path in tmp_path.glob("disk/*/*")) == [
+        "0", "lock", "orders", "table", "users",
+    ]  # fmt: skip
+    assert len(list(tmp_path.glob("disk/*/0/*"))) == 9
 
 
 def test_the_page_of_augmentation(capsys):

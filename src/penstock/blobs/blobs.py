@@ -61,8 +61,12 @@ class Blobs(abc.ABC):
         """Where it lies, without any secret."""
 
     @abc.abstractmethod
-    def list(self, prefix: str = "") -> Sequence[Blob]:
+    def list(self, prefix: str = "", *, at_most: int | None = None) -> Sequence[Blob]:
         """Return the objects whose names begin with `prefix`, by name.
+
+        Args:
+            prefix: Of names.
+            at_most: Look at no more objects than some so many; None looks at all.
 
         Raises:
             StoreError: the place cannot be read, or has no lists, as a web server.

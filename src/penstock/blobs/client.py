@@ -130,7 +130,7 @@ class Sessions:
         except Exception as error:
             raise _failure(error, place, name) from None
 
-    async def list(self, place: Place, prefix: str) -> list[Blob]:
+    async def list(self, place: Place, prefix: str, at_most: int | None) -> list[Blob]:
         """Return the objects whose names begin with `prefix`, by name."""
         # A prefix of the library's ends at a "/".
         folder = prefix.rpartition("/")[0]
@@ -138,6 +138,8 @@ class Sessions:
         try:
             async for batch in obstore.list(self._store(place), prefix=folder or None):
                 found += [_blob(meta, meta["path"]) for meta in batch]
+                if at_most is not None and len(found) >= at_most:
+                    break
         except Exception as error:
             raise _failure(error, place, prefix) from None
         return sorted(blob for blob in found if blob.name.startswith(prefix))
@@ -230,7 +232,7 @@ def _failure(error: Exception, place: Place, name: str) -> Exception:
     said = f" ({status[1].strip()})" if status else ""
     code = _CODE.search(text)
     said = said.replace(")", f", {code[1]})") if said and code else said
-    what = f"{name!r} in {place.address}"
+    what = f"{name!r} in {place.address}" if name else place.address
     if isinstance(error, FileNotFoundError):
         return not_found(name, place.address)
     is_refused = isinstance(

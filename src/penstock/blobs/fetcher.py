@@ -56,7 +56,7 @@ _ANSWERS: Final[dict[str, Any]] = {
 _ARGUMENTS: Final = {
     "read": tuple[list[ByteRange]],
     "stat": tuple[str],
-    "list": tuple[str],
+    "list": tuple[str, int | None],
     "write": tuple[str, memoryview, str | None],
     "delete": tuple[str],
     "follow": tuple[

@@ -54,7 +54,7 @@ class FolderBlobs(Blobs):
         """The path."""
         return os.fspath(self._path)
 
-    def list(self, prefix: str = "") -> Sequence[Blob]:
+    def list(self, prefix: str = "", *, at_most: int | None = None) -> Sequence[Blob]:
         """Return the files, but those that are being written."""
         found = []
         above = prefix.rpartition("/")[0]
@@ -68,7 +68,7 @@ class FolderBlobs(Blobs):
                             found.append(_blob(below, os.stat(path)))
         except OSError as error:
             raise StoreError(f"cannot list {self._path}: {error.strerror}.") from error
-        return sorted(found)
+        return sorted(found)[:at_most]
 
     def stat(self, name: str) -> Blob:
         """Return one file."""

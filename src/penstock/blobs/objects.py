@@ -114,9 +114,9 @@ class ObjectBlobs(Blobs):
             lease = self._lease = _callers.acquire("", _caller)
         return lease.using()
 
-    def list(self, prefix: str = "") -> Sequence[Blob]:
+    def list(self, prefix: str = "", *, at_most: int | None = None) -> Sequence[Blob]:
         """Return the objects; a web server has no lists."""
-        objects: Sequence[Blob] = self._call("list", prefix)
+        objects: Sequence[Blob] = self._call("list", prefix, at_most)
         return objects
 
     def stat(self, name: str) -> Blob:

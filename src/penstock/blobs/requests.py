@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from penstock.blobs.blobs import ByteRange
 
 # A request of its own costs what these bytes cost: 1 ms at 64 MB/s, and a fee.
-_GAP_BYTES: Final = 64 << 10
+GAP_BYTES: Final = 64 << 10
 REQUEST_BYTES: Final = 8 << 20  # of one connection; several are faster together
 
 
@@ -51,7 +51,7 @@ def _joined(one: ByteRange, other: ByteRange) -> ByteRange | None:
         return None
     if one.stop is None:
         return one
-    if other.start > one.stop + _GAP_BYTES:
+    if other.start > one.stop + GAP_BYTES:
         return None
     stop = None if other.stop is None else max(one.stop, other.stop)
     is_long = stop is None or stop - one.start > REQUEST_BYTES

@@ -16,7 +16,7 @@ import tempfile
 from importlib import metadata
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
@@ -122,8 +122,18 @@ class Finding(NamedTuple):
         return "problem" if self.is_problem else "advice"
 
 
-def doctor(as_json: options.AsJson = False) -> None:
-    """Check this machine and this environment.
+def doctor(
+    as_json: options.AsJson = False,
+    storage: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Measure this place instead: s3://BUCKET/PREFIX, gs://, az://, https://HOST/PATH. "
+            "It is only read: 200 MB at most, in some 20 s.",
+        ),
+    ] = None,
+) -> None:
+    """Check this machine and environment, or measure storage.
 
     Versions, cores, memory, open files, the libraries of each extra, the device, and whether two
     workers deliver batches. What is not fine is marked ADVICE or PROBLEM, and below it stands what
@@ -134,7 +144,7 @@ def doctor(as_json: options.AsJson = False) -> None:
         finding._replace(
             found=without_password(finding.found), remedy=without_password(finding.remedy)
         )
-        for finding in _findings()
+        for finding in (_findings() if storage is None else _look_at_storage(storage))
     ]
     counts = {status: sum(f.status == status for f in findings) for status in ("problem", "advice")}
     if as_json:
@@ -172,6 +182,12 @@ def _findings() -> Iterator[Finding]:
     for name, needed in extras_of(_own_requirements()).items():
         yield look_at_extra(name, needed)
     yield look_at_delivery(*run_trial(_DELIVERY, _DELIVERY_LIMIT_S))
+
+
+def _look_at_storage(address: str) -> Iterator[Finding]:
+    from penstock.cli.storage import look_at_storage
+
+    return look_at_storage(address)
 
 
 def run_trial(code: str, limit_s: float) -> tuple[str, str]:

@@ -31,6 +31,9 @@ _STARVED: Final = 0.10  # share of the main process's steps without a core that 
 _ONE_CORE: Final = (0.7, 1.2)  # cores that threads take together if one lock holds them
 _READS: Final = 0.5  # share of a batch's cost
 _MOSTLY: Final = 0.4  # share of a batch's cost that makes a stage the bottleneck
+_KEEP_FAR: Final = (
+    'data in object storage, local_cache="/fast/disk:60GB" keeps what was read and reads ahead'
+)
 _IDLE: Final = 0.25  # share of workers' time: beyond it what they make is enough on average
 _WORKERS_STARVED: Final = 0.25
 _LACKS_CORES: Final = 0.1  # share of a batch's cost, beyond which it explains late batches
@@ -304,11 +307,12 @@ def _seeding(inputs: Inputs) -> Advice:
 def _serial(inputs: Inputs) -> Advice:
     workers = inputs.at.enough_workers
     gain = inputs.at.gain(workers)
+    reads = f" Of {_KEEP_FAR}." if inputs.share("read") >= _READS else ""
     return Advice(
         f"The main process spends {percent(inputs.at.wait_share)} of the time making batches "
         f"itself: one takes {inputs.made}.",
         f"Let workers do it meanwhile: num_workers={workers} would give {_times(gain)} the "
-        "throughput.",
+        f"throughput.{reads}",
         gain,
     )
 
@@ -414,7 +418,7 @@ def _storage(inputs: Inputs) -> Advice:
         f"{inputs.waits}: a batch takes {duration(at.made_s)} of a worker's time, "
         f"{duration(at.read_s)} of it waiting for reads, which takes no CPU."
     )
-    shorter = "pack the data set into one file on a local disk (`penstock pack`)."
+    shorter = f"pack the data set into one file on a local disk (`penstock pack`); of {_KEEP_FAR}."
     if inputs.is_auto:
         return Advice(text, f"Shorten the reads: {shorter}")
     gain = at.gain(workers)

@@ -51,8 +51,9 @@ def _foreseen(source: SeededIndices, number: int) -> Epoch | None:
 def told_to_dataset(epoch: Epoch, source: IndexSource, loader: Any) -> Epoch:  # noqa: ANN401
     """Return an epoch whose order is told to a dataset that reads ahead of it.
 
-    Such a dataset has `order_follower`: a function that is called with the indices that are to come
-    and returns another, which is called with how many of them are used up; either may be None.
+    Such a dataset has `order_follower`: None, or a function that is called with the indices that
+    are to come in this epoch and in the next. It returns None, or another, which is called with how
+    many of them are used up, and is kept until the loader begins another epoch.
     """
     dataset = loader.dataset
     if not hasattr(type(dataset), "order_follower") or not isinstance(source, SeededIndices):
@@ -60,15 +61,18 @@ def told_to_dataset(epoch: Epoch, source: IndexSource, loader: Any) -> Epoch:  #
     follow = dataset.order_follower
     if follow is None:
         return epoch
-    to_come: list[Any] = []
-    for number in (epoch.number, epoch.number + 1):
-        to_come += map(unwrap_indices, source.foresee(number) or ())
-    to_come = to_come[epoch.progress.given.num_steps :]
-    advance = follow(np.hstack(to_come)) if to_come else None
-    if advance is None:
+    now, later = (
+        [unwrap_indices(batch) for batch in source.foresee(number) or ()]
+        for number in (epoch.number, epoch.number + 1)
+    )
+    now = now[epoch.progress.given.num_steps :]
+    loader._followed = None
+    if now:
+        loader._followed = follow(np.hstack(now), np.hstack(later))
+    if loader._followed is None:
         return epoch
     num_under_way = loader.num_workers * (loader.prefetch_factor or 2)
-    return replace(epoch, indices=_counted(epoch.indices, advance, num_under_way))
+    return replace(epoch, indices=_counted(epoch.indices, loader._followed, num_under_way))
 
 
 def _counted(

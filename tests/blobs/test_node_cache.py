@@ -20,8 +20,10 @@ from hypothesis import strategies as st
 from tests.blobs.object_storage import bucket, object_server  # noqa: F401
 
 from penstock import Loader
+from penstock.blobs import node_cache
 from penstock.blobs.foresight import next_uses
-from penstock.blobs.node_cache import NEVER, CacheArguments, NodeCache, Order
+from penstock.blobs.node_cache import CacheArguments, NodeCache
+from penstock.blobs.order import NEVER, Order
 from penstock.data import Subset
 from penstock.errors import ConfigError, StoreError
 from penstock.sampling import DistributedSampler
@@ -96,7 +98,7 @@ def test_by_time_what_was_read_last_stays(tmp_path):
 
 def test_what_is_needed_last_goes_first_and_is_not_kept_in_its_place(tmp_path):
     cache = opened(tmp_path, eviction="foresight")
-    order = Order.made(cache, 100)
+    order = Order.made(cache.folder, 100)
     order.due[:50] = np.arange(50)
     for number in range(49, -1, -1):
         cache.put(number, data_of(number))
@@ -105,21 +107,23 @@ def test_what_is_needed_last_goes_first_and_is_not_kept_in_its_place(tmp_path):
     cache.put(49, data_of(49))
     assert cache.get(49) is None
     order.clock[0], order.due[0] = 1, 500  # it was used up
+    cache._choose_at = 0
     cache.put(len(kept), data_of(len(kept)))
     assert cache.get(0) is None
     assert cache.get(len(kept)) is not None
     assert_right(cache, tmp_path)
-    del order
+    order.remove()
 
 
-def test_the_order_of_a_rank_that_has_ended_is_forgotten(tmp_path):
+def test_the_order_of_a_rank_that_has_ended_is_forgotten(tmp_path, monkeypatch):
     cache = opened(tmp_path, eviction="foresight")
-    order = Order.made(cache, 100)
+    order = Order.made(cache.folder, 100)
     for number in range(100):
         order.due[number] = number
         cache.put(number, data_of(number))
     assert len(os.listdir(cache.folder / "orders")) == 1
-    del order
+    del order  # it was killed
+    cache._choose_at = 0
     before = files_in(tmp_path)
     for number in range(100):
         cache.put(number, data_of(number))
@@ -160,7 +164,7 @@ def test_a_kill_at_any_moment_leaves_it_right(tmp_path):
     cache = opened(tmp_path)
     assert_right(cache, tmp_path)
     assert not list(tmp_path.glob("d/*/new-*"))
-    assert cache.num_kept > 0
+    assert cache.num_bytes > 0
 
 
 def test_nothing_is_deleted_that_is_not_its_own(tmp_path):
@@ -186,23 +190,83 @@ def test_nothing_is_deleted_that_is_not_its_own(tmp_path):
     assert (precious / "001").read_text() == "mine"
 
 
-def test_a_full_disk_makes_it_smaller(tmp_path, monkeypatch):
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EROFS])
+def test_a_disk_that_takes_nothing_is_a_warning_and_tried_again(tmp_path, monkeypatch, code):
+    monkeypatch.setattr(node_cache, "_PAUSE_S", 0)
     cache = opened(tmp_path)
     for number in range(10):
         cache.put(number, data_of(number))
-    write, size = os.write, cache.num_bytes
+    write = os.write
 
     def full(fd, data):
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(os, "write", full)
-    cache.put(50, data_of(50))
+    with pytest.warns(UserWarning, match=rf"takes no more records \({os.strerror(code)}\)"):
+        cache.put(50, data_of(50))
     assert cache.get(50) is None
-    assert cache.max_bytes < size
+    assert_right(cache, tmp_path)
     monkeypatch.setattr(os, "write", write)
     cache.put(50, data_of(50))
     assert cache.get(50) == data_of(50)
-    assert cache.num_bytes < size
+    assert_right(cache, tmp_path)
+
+
+def test_a_record_larger_than_it_evicts_nothing(tmp_path):
+    cache = opened(tmp_path, "150B")
+    cache.put(0, data_of(0))
+    cache.put(99, data_of(99))
+    assert cache.get(0) == data_of(0)
+    assert cache.get(99) is None
+
+
+def test_a_long_record_is_written_and_read_in_parts(tmp_path, monkeypatch):
+    cache = opened(tmp_path)
+    write, pread = os.write, os.pread
+    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:40]))
+    monkeypatch.setattr(os, "pread", lambda fd, size, offset: pread(fd, min(size, 40), offset))
+    cache.put(99, data_of(99))
+    assert cache.get(99) == data_of(99)
+    assert_right(cache, tmp_path)
+
+
+def test_one_whose_setup_was_killed_is_set_up_anew(tmp_path):
+    cache = opened(tmp_path)
+    cache.put(1, data_of(1))
+    cache._header["magic"], cache._header["limit"] = b"", 0
+    cache.close()
+    cache = opened(tmp_path)
+    cache.put(2, data_of(2))
+    assert cache.get(2) == data_of(2)
+    assert_right(cache, tmp_path)
+
+
+def test_what_processes_that_were_killed_have_left_is_removed(tmp_path):
+    cache = opened(tmp_path)
+    for name in ("order-1-00000000", "counts-1-00000000", "orders/1-00000000"):
+        (cache.folder / name).write_text("left")
+    cache.close()
+    cache = opened(tmp_path)
+    assert sorted(os.listdir(cache.folder)) == ["lock", "orders", "table", "users"]
+    assert os.listdir(cache.folder / "orders") == []
+
+
+def _put_for_some_time(folder, seed):
+    cache, rng = opened(folder), random.Random(seed)
+    for _ in range(3000):
+        number = rng.randrange(100)
+        cache.put(number, data_of(number))
+
+
+def test_several_at_a_time_leave_no_file_uncounted(tmp_path):
+    context = multiprocessing.get_context("fork")
+    users = [context.Process(target=_put_for_some_time, args=(tmp_path, n)) for n in range(4)]
+    cache = opened(tmp_path)
+    for user in users:
+        user.start()
+    for user in users:
+        user.join()
+        assert user.exitcode == 0
     assert_right(cache, tmp_path)
 
 
@@ -212,16 +276,23 @@ def test_a_folder_that_cannot_be_written_is_an_error(tmp_path):
         opened(tmp_path)
 
 
-@given(st.integers(1, 20).flatmap(lambda n: st.tuples(st.just(n), st.lists(st.integers(0, n - 1)))))
+@given(st.integers(1, 20).flatmap(lambda n: st.tuples(
+    st.just(n), st.lists(st.integers(0, n - 1)), st.lists(st.integers(0, n - 1), unique=True)
+)))  # fmt: skip
 def test_next_uses_are_those_that_one_finds_by_looking(case):
-    num_records, order = case
-    due, following = next_uses(5, np.array(order, np.int64), num_records)
-
-    def first_from(number, start):
-        return next((5 + k for k in range(start, len(order)) if order[k] == number), NEVER)
-
-    assert due.tolist() == [first_from(number, 0) for number in range(num_records)]
-    assert following.tolist() == [first_from(number, k + 1) for k, number in enumerate(order)]
+    num_records, *parts = case
+    for now, later in (parts, parts[::-1]):
+        order = now + later
+        due, following = next_uses(len(now), np.array(order, np.int64), num_records)
+        samples = list(enumerate(order))
+        assert due.tolist() == [
+            next((k for k, record in samples if record == number), NEVER)
+            for number in range(num_records)
+        ]
+        assert following.tolist() == [
+            next((k for k, record in samples[start + 1 :] if record == number), NEVER)
+            for start, number in samples
+        ]
 
 
 def least_fetched(order, sizes, capacity):
@@ -363,7 +434,7 @@ def test_the_rank_goes_on_when_its_fetcher_is_killed(far, tmp_path):
     for _ in range(2):
         stream = iter(loader)
         seen = numbers_in([next(stream)])
-        with dataset.store._blobs._caller() as fetcher:
+        with dataset.store._blobs.caller() as fetcher:
             os.kill(fetcher._process.pid, signal.SIGKILL)
         seen += numbers_in(stream)
         assert sorted(seen) == list(range(NUM))

@@ -4,12 +4,16 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from penstock.blobs.fetcher import FetcherClient
-from penstock.blobs.node_cache import CacheArguments, NodeCache, Order, Traffic
+from penstock.blobs.node_cache import CacheArguments, NodeCache
+from penstock.blobs.order import FETCHER_ROW, Counts, Order, Traffic
+from penstock.errors import StoreError
 from penstock.forks import Owner
 from penstock.warn import warn_user
 from penstock.worker_info import info_unasked
@@ -33,21 +37,23 @@ class CachedRecords:
     def __init__(self, blobs: ObjectBlobs, ranges: RecordRanges, place: str, eviction: str) -> None:
         """Name the cache, which is opened at the first read."""
         self._blobs, self._ranges, self._sizes = blobs, ranges, ranges.sizes
-        self._arguments = CacheArguments(place, ranges.digest(blobs.address), eviction)
+        address = f"{blobs.place.endpoint} {blobs.address}"
+        self._arguments = CacheArguments(place, ranges.digest(address), eviction)
         self._fetcher_path: str | None = None  # of the process that reads ahead for this rank
-        self._order: Order | None = None
-        self._order_path: str | None = None
-        self._next_sample = 0
+        self._counts_path: str | None = None
         self._begin()
 
     def _begin(self) -> None:
         self._owner = Owner()
+        self._lock = threading.Lock()
         self._cache: NodeCache | None = None
         self._fetcher: FetcherClient | None = None
+        self._counts: Counts | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave what is open behind."""
-        return self.__dict__ | dict.fromkeys(("_cache", "_fetcher", "_order", "_owner"))
+        opened = "_cache", "_fetcher", "_counts", "_owner", "_lock"
+        return self.__dict__ | dict.fromkeys(opened)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Begin with nothing open."""
@@ -59,18 +65,19 @@ class CachedRecords:
         """Of this process."""
         if not self._owner.is_here:  # a fork
             self._begin()
-        if self._cache is None:
-            self._cache = self._arguments.open(self._sizes)
-        return self._cache
+        with self._lock:
+            if self._cache is None:
+                self._cache = self._arguments.open(self._sizes)
+            return self._cache
 
     def read(self, numbers: NDArray[np.int64]) -> list[memoryview]:
         """Return records."""
         cache, wanted = self.cache, numbers.tolist()
         views = [cache.get(number) for number in wanted]
         absent = [k for k, view in enumerate(views) if view is None]
-        if (order := self._order_of_rank()) is not None:
+        if (counts := self._counts_of_rank()) is not None:
             info = info_unasked()
-            of_worker = order.counts[0 if info is None else info.id % 63]
+            of_worker = counts.rows[0 if info is None else info.id % FETCHER_ROW]
             of_worker[:3] += len(wanted), len(wanted) - len(absent), self._sizes[numbers].sum()
         if absent:
             fetched = self._fetch([wanted[k] for k in absent])
@@ -84,10 +91,10 @@ class CachedRecords:
                 self._fetcher = FetcherClient(self._fetcher_path)
             try:
                 views: list[memoryview] = self._fetcher.call(
-                    self._blobs.place, "fetch", self._arguments.digest, numbers
+                    self._blobs.place, "fetch", self._arguments, numbers
                 )
                 return views
-            except ConnectionError:  # it was killed, or is that of another machine
+            except OSError:  # it was killed, or is that of another machine
                 pass
         return self.read_anew(np.array(numbers, np.int64))
 
@@ -98,67 +105,77 @@ class CachedRecords:
             self.cache.put(number, view)
         return views
 
-    def _order_of_rank(self) -> Order | None:
-        """Return that of the main process, in a worker as well."""
-        if self._order is None and self._order_path is not None:
-            with contextlib.suppress(OSError):  # it is that of another machine, or has ended
-                self._order = Order.of_rank(self._order_path, len(self._ranges))
-            self._order_path = None
-        return self._order
+    def _counts_of_rank(self) -> Counts | None:
+        """Return those of the main process, in a worker as well."""
+        if self._counts is None and self._counts_path is not None:
+            try:
+                self._counts = Counts.shared(self._counts_path)
+            except OSError:  # it is that of another machine, or has ended
+                self._counts_path = None
+        return self._counts
 
     @property
     def traffic(self) -> Traffic | None:
-        """What this rank has read; None before its first epoch."""
-        if self._order is None:
-            return None
-        num_read, num_found, bytes_read, _ = self._order.counts[:63].sum(axis=0).tolist()
-        num_requests, bytes_fetched = self._order.counts[63, :2].tolist()
-        return Traffic(num_read, num_found, num_requests, bytes_fetched, bytes_read)
+        """What this process has read; None before its first epoch."""
+        return None if self._counts is None else self._counts.traffic
 
-    def follow(self, records: NDArray[np.int64]) -> Callable[[int], None] | None:
-        """Have records read ahead, in this order, for the loader of this process.
+    def follow(
+        self, now: NDArray[np.int64], later: NDArray[np.int64]
+    ) -> Callable[[int], None] | None:
+        """Have records read ahead for a loader, in the order of this epoch and of the next.
 
         Returns:
-            To be called with the number of those that are used up; None without room for an order.
+            To be called with the number of those that are used up, and to be kept as long as the
+            order holds; None where it cannot be followed, which is a warning.
         """
-        ranges = self._ranges
+        cache, place = self.cache, self._blobs.place
         try:
-            if self._order is None:
-                self._order = Order.made(self.cache, len(ranges))
-                self._order_path = self._order.path
-        except OSError as error:
-            warn_user(
-                f"nothing is read ahead of the order: {self.cache.folder} cannot be written "
-                f"({error.strerror})."
-            )
+            if self._counts is None:
+                self._counts = Counts.made(cache.folder)
+                self._counts_path = self._counts.path
+            following = _Following(Order.made(cache.folder, len(self._ranges)))
+            wanted = np.concatenate((now, later)).astype(np.int64)
+            wanted = np.where(wanted < 0, wanted + len(self._ranges), wanted)
+            order = following.order.path, self._counts.path, len(now), wanted.tobytes()
+            with self._blobs.caller() as fetcher:
+                if not fetcher.call(place, "follow", self._arguments, order):
+                    ranges = self._ranges
+                    arrays = [
+                        part.tobytes() for part in (ranges.objects, ranges.starts, ranges.stops)
+                    ]
+                    names = list(ranges.names), list(ranges.versions)
+                    fetcher.call(place, "keep", self._arguments, names, arrays)
+                    fetcher.call(place, "follow", self._arguments, order)
+                self._fetcher_path = fetcher.path
+        except (OSError, RuntimeError, StoreError) as error:
+            warn_user(f"nothing is read ahead of the order of {self._blobs.address}: {error}.")
             return None
-        records = np.where(records < 0, records + len(ranges), records)
-        first, clock = self._next_sample, self._order.clock
-        self._next_sample += len(records)
-        clock[0] = first
-        self._fetcher_path = self._blobs.fetch_ahead(
-            self._arguments,
-            (list(ranges.names), list(ranges.versions), *map(_bytes_of, ranges.arrays)),
-            (self._order.path, first, _bytes_of(records.astype(np.int64))),
-        )
-
-        def advance(num_used_up: int) -> None:
-            clock[0] = first + num_used_up
-
-        return advance
+        return following
 
     def close(self) -> None:
         """Let go of what this process holds."""
         if self._owner.is_here:
             if self._fetcher is not None:
                 self._fetcher.close()
-            if self._order is not None:
-                self._order.remove()
+            if self._counts is not None:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(self._counts.path)
             if self._cache is not None:
                 self._cache.close()
-        self._order = None
+        self._counts_path = None
         self._begin()
 
 
-def _bytes_of(array: NDArray[Any]) -> bytes:
-    return array.tobytes()
+class _Following:
+    """Says how far a loader is; its order ends with it."""
+
+    def __init__(self, order: Order) -> None:
+        self.order = order
+        self._owner = Owner()
+
+    def __call__(self, num_used_up: int) -> None:
+        self.order.clock[0] = num_used_up
+
+    def __del__(self) -> None:
+        if self._owner.is_here:  # and not in a worker, which has a copy
+            self.order.remove()

@@ -50,7 +50,8 @@ _ANSWERS: Final[dict[str, Any]] = {
     "list": msgspec.msgpack.Decoder(tuple[str | None, list[Blob] | str]),
     "write": msgspec.msgpack.Decoder(tuple[str | None, str | None]),
     "delete": msgspec.msgpack.Decoder(tuple[str | None, str | None]),
-    "follow": msgspec.msgpack.Decoder(tuple[str | None, str | None]),
+    "keep": msgspec.msgpack.Decoder(tuple[str | None, str | None]),
+    "follow": msgspec.msgpack.Decoder(tuple[str | None, bool | str]),
     "fetch": msgspec.msgpack.Decoder(tuple[str | None, list[memoryview] | str]),
 }
 _ARGUMENTS: Final = {
@@ -59,12 +60,9 @@ _ARGUMENTS: Final = {
     "list": tuple[str, int | None],
     "write": tuple[str, memoryview, str | None],
     "delete": tuple[str],
-    "follow": tuple[
-        CacheArguments,
-        tuple[list[str], list[str], memoryview, memoryview, memoryview],
-        tuple[str, int, memoryview],
-    ],
-    "fetch": tuple[str, list[int]],
+    "keep": tuple[CacheArguments, tuple[list[str], list[str]], tuple[bytes, bytes, bytes]],
+    "follow": tuple[CacheArguments, tuple[str, str, int, bytes]],
+    "fetch": tuple[CacheArguments, list[int]],
 }
 _ERRORS: Final[dict[str, type[Exception]]] = {
     kind.__name__: kind

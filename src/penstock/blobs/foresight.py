@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Foresight`: reads ahead what a rank's order says, into the cache of its machine.
 
-    order   this epoch's records | the next epoch's, as far as they are known
-            … used up │ under way │ read ahead ──▶│ …
-                    clock                       limit
+    this epoch's records | the next epoch's, as far as they are known
+    … used up │ under way, read ahead ──▶│ …
+            clock                      limit
 
 An epoch is a function of its number, so both are known before anything is read. Each record's next
 use is written down for eviction (`Order`): what is needed last goes first, which no other rule can
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from penstock.blobs.client import Sessions
-from penstock.blobs.node_cache import NEVER, NodeCache, Order
+from penstock.blobs.order import FETCHER_ROW, NEVER, Counts, Order
 from penstock.blobs.ranges import RecordRanges
 from penstock.blobs.requests import parts_of, plan_requests
 
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.blobs.blobs import ByteRange
-    from penstock.blobs.node_cache import CacheArguments
+    from penstock.blobs.node_cache import CacheArguments, NodeCache
     from penstock.blobs.place import Place
 
 _REQUESTS_AHEAD: Final = 48  # of the 64 of a process: a worker that waits finds one
-_RECORDS_AT_A_TIME: Final = 64
 _MOST_FAILED: Final = 100  # requests of an epoch
 _PAUSE_S: Final = 0.005  # until it is looked again whether more is to be read ahead
+_LONGEST_PAUSE_S: Final = 0.2  # while nothing happens
 
 
 class Foresight:
-    """Fetches records of one store for one rank, each once, whoever asks.
+    """Fetches records of one store for a process, each once, whoever asks.
 
     Concurrency:
         One event loop.
@@ -51,108 +51,144 @@ class Foresight:
         """Begin without an order."""
         self._sessions, self._place = sessions, place
         self._ranges, self._cache = ranges, cache
+        self._sizes = ranges.sizes
         self._under_way: dict[int, asyncio.Task[dict[int, memoryview]]] = {}
         self._requests: set[asyncio.Task[dict[int, memoryview]]] = set()
-        self._walk: asyncio.Task[None] | None = None
+        self._walks: set[asyncio.Task[None]] = set()
         self._num_failed = 0
-        self._order: Order | None = None
+        self._counts: Counts | None = None
 
-    async def follow(self, order: Order, first: int, records: NDArray[np.int64]) -> None:
-        """Read ahead in an order, of which `records[k]` is sample `first + k`, until another."""
-        due, following = await asyncio.to_thread(next_uses, first, records, len(self._ranges))
-        if self._walk is not None:
-            self._walk.cancel()
-        self._order, order.due[:] = order, due
+    async def follow(
+        self, path: str, counts: str, num_now: int, records: NDArray[np.int64]
+    ) -> None:
+        """Read ahead in an order, which has a file, until that is removed."""
+        if self._counts is None or self._counts.path != counts:
+            self._counts = Counts.shared(counts)
+        order = Order.shared(path, len(self._ranges))
+        due, following = await asyncio.to_thread(next_uses, num_now, records, len(self._ranges))
+        order.due[:] = due
         self._num_failed = 0
-        self._walk = asyncio.create_task(self._read_ahead(order, first, records, following))
+        walk = asyncio.create_task(self._read_ahead(order, records, following))
+        self._walks.add(walk)
+        walk.add_done_callback(self._walks.discard)
 
     async def _read_ahead(
-        self, order: Order, first: int, records: NDArray[np.int64], following: NDArray[np.int64]
+        self, order: Order, records: NDArray[np.int64], following: NDArray[np.int64]
     ) -> None:
-        ends = np.cumsum(self._ranges.sizes[records])
+        ends = np.cumsum(self._sizes[records])
         at = used_up = 0
-        while used_up < len(records):
-            clock = max(0, int(order.clock[0]) - first)
+        pause_s = _PAUSE_S
+        num_orders = max(1, self._cache.find_orders())
+        while order.is_there:
+            clock = int(order.clock[0])
             order.due[records[used_up:clock]] = following[used_up:clock]
+            pause_s = _PAUSE_S if clock > used_up else min(2 * pause_s, _LONGEST_PAUSE_S)
             at, used_up = max(at, clock), clock
-            limit = (ends[clock - 1] if clock else 0) + self._cache.ahead_bytes
-            stop = min(int(np.searchsorted(ends, limit, "right")), at + _RECORDS_AT_A_TIME)
-            if stop > at and len(self._requests) < _REQUESTS_AHEAD:
-                self._begin(records[at:stop])
+            limit = (ends[clock - 1] if clock else 0) + self._cache.ahead_bytes // num_orders
+            num_free = _REQUESTS_AHEAD - len(self._requests)
+            stop = min(int(np.searchsorted(ends, limit, "right")), at + max(0, num_free))
+            if (
+                self._num_failed > _MOST_FAILED
+            ):  # nothing is asked for ahead of a server that is down
+                stop = at
+            if stop > at:
+                self._begin(records[at:stop][~self._cache.has(records[at:stop])])
                 at = stop
-            elif stop > at:
-                await asyncio.wait(self._requests, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.sleep(0)
+            elif self._requests:
+                await asyncio.wait(
+                    self._requests, timeout=_PAUSE_S, return_when=asyncio.FIRST_COMPLETED
+                )
             else:
-                await asyncio.sleep(_PAUSE_S)
+                await asyncio.sleep(pause_s)
 
     async def fetch(self, numbers: Sequence[int]) -> list[memoryview]:
         """Return records, read now if they are not there or under way."""
         found = {number: view for number in numbers if (view := self._cache.get(number))}
         absent = [number for number in numbers if number not in found]
-        self._begin(np.array(absent, np.int64), are_absent=True)
+        self._begin(np.array(absent, np.int64))
         tasks = {number: self._under_way[number] for number in absent}
         for number, task in tasks.items():
             found[number] = (await asyncio.shield(task))[number]
         return [found[number] for number in numbers]
 
-    def _begin(self, numbers: NDArray[np.int64], *, are_absent: bool = False) -> None:
-        """Begin to read records that are neither there nor under way."""
-        if not are_absent:
-            numbers = numbers[~self._cache.has(numbers)]
+    def _begin(self, numbers: NDArray[np.int64]) -> None:
+        """Begin to read records, but those that are under way."""
         numbers = np.array([n for n in numbers.tolist() if n not in self._under_way], np.int64)
         requests, places = plan_requests(self._ranges.at(numbers))
-        parts: list[dict[int, int]] = [{} for _ in requests]
-        for number, (k, start) in zip(numbers.tolist(), places, strict=True):
-            parts[k][number] = start
-        for request, starts in zip(requests, parts, strict=True):
-            task = asyncio.create_task(self._read(request, starts))
+        parts: list[list[int]] = [[] for _ in requests]
+        for number, (k, _) in zip(numbers.tolist(), places, strict=True):
+            parts[k].append(number)
+        for request, members in zip(requests, parts, strict=True):
+            all_in = self._all_in(request, members)
+            task = asyncio.create_task(self._read(request, all_in))
             self._requests.add(task)
-            self._under_way |= dict.fromkeys(starts, task)
+            self._under_way |= dict.fromkeys(all_in, task)
             task.add_done_callback(self._ended)
+
+    def _all_in(self, request: ByteRange, members: list[int]) -> list[int]:
+        """Return the records that a request brings; those between two are worth keeping, too."""
+        ranges, first, last = self._ranges, min(members), max(members)
+        if last - first + 1 == len(members):
+            return members
+        between = np.arange(first, last + 1)
+        is_inside = (
+            (ranges.objects[between] == ranges.objects[first])
+            & (ranges.starts[between] >= request.start)
+            & (
+                ranges.stops[between]
+                <= (ranges.stops[last] if request.stop is None else request.stop)
+            )
+            & ~self._cache.has(between)
+        )
+        extra = between[is_inside].tolist()
+        return [*members, *(n for n in extra if n not in self._under_way and n not in set(members))]
 
     def _ended(self, task: asyncio.Task[dict[int, memoryview]]) -> None:
         self._requests.discard(task)
         if not task.cancelled() and task.exception() is not None:  # who asked for it is told
             self._num_failed += 1
-            if self._num_failed > _MOST_FAILED and self._walk is not None:
-                self._walk.cancel()  # nothing is asked for ahead of a server that is down
 
-    async def _read(self, request: ByteRange, starts: dict[int, int]) -> dict[int, memoryview]:
+    async def _read(self, request: ByteRange, numbers: list[int]) -> dict[int, memoryview]:
         """Return the records of one request, which are kept if there is room."""
         try:
             data = await self._sessions.read_one(self._place, request)
-            if self._order is not None:
-                self._order.counts[63, :2] += len(parts_of(request)), len(data)
-            views = {
-                n: data[at : at + int(self._ranges.stops[n] - self._ranges.starts[n])]
-                for n, at in starts.items()
-            }
-            for number, view in views.items():
-                self._cache.put(number, view)
+            if self._counts is not None:
+                self._counts.rows[FETCHER_ROW, :2] += len(parts_of(request)), len(data)
+            starts = self._ranges.starts
+            views = {}
+            for number in numbers:
+                at = int(starts[number]) - request.start
+                views[number] = data[at : at + int(self._sizes[number])]
+                self._cache.put(number, views[number])
             return views
         finally:
-            for number in starts:
+            for number in numbers:
                 del self._under_way[number]
 
 
 def next_uses(
-    first: int, records: NDArray[np.int64], num_records: int
+    num_now: int, records: NDArray[np.int64], num_records: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return which sample each record is first, and each sample's record next; else `NEVER`.
 
+    The first `num_now` samples are those of this epoch, the rest the next one's.
+
     Example:
-        >>> due, following = next_uses(10, np.array([2, 0, 2]), 3)
+        >>> due, following = next_uses(2, np.array([2, 0, 2]), 3)
         >>> np.where(due == NEVER, -1, due).tolist(), (following == NEVER).tolist()
-        ([11, -1, 10], [False, True, True])
+        ([1, -1, 0], [False, True, True])
     """
-    due = np.full(num_records, NEVER, np.int64)
     following = np.full(len(records), NEVER, np.int64)
-    by_record = np.argsort(records, kind="stable")
-    again = np.flatnonzero(records[by_record[1:]] == records[by_record[:-1]])
-    following[by_record[again]] = first + by_record[again + 1]
-    is_first = np.ones(len(records), bool)
-    is_first[by_record[again + 1]] = False
-    due[records[is_first]] = first + np.flatnonzero(is_first)
+    due = np.full(num_records, NEVER, np.int64)
+    for start, stop in ((num_now, len(records)), (0, num_now)):  # the later epoch first
+        part, samples = records[start:stop], np.arange(start, stop)
+        following[start:stop] = due[part]
+        due[part[::-1]] = samples[::-1]  # of several, the first remains
+        if (due[part] != samples).any():  # a record comes more than once
+            by_record = np.argsort(part, kind="stable")
+            again = np.flatnonzero(part[by_record[1:]] == part[by_record[:-1]])
+            following[start + by_record[again]] = start + by_record[again + 1]
     return due, following
 
 
@@ -162,33 +198,39 @@ class CachingSessions(Sessions):
     def __init__(self) -> None:
         """Begin with none."""
         super().__init__()
-        self._foresights: dict[str, Foresight] = {}
-        self._orders: dict[str, Order] = {}
+        self._foresights: dict[CacheArguments, Foresight] = {}
 
-    async def follow(
+    async def keep(
         self,
         place: Place,
         cache: CacheArguments,
-        ranges: tuple[list[str], list[str], memoryview, memoryview, memoryview],
-        order: tuple[str, int, memoryview],
+        names: tuple[list[str], list[str]],
+        numbers: tuple[bytes, bytes, bytes],
     ) -> None:
-        """Read ahead in an order: its file, the number of its first sample, and the records."""
-        digest = cache.digest
-        if digest not in self._foresights:
-            names, versions, *numbers = ranges
-            kinds = np.int32, np.int64, np.int64
-            arrays = (np.frombuffer(n, kind) for n, kind in zip(numbers, kinds, strict=True))
-            where = RecordRanges(tuple(names), tuple(versions), *arrays)
-            self._foresights[digest] = Foresight(self, place, where, cache.open(where.sizes))
-        path, first, records = order
-        known = self._orders.get(path)
-        if known is None:
-            known = self._orders[path] = Order.of_rank(path, len(ranges[2]) // 4)
-        await self._foresights[digest].follow(known, first, np.frombuffer(records, np.int64))
+        """Know where the records of a store are, and where they are kept."""
+        kinds = np.int32, np.int64, np.int64
+        arrays = (np.frombuffer(part, kind) for part, kind in zip(numbers, kinds, strict=True))
+        where = RecordRanges(*names, *arrays)
+        self._foresights[cache] = Foresight(self, place, where, cache.open(where.sizes))
 
-    async def fetch(self, place: Place, digest: str, numbers: list[int]) -> list[memoryview]:
-        """Return records of a store in whose order it reads ahead."""
-        foresight = self._foresights.get(digest)
+    async def follow(
+        self, place: Place, cache: CacheArguments, order: tuple[str, str, int, bytes]
+    ) -> bool:
+        """Read ahead in an order; return whether its store is known.
+
+        The order is its file, that of the counts, how many samples this epoch has, and the records.
+        """
+        foresight = self._foresights.get(cache)
+        if foresight is not None:
+            path, counts, num_now, records = order
+            await foresight.follow(path, counts, num_now, np.frombuffer(records, np.int64))
+        return foresight is not None
+
+    async def fetch(
+        self, place: Place, cache: CacheArguments, numbers: list[int]
+    ) -> list[memoryview]:
+        """Return records of a store that is known."""
+        foresight = self._foresights.get(cache)
         if foresight is None:
             raise ConnectionError("it was started anew, and was not told the order")
         return await foresight.fetch(numbers)

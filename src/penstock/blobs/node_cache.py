@@ -4,20 +4,20 @@
     FOLDER/DIGEST/table      the header below, then when each record was read last (8 bytes), then
                              whether it is there (1 byte)
                  /users      locked by all that use the cache
-                 /orders/…   of each rank: how far it is, and when it needs each record (`Order`)
+                 /lock       locked by who changes the table
+                 /orders/…   when each rank needs each record: `penstock.blobs.order`
                  /1f/a03     record 0x1fa03: exactly the bytes that lie far away
 
 A file appears by rename. Eviction is unlink: who has it open keeps it. What is counted in the table
 is counted before its file is there, and no more after it is gone: a kill at any moment may leave
 room that is counted and not used, which the next process that is alone with the cache gives back.
+No failure of the disk is one of the training: what cannot be kept is read from far away again.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
-import itertools
 import mmap
 import os
 import re
@@ -30,9 +30,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from penstock.blobs.order import FLAGS, LEFT, NEVER, Order, locks
 from penstock.errors import StoreError
 from penstock.forks import at_fork
-from penstock.lines import parse_sized_path, percent
+from penstock.lines import parse_sized_path
+from penstock.opening import read_at
+from penstock.warn import warn_user
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,16 +45,13 @@ if TYPE_CHECKING:
 _MAGIC: Final = b"penstock records"
 _HEADER: Final = np.dtype([("magic", "S16"), ("num", "<i8"), ("used", "<i8"), ("limit", "<i8")])
 _TABLE_AT: Final = 64
-_FLAGS: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
-_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 _SPARE_BYTES: Final = 1 << 30  # of a disk, left to others
 _FOLDER: Final = re.compile(r"[0-9a-f]{1,13}")
-_FILE: Final = re.compile(r"[0-9a-f]{3}|new-[0-9]+-[0-9]+")
+_FILE: Final = re.compile(r"[0-9a-f]{3}|new-[0-9a-f]{16}")
 _AHEAD_SHARE: Final = 16  # this part of the cache may be had once more for what is read ahead
 _AHEAD_BYTES: Final = 256 << 20  # and no more than this
 _VICTIMS_SHARE: Final = 256  # of the records that are there, chosen at a time
-_OF_FULL_DISK: Final = 0.95  # others want to write, too
-NEVER: Final = 1 << 62
+_PAUSE_S: Final = 5.0  # after a write that failed
 
 
 class CacheArguments(NamedTuple):
@@ -71,34 +71,6 @@ class CacheArguments(NamedTuple):
     def open(self, sizes: NDArray[np.int64]) -> NodeCache:
         """Return the cache."""
         return NodeCache(self, sizes)
-
-
-class Traffic(NamedTuple):
-    """What a rank has read by way of a cache, since its first epoch.
-
-    Attributes:
-        num_read: Records.
-        num_found: Those that were there when they were asked for.
-        num_requests: Sent for these, and for what was read ahead.
-        bytes_fetched: Their answers.
-        bytes_read: Of the records.
-    """
-
-    num_read: int
-    num_found: int
-    num_requests: int
-    bytes_fetched: int
-    bytes_read: int
-
-    def __str__(self) -> str:
-        """Return it for people."""
-        num_read = max(1, self.num_read)
-        return (
-            f"Local cache: {percent(self.num_found / num_read)} of {self.num_read:,} records were "
-            f"there when they were asked for; {self.num_requests / num_read:.2g} requests a "
-            f"record, {self.bytes_fetched / max(1, self.bytes_read):.2g} bytes fetched for each "
-            "that was read."
-        )
 
 
 class NodeCache:
@@ -127,31 +99,42 @@ class NodeCache:
         self._sizes, self._eviction = sizes, arguments.eviction
         self._victims: deque[int] = deque()
         self._orders: dict[str, Order] = {}
-        self._names = itertools.count()
+        self._choose_at = self._keep_at = 0.0  # not before, on the monotonic clock
         self._mutex = threading.Lock()
+        self._lock_fd = self._users_fd = -1
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             (self.folder / "orders").mkdir(mode=0o700, exist_ok=True)
-            self._lock_fd = -1
-            self._users_fd = os.open(self.folder / "users", _FLAGS | os.O_CREAT, 0o600)
-            is_alone = _locks(self._users_fd)
-            if not is_alone:
-                fcntl.flock(self._users_fd, fcntl.LOCK_SH)  # waits while another one sets it up
-            self._map()
-            if is_alone:
-                self._begin(max_bytes)
-                fcntl.flock(self._users_fd, fcntl.LOCK_SH)
+            self._users_fd = os.open(self.folder / "users", FLAGS | os.O_CREAT, 0o600)
+            self._open_lock()
+            while not self._is_open(max_bytes):
+                fcntl.flock(self._users_fd, fcntl.LOCK_UN)  # who set it up was killed
         except OSError as error:
             self.close()
             raise StoreError(f"cannot keep records in {self.folder}: {error.strerror}.") from error
         _caches.add(self)
 
-    def _map(self) -> None:
+    def _is_open(self, max_bytes: int | None) -> bool:
+        """Open the cache, set up by whoever is alone with it; return whether that has been done."""
+        if locks(self._users_fd):
+            self._map(is_alone=True)
+            self._set_up(max_bytes)
+            fcntl.flock(self._users_fd, fcntl.LOCK_SH)
+            return True
+        fcntl.flock(self._users_fd, fcntl.LOCK_SH)  # waits while another one sets it up
+        return self._map(is_alone=False) and self._header["magic"] == _MAGIC
+
+    def _open_lock(self) -> None:
+        self._lock_fd = os.open(self.folder / "lock", FLAGS | os.O_CREAT, 0o600)
+
+    def _map(self, *, is_alone: bool) -> bool:
         num = len(self._sizes)
         states_at = _TABLE_AT + 8 * num
-        fd = os.open(self.folder / "table", _FLAGS | os.O_CREAT, 0o600)
+        fd = os.open(self.folder / "table", FLAGS | os.O_CREAT, 0o600)
         try:
             if os.fstat(fd).st_size != states_at + num:
+                if not is_alone:
+                    return False
                 os.ftruncate(fd, 0)
                 os.posix_fallocate(fd, 0, states_at + num)  # a full disk must not end the process
             table = np.frombuffer(mmap.mmap(fd, states_at + num), np.uint8)
@@ -160,28 +143,34 @@ class NodeCache:
         self._header = table[: _HEADER.itemsize].view(_HEADER)[0]
         self._read_at = table[_TABLE_AT:states_at].view("<i8")
         self._states = table[states_at:]
+        return True
 
-    def _begin(self, max_bytes: int | None) -> None:
+    def _set_up(self, max_bytes: int | None) -> None:
         """Bring table and files together, alone with the cache."""
-        if self._header["magic"] != _MAGIC or self._header["num"] != len(self._sizes):
+        header = self._header
+        if header["magic"] != _MAGIC:
             self._states[:] = 0
-            self._header["magic"], self._header["num"] = _MAGIC, len(self._sizes)
+        header["magic"] = b""
+        self._read_at[:] = 0  # the clock began anew with the machine
         there = np.zeros(len(self._sizes), np.uint8)
-        with os.scandir(self.folder) as folders:
-            for folder in folders:
-                if _FOLDER.fullmatch(folder.name):
-                    if not folder.is_dir(follow_symlinks=False):
-                        raise StoreError(
-                            f"{folder.path} is no folder of this cache. It was not made by "
-                            "Penstock: take it away, or name another folder."
-                        )
-                    self._look_into(folder, there)
+        for entry in list(os.scandir(self.folder)):
+            if _FOLDER.fullmatch(entry.name):
+                if not entry.is_dir(follow_symlinks=False):
+                    raise StoreError(
+                        f"{entry.path} is no folder of this cache. It was not made by Penstock: "
+                        "take it away, or name another folder."
+                    )
+                self._look_into(entry, there)
+        for path in (*self.folder.glob("*-*"), *self.folder.glob("orders/*")):
+            if LEFT.fullmatch(path.name):
+                path.unlink()
         self._states[:] = there
-        self._header["used"] = int(self._sizes[there != 0].sum())
+        header["used"] = int(self._sizes[there != 0].sum())
         if max_bytes is None:
             free = shutil.disk_usage(self.folder).free - _SPARE_BYTES
-            max_bytes = max(0, free) + int(self._header["used"])
-        self._header["limit"] = max_bytes
+            max_bytes = max(0, free) + int(header["used"])
+        header["limit"] = max_bytes
+        header["magic"] = _MAGIC
 
     def _look_into(self, folder: os.DirEntry[str], there: NDArray[np.uint8]) -> None:
         with os.scandir(folder) as files:
@@ -210,11 +199,6 @@ class NodeCache:
         """What the files take."""
         return int(self._header["used"])
 
-    @property
-    def num_kept(self) -> int:
-        """How many records there are."""
-        return int(np.count_nonzero(self._states))
-
     def has(self, numbers: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return which records are there, or were a moment ago."""
         are_there: NDArray[np.bool_] = self._states[numbers] != 0
@@ -224,62 +208,66 @@ class NodeCache:
         return f"{self.folder}/{number >> 12:x}/{number & 0xFFF:03x}"
 
     def get(self, number: int) -> memoryview | None:
-        """Return a record; None if it is not there, whole."""
+        """Return a record; None if it is not there, whole, or cannot be read."""
         if not self._states[number]:
             return None
         self._read_at[number] = time.monotonic_ns()
+        size = int(self._sizes[number])
         try:
             fd = os.open(self._path(number), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except OSError:  # evicted since, or its writer was killed
+            try:
+                data = read_at(fd, size, 0)
+                if 0 < len(data) < size:  # the system gives 2 GiB at a time
+                    whole = bytearray(data)
+                    while data and len(whole) < size:
+                        data = read_at(fd, size - len(whole), len(whole))
+                        whole += data
+                    data = bytes(whole)
+            finally:
+                os.close(fd)
+        except OSError:  # evicted since, or its writer was killed, or the disk fails
             return None
-        try:
-            size = int(self._sizes[number])
-            data = os.read(fd, size)
-        finally:
-            os.close(fd)
         return memoryview(data) if len(data) == size else None
 
     def put(self, number: int, data: memoryview) -> None:
-        """Keep a record, if there is room for it, or for it rather than for others."""
-        with self._locked():
-            if self._states[number]:
-                if os.path.exists(self._path(number)):
-                    return
-            elif not self._has_room(number):
-                return
-            self._states[number] = 1  # from here on it is counted
-            self._read_at[number] = time.monotonic_ns()
-        try:
-            self._write(number, data)
-        except OSError as error:
-            self.drop(number)
-            if error.errno not in _NO_ROOM:
-                raise
-            self._shrink()
+        """Keep a record, if there is room for it, or for it rather than for others.
 
-    def _write(self, number: int, data: memoryview) -> None:
-        path = self._path(number)
-        new = f"{os.path.dirname(path)}/new-{os.getpid()}-{next(self._names)}"
-        flags = _FLAGS | os.O_CREAT | os.O_EXCL
+        A disk that takes nothing is a warning, once a process; the next try is some seconds later.
+        """
+        if time.monotonic() < self._keep_at:
+            return
+        new = f"{os.path.dirname(self._path(number))}/new-{os.urandom(8).hex()}"
         try:
-            fd = os.open(new, flags, 0o600)
-        except FileNotFoundError:
-            os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
-            fd = os.open(new, flags, 0o600)
-        try:
+            with self._locked():
+                if self._states[number]:
+                    if os.path.exists(self._path(number)):
+                        return
+                elif not self._has_room(number):
+                    return
+                self._states[number] = 1  # from here on it is counted
+                self._read_at[number] = time.monotonic_ns()
             try:
-                if os.write(fd, data) < len(data):
-                    raise OSError(errno.ENOSPC, "written in part")
+                _write(new, data)
+                with self._locked():
+                    if self._states[number]:  # else it was evicted meanwhile
+                        os.rename(new, self._path(number))
             finally:
-                os.close(fd)
-            os.rename(new, path)
-        except BaseException:
-            os.unlink(new)
-            raise
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(new)
+        except OSError as error:
+            self._keep_at = time.monotonic() + _PAUSE_S
+            with contextlib.suppress(OSError):
+                self.drop(number)
+            warn_user(
+                f"{self.folder} takes no more records ({error.strerror}): what is not there is "
+                "read from far away again."
+            )
 
     def _has_room(self, number: int) -> bool:
         """Count a record, with others evicted for it that are needed later."""
         size, header = int(self._sizes[number]), self._header
+        if size > self.max_bytes:
+            return False
         while header["used"] + size > self.max_bytes + (self.ahead_bytes if self._orders else 0):
             if not self._evict_for(number):
                 return False
@@ -288,17 +276,24 @@ class NodeCache:
 
     def _evict_for(self, number: int) -> bool:
         """Evict one record that is needed later than another; return whether there is one."""
-        for is_chosen_anew in (False, True):
-            if is_chosen_anew:
-                self._choose_victims()
-            while self._victims:
-                victim = self._victims.popleft()
-                if self._states[victim]:
-                    if not self._is_needed_before(number, victim):
-                        break  # as are those behind it
-                    self._evict(victim)
-                    return True
-        return False
+        victim = self._first_victim()
+        if victim is None or not self._is_needed_before(number, victim):
+            now = time.monotonic()
+            if victim is not None and now < self._choose_at:
+                return False  # to choose takes 5 % of the time at most where nothing comes of it
+            self._choose_victims()
+            self._choose_at = now + 21 * (time.monotonic() - now)
+            victim = self._first_victim()
+            if victim is None or not self._is_needed_before(number, victim):
+                return False
+        self._victims.popleft()
+        self._evict(victim)
+        return True
+
+    def _first_victim(self) -> int | None:
+        while self._victims and not self._states[self._victims[0]]:
+            self._victims.popleft()
+        return self._victims[0] if self._victims else None
 
     def _is_needed_before(self, number: int, other: int) -> bool:
         if self._eviction == "lru":
@@ -308,12 +303,14 @@ class NodeCache:
 
     def _choose_victims(self) -> None:
         """Choose what is evicted next, by what is known now."""
-        self._find_orders()
+        self.find_orders()
         self._victims.clear()
-        there = np.flatnonzero(self._states)
-        if len(there) == 0 or (self._eviction == "foresight" and not self._orders):
-            return
         by_time = self._eviction == "lru"
+        if not by_time and not self._orders:
+            return
+        there = np.flatnonzero(self._states)
+        if len(there) == 0:
+            return
         distances = -self._read_at[there] if by_time else self._distances(there)
         count = max(1, len(there) // _VICTIMS_SHARE)
         far = np.argpartition(distances, len(there) - count)[-count:]
@@ -326,8 +323,8 @@ class NodeCache:
             np.minimum(least, order.distances(numbers), out=least)
         return least
 
-    def _find_orders(self) -> None:
-        """Know the orders of the ranks that run, and of no others."""
+    def find_orders(self) -> int:
+        """Know the orders of the ranks that run, and of no others; return how many there are."""
         paths = {file.path for file in os.scandir(self.folder / "orders")}
         for path in paths - self._orders.keys():
             if (order := Order.opened(path, len(self._sizes))) is not None:
@@ -335,6 +332,7 @@ class NodeCache:
         for path, order in list(self._orders.items()):
             if path not in paths or not order.is_followed():
                 del self._orders[path]
+        return len(self._orders)
 
     def _evict(self, number: int) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -350,16 +348,11 @@ class NodeCache:
                 self._evict(number)
         return was_there
 
-    def _shrink(self) -> None:
-        """Be content with less than there is, as the disk is full."""
-        with self._locked():
-            self._header["limit"] = int(self.num_bytes * _OF_FULL_DISK)
-
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         with self._mutex:
             if self._lock_fd < 0:  # a lock is that of an open file: none is shared by a fork
-                self._lock_fd = os.open(self.folder / "lock", _FLAGS | os.O_CREAT, 0o600)
+                self._open_lock()
             fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
             try:
                 yield
@@ -375,13 +368,31 @@ class NodeCache:
 
     def close(self) -> None:
         """Let go of the files; they stay."""
+        with self._mutex:
+            self._close()
+
+    def _close(self) -> None:
         for name in ("_lock_fd", "_users_fd"):
             fd = getattr(self, name, -1)
             setattr(self, name, -1)
             if fd >= 0:
                 os.close(fd)
 
-    __del__ = close
+    __del__ = _close
+
+
+def _write(path: str, data: memoryview) -> None:
+    flags = FLAGS | os.O_CREAT | os.O_EXCL
+    try:
+        fd = os.open(path, flags, 0o600)
+    except FileNotFoundError:
+        os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
+        fd = os.open(path, flags, 0o600)
+    try:
+        while data:
+            data = data[os.write(fd, data) :]
+    finally:
+        os.close(fd)
 
 
 _caches: Final[weakref.WeakSet[NodeCache]] = weakref.WeakSet()
@@ -393,92 +404,3 @@ def _after_fork() -> None:
 
 
 at_fork(after_in_child=_after_fork)
-
-
-class Order:
-    """When a rank needs each record next: a file that its process, while it runs, has locked.
-
-        int64   how many samples the rank has used up
-        int64   64 x 4 counts for `Traffic`: 63 rows of workers, by their numbers; the fetcher's
-        int64   for each record, which sample it is next; `NEVER` if it is none that is known
-
-    Concurrency:
-        The rank's main process writes the first, each its own row, the fetcher the rest; anybody
-        reads.
-    """
-
-    def __init__(self, path: str, fd: int, num_records: int) -> None:
-        """Map an open file, which is then this object's."""
-        self.path, self._fd = path, fd
-        numbers = np.frombuffer(mmap.mmap(fd, _order_bytes(num_records)), np.int64)
-        self.clock, self.due = numbers[:1], numbers[1 + 64 * 4 :]
-        self.counts = numbers[1 : 1 + 64 * 4].reshape(64, 4)
-
-    @classmethod
-    def made(cls, cache: NodeCache, num_records: int) -> Order:
-        """Return a new one, which this process keeps locked."""
-        name = f"{os.getpid()}-{os.urandom(4).hex()}"
-        made, path = f"{cache.folder}/order-{name}", f"{cache.folder}/orders/{name}"
-        fd = os.open(made, _FLAGS | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
-            os.posix_fallocate(fd, 0, _order_bytes(num_records))
-            order = cls(path, fd, num_records)
-            order.due[:] = NEVER
-            os.rename(made, path)  # nobody sees it before it is locked
-        except OSError:
-            os.close(fd)
-            os.unlink(made)
-            raise
-        return order
-
-    @classmethod
-    def of_rank(cls, path: str, num_records: int) -> Order:
-        """Return that of the main process, for its fetcher."""
-        return cls(path, os.open(path, _FLAGS), num_records)
-
-    @classmethod
-    def opened(cls, path: str, num_records: int) -> Order | None:
-        """Return another process's; None if that has ended, or is about to make it."""
-        with contextlib.suppress(OSError):
-            fd = os.open(path, _FLAGS)
-            if os.fstat(fd).st_size == _order_bytes(num_records):
-                order = cls(path, fd, num_records)
-                return order if order.is_followed() else None
-            if _locks(fd):
-                os.unlink(path)
-            os.close(fd)
-        return None
-
-    def is_followed(self) -> bool:
-        """Return whether its process runs; else its file is removed."""
-        if not _locks(self._fd):
-            return True
-        self.remove()
-        return False
-
-    def remove(self) -> None:
-        """Say that the rank needs nothing more."""
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.path)
-
-    def distances(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return after how many samples records are needed."""
-        distances: NDArray[np.int64] = self.due[numbers] - self.clock[0]
-        return np.where(distances < 0, NEVER, distances)
-
-    def __del__(self) -> None:
-        os.close(self._fd)
-
-
-def _order_bytes(num_records: int) -> int:
-    return 8 * (1 + 64 * 4 + num_records)
-
-
-def _locks(fd: int) -> bool:
-    """Lock a file if nobody else has; return whether that was so."""
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

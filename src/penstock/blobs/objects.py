@@ -11,7 +11,7 @@ import obstore  # noqa: F401 - missed now rather than by another process
 
 from penstock.blobs.blobs import Blob, Blobs
 from penstock.blobs.errors import checked_name
-from penstock.blobs.fetcher import Fetcher, FetcherClient
+from penstock.blobs.fetcher import Fetcher
 from penstock.blobs.place import Place
 from penstock.errors import ConfigError
 from penstock.redact import is_secret_name
@@ -93,22 +93,12 @@ class ObjectBlobs(Blobs):
         """Leave connections behind."""
         return {**self.__dict__, "_lease": None}
 
-    def fetch_ahead(self, *arguments: Any) -> str | None:  # noqa: ANN401
-        """Have this process's fetcher read ahead (`CachingSessions.follow`); return its socket.
-
-        None in a worker process, which has no fetcher.
-        """
-        with self._caller() as caller:
-            if not isinstance(caller, FetcherClient):
-                return None
-            caller.call(self.place, "follow", *arguments)
-            return caller.path
-
     def _call(self, method: str, *arguments: Any) -> Any:  # noqa: ANN401
-        with self._caller() as caller:
+        with self.caller() as caller:
             return caller.call(self.place, method, *arguments)
 
-    def _caller(self) -> contextlib.AbstractContextManager[Any]:
+    def caller(self) -> contextlib.AbstractContextManager[Any]:
+        """Return what calls object storage for this process: a fetcher, in a worker a client."""
         lease = self._lease
         if lease is None or not lease.is_usable:
             lease = self._lease = _callers.acquire("", _caller)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from penstock.blobs.blobs import ByteRange
 
@@ -43,11 +43,6 @@ class RecordRanges:
         """Bytes of each record; int64, shape (records,)."""
         return self.stops - self.starts
 
-    @property
-    def arrays(self) -> list[NDArray[Any]]:
-        """The three."""
-        return [self.objects, self.starts, self.stops]
-
     def at(self, numbers: NDArray[np.int64]) -> list[ByteRange]:
         """Return where some records are."""
         names, versions = self.names, self.versions
@@ -65,6 +60,6 @@ class RecordRanges:
         """Return a text that is another one for other records, or at another address."""
         texts = "\0".join((address, *self.names, *self.versions)).encode()
         total = hashlib.blake2b(texts, digest_size=16)
-        for array in self.arrays:
+        for array in (self.objects, self.starts, self.stops):
             total.update(array.tobytes())
         return total.hexdigest()

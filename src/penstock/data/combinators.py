@@ -433,7 +433,12 @@ class Subset(Dataset[T_co]):
         """That of the dataset, for its own indices."""
         has_one = hasattr(type(self.dataset), "order_follower")
         follow = self.dataset.order_follower if has_one else None
-        return follow and (lambda order: follow(np.asarray(self._inner(order))))
+        return follow and (lambda *orders: follow(*map(self._inner_array, orders)))
+
+    def _inner_array(self, indices: NDArray[np.int64]) -> NDArray[Any]:
+        if isinstance(self.indices, np.ndarray):
+            return self.indices[indices]
+        return np.array([self.indices[index] for index in indices.tolist()])
 
     @property
     def can_get_batch(self) -> bool:

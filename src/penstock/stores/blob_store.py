@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from penstock.blobs.blobs import Blobs, ByteRange
     from penstock.blobs.cached import CachedRecords
-    from penstock.blobs.node_cache import Traffic
+    from penstock.blobs.order import Traffic
     from penstock.blobs.ranges import RecordRanges
     from penstock.stores.index import Index
     from penstock.stores.records import Record
@@ -121,7 +121,7 @@ class BlobStore(Store):
         return self._cached
 
     @property
-    def follow(self) -> Callable[[NDArray[np.int64]], Callable[[int], None] | None] | None:
+    def follow(self) -> Callable[..., Callable[[int], None] | None] | None:
         """Has records read ahead, see `CachedRecords.follow`; None without a local cache."""
         cached = self._cached_records
         return None if cached is None else cached.follow

@@ -193,7 +193,7 @@ class StoreDataset(Dataset[Any]):
         return {name: number for number, name in enumerate(self.class_names)}
 
     @property
-    def order_follower(self) -> Callable[[NDArray[np.int64]], Callable[[int], None] | None] | None:
+    def order_follower(self) -> Callable[..., Callable[[int], None] | None] | None:
         """Has samples read ahead of a loader, where the store has a local cache; else None."""
         return getattr(self.store, "follow", None)
 

@@ -57,7 +57,7 @@ class ObjectServer(http.server.ThreadingHTTPServer):
     def wait_for_clients(self):
         """Return when the threads of all connections have ended."""
         for thread in list(self._threads):
-            thread.join()
+            thread.join(10)  # a test that fails may leave a client
 
     def etag_of(self, data):
         return f'"{hashlib.md5(data + self.etag.encode()).hexdigest()}"'

@@ -425,6 +425,55 @@ def test_two_ranks_with_two_workers_fetch_each_byte_once(far, tmp_path, object_s
         dataset.close()
 
 
+def test_small_records_come_with_others_and_few_come_twice(
+    bucket, tmp_path, object_server  # noqa: F811
+):  # fmt: skip
+    with contextlib.closing(create_store(bucket, shard_size=1_000_000)) as writer:
+        for number in range(500):
+            writer.put_many([encode_record(str(number), (bytes(5000), number), 0)])
+        writer.finish()
+    dataset = dataset_of(bucket, tmp_path)
+    size = int(dataset.store._both[1].sizes.sum())
+    object_server.requests.clear()
+    for epoch in range(2):
+        seen = numbers_in(Loader(dataset, 16, shuffle=True, seed=3, collate_fn=list))
+        assert sorted(seen) == list(range(500))
+        fetched = fetched_bytes(object_server)
+        assert fetched == 0 if epoch else size <= fetched <= 2 * size
+    dataset.close()
+
+
+def test_loaders_of_one_dataset_have_orders_of_their_own(far, tmp_path, object_server):  # noqa: F811
+    dataset = dataset_of(far, tmp_path, "13MB")
+    sizes = dataset.store._both[1].sizes
+    train, val = (
+        Loader(Subset(dataset, part), 16, shuffle=shuffle, seed=3, collate_fn=list)
+        for part, shuffle in ((range(250), True), (range(250, NUM), False))
+    )
+    object_server.requests.clear()
+    order, fetched = [], []
+    for _ in range(3):
+        for step, batch in enumerate(train):
+            order += numbers_in([batch])
+            if step % 10 == 5:
+                order += numbers_in(val)
+        fetched.append(fetched_bytes(object_server))
+    most = sum(least_fetched(order, sizes, 13_000_000))
+    assert sum(fetched) <= 1.05 * most
+    assert len(list(tmp_path.glob("cache/*/orders/*"))) == 2
+    del train
+    assert len(list(tmp_path.glob("cache/*/orders/*"))) == 1
+    dataset.close()
+
+
+def test_two_folders_are_two_caches(far, tmp_path):
+    for name in ("one", "other"):
+        dataset = dataset_of(far, tmp_path / name)
+        assert len(numbers_in(Loader(dataset, 16, seed=3, collate_fn=list))) == NUM
+        assert dataset.store._cached.cache.has(np.arange(NUM)).all()
+        dataset.close()
+
+
 def test_the_rank_goes_on_when_its_fetcher_is_killed(far, tmp_path):
     dataset = dataset_of(far, tmp_path, "13MB")
     loader = Loader(

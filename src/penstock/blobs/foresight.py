@@ -21,7 +21,7 @@ import numpy as np
 from penstock.blobs.client import Sessions
 from penstock.blobs.order import FETCHER_ROW, NEVER, Counts, Order
 from penstock.blobs.ranges import RecordRanges
-from penstock.blobs.requests import parts_of, plan_requests
+from penstock.blobs.requests import GAP_BYTES, parts_of, plan_requests
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -112,15 +112,20 @@ class Foresight:
             found[number] = (await asyncio.shield(task))[number]
         return [found[number] for number in numbers]
 
-    def _begin(self, numbers: NDArray[np.int64]) -> None:
+    def _begin(self, numbers: NDArray[np.int64], gap_bytes: int = GAP_BYTES) -> None:
         """Begin to read records, but those that are under way."""
         numbers = np.array([n for n in numbers.tolist() if n not in self._under_way], np.int64)
-        requests, places = plan_requests(self._ranges.at(numbers))
+        requests, places = plan_requests(self._ranges.at(numbers), gap_bytes)
         parts: list[list[int]] = [[] for _ in requests]
         for number, (k, _) in zip(numbers.tolist(), places, strict=True):
             parts[k].append(number)
         for request, members in zip(requests, parts, strict=True):
             all_in = self._all_in(request, members)
+            if gap_bytes and request.stop is not None:
+                num_new = int(self._sizes[all_in].sum())
+                if 2 * num_new < request.stop - request.start:  # most of it is there already
+                    self._begin(np.array(members, np.int64), 0)
+                    continue
             task = asyncio.create_task(self._read(request, all_in))
             self._requests.add(task)
             self._under_way |= dict.fromkeys(all_in, task)

@@ -17,10 +17,13 @@ GAP_BYTES: Final = 64 << 10
 REQUEST_BYTES: Final = 8 << 20  # of one connection; several are faster together
 
 
-def plan_requests(ranges: Sequence[ByteRange]) -> tuple[list[ByteRange], list[tuple[int, int]]]:
+def plan_requests(
+    ranges: Sequence[ByteRange], gap_bytes: int = GAP_BYTES
+) -> tuple[list[ByteRange], list[tuple[int, int]]]:
     """Return what to ask for, each byte once, and where each range is in the answers.
 
-    That is the number of its request, and from which byte of that on.
+    That is the number of its request, and from which byte of that on. Ranges with a gap of up to
+    `gap_bytes` between them are one request.
 
     Example:
         >>> from penstock.blobs.blobs import ByteRange
@@ -33,7 +36,7 @@ def plan_requests(ranges: Sequence[ByteRange]) -> tuple[list[ByteRange], list[tu
     requests: list[ByteRange] = []
     for number in sorted(range(len(ranges)), key=lambda number: _rank(ranges[number])):
         wanted = ranges[number]
-        if requests and (joined := _joined(requests[-1], wanted)) is not None:
+        if requests and (joined := _joined(requests[-1], wanted, gap_bytes)) is not None:
             requests[-1] = joined
         else:
             requests.append(wanted)
@@ -45,13 +48,13 @@ def _rank(one: ByteRange) -> tuple[str, str, int, float]:
     return one.name, one.version, one.start, math.inf if one.stop is None else one.stop
 
 
-def _joined(one: ByteRange, other: ByteRange) -> ByteRange | None:
+def _joined(one: ByteRange, other: ByteRange, gap_bytes: int) -> ByteRange | None:
     """Return one range for two, of which `other` begins behind the first; None if they are far."""
     if (one.name, one.version) != (other.name, other.version) or other.start == other.stop:
         return None
     if one.stop is None:
         return one
-    if other.start > one.stop + GAP_BYTES:
+    if other.start > one.stop + gap_bytes:
         return None
     stop = None if other.stop is None else max(one.stop, other.stop)
     is_long = stop is None or stop - one.start > REQUEST_BYTES

@@ -256,6 +256,17 @@ def _pack_mds(folder: Path, samples: Payloads) -> None:
             writer.write({"data": samples[index][0]})
 
 
+def _with_workers(kind: Any, dataset: Any, job: Job) -> Any:  # noqa: ANN401
+    """Return a peer's loader of the shape that torch's has."""
+    return kind(
+        dataset,
+        batch_size=job.batch_size,
+        num_workers=job.num_workers,
+        collate_fn=tensors,
+        persistent_workers=True,
+    )
+
+
 def _mosaic(job: Job) -> Any:  # noqa: ANN401
     from streaming import StreamingDataLoader, StreamingDataset
 
@@ -269,13 +280,7 @@ def _mosaic(job: Job) -> Any:  # noqa: ANN401
     for stream in dataset.streams:
         # Else forked workers share the connection that read the index, and mix up its answers.
         stream._downloader._s3_client = None
-    return StreamingDataLoader(
-        dataset,
-        batch_size=job.batch_size,
-        num_workers=job.num_workers,
-        collate_fn=tensors,
-        persistent_workers=True,
-    )
+    return _with_workers(StreamingDataLoader, dataset, job)
 
 
 def _pack_litdata(folder: Path, samples: Payloads) -> None:
@@ -307,13 +312,7 @@ def _lit_data(job: Job) -> Any:  # noqa: ANN401
         drop_last=False,
         storage_options={"endpoint_url": job.endpoint},
     )
-    return StreamingDataLoader(
-        dataset,
-        batch_size=job.batch_size,
-        num_workers=job.num_workers,
-        collate_fn=tensors,
-        persistent_workers=True,
-    )
+    return _with_workers(StreamingDataLoader, dataset, job)
 
 
 def _pack_tar(folder: Path, samples: Payloads) -> None:

@@ -66,9 +66,8 @@ def told_to_dataset(epoch: Epoch, source: IndexSource, loader: Any) -> Epoch:  #
         for number in (epoch.number, epoch.number + 1)
     )
     now = now[epoch.progress.given.num_steps :]
-    loader._followed = None
-    if now:
-        loader._followed = follow(np.hstack(now), np.hstack(later))
+    # The last epoch's order holds until this one's is known: else what comes now is not kept.
+    loader._followed = follow(np.hstack(now), np.hstack(later)) if now else None
     if loader._followed is None:
         return epoch
     num_under_way = loader.num_workers * (loader.prefetch_factor or 2)

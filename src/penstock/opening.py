@@ -110,6 +110,19 @@ def read_at(fd: int, size_bytes: int, offset: int) -> bytes:
         return os.read(fd, size_bytes)
 
 
+def read_whole(fd: int, size_bytes: int, offset: int) -> bytes:
+    """Read as `read_at` does, until there is no more: one call gives 2 GiB at most."""
+    data = read_at(fd, size_bytes, offset)
+    if len(data) == size_bytes or not data:
+        return data
+    parts = [data]
+    num_read = len(data)
+    while num_read < size_bytes and (data := read_at(fd, size_bytes - num_read, offset + num_read)):
+        parts.append(data)
+        num_read += len(data)
+    return b"".join(parts)
+
+
 def read_file(
     path: str | Path,
     max_bytes: int = MAX_FILE_BYTES,

@@ -8,6 +8,7 @@ import errno
 import heapq
 import multiprocessing
 import os
+import pickle
 import random
 import signal
 import time
@@ -107,7 +108,6 @@ def test_what_is_needed_last_goes_first_and_is_not_kept_in_its_place(tmp_path):
     cache.put(49, data_of(49))
     assert cache.get(49) is None
     order.clock[0], order.due[0] = 1, 500  # it was used up
-    cache._choose_at = 0
     cache.put(len(kept), data_of(len(kept)))
     assert cache.get(0) is None
     assert cache.get(len(kept)) is not None
@@ -123,7 +123,6 @@ def test_the_order_of_a_rank_that_has_ended_is_forgotten(tmp_path, monkeypatch):
         cache.put(number, data_of(number))
     assert len(os.listdir(cache.folder / "orders")) == 1
     del order  # it was killed
-    cache._choose_at = 0
     before = files_in(tmp_path)
     for number in range(100):
         cache.put(number, data_of(number))
@@ -463,6 +462,19 @@ def test_loaders_of_one_dataset_have_orders_of_their_own(far, tmp_path, object_s
     assert len(list(tmp_path.glob("cache/*/orders/*"))) == 2
     del train
     assert len(list(tmp_path.glob("cache/*/orders/*"))) == 1
+    dataset.close()
+
+
+def test_a_copy_of_a_loader_takes_no_order_away(far, tmp_path):
+    dataset = dataset_of(far, tmp_path)
+    loader = Loader(dataset, 16, shuffle=True, seed=3)
+    stream = iter(loader)
+    copy = pickle.loads(pickle.dumps(loader))
+    assert copy._followed is None
+    copy.dataset.close()
+    del copy
+    assert len(list(tmp_path.glob("cache/*/orders/*"))) == 1
+    del stream
     dataset.close()
 
 

@@ -46,6 +46,15 @@ def pairs(start, count=10):
     return files
 
 
+def files_of(records):
+    """Return the files that stand for records of images with their classes."""
+    files = {}
+    for record in records:
+        image, label = decode_record(record.data).sample
+        files[f"{record.key}.jpg"], files[f"{record.key}.cls"] = image.data, b"%d" % label
+    return files
+
+
 def npy(array, **options):
     file = io.BytesIO()
     np.save(file, array, **options)
@@ -68,11 +77,7 @@ class TestTar(StoreReaderContract):
 
     def fill(self, address, records, class_names=(), metadata=None):
         for number, part in enumerate((records[:17], records[17:])):
-            files = {}
-            for record in part:
-                image, label = decode_record(record.data).sample
-                files[f"{record.key}.jpg"], files[f"{record.key}.cls"] = image.data, b"%d" % label
-            write(f"{address.removeprefix('tar:')}/{number}.tar", files)
+            write(f"{address.removeprefix('tar:')}/{number}.tar", files_of(part))
 
 
 @pytest.mark.parametrize("pattern", ["{}/shard-{{000..002}}.tar", "{}", "{}/shard-00{{0,1,2}}.tar"])

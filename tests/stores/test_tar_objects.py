@@ -12,6 +12,7 @@ import tarfile
 import numpy as np
 import pytest
 from tests.blobs.object_storage import bucket, object_server, website  # noqa: F401 - fixtures
+from tests.stores.test_tar import files_of, pairs
 from tests.support.stores import refused
 
 from penstock import Loader
@@ -31,14 +32,6 @@ def tar_of(files):
             member.size = len(content)
             tar.addfile(member, io.BytesIO(content))
     return data.getvalue()
-
-
-def pairs(start, count=10):
-    files = {}
-    for number in range(start, start + count):
-        files[f"{number:06}.jpg"] = b"image %d" % number * number
-        files[f"{number:06}.cls"] = b"%d\n" % (number % 3)
-    return files
 
 
 def put(address, **objects):
@@ -66,11 +59,7 @@ class TestTarObjects(StoreReaderContract):
 
     def fill(self, address, records, class_names=(), metadata=None):
         for number, part in enumerate((records[:17], records[17:])):
-            files = {}
-            for record in part:
-                image, label = decode_record(record.data).sample
-                files[f"{record.key}.jpg"], files[f"{record.key}.cls"] = image.data, b"%d" % label
-            put(self.bucket, **{f"{number}.tar": tar_of(files)})
+            put(self.bucket, **{f"{number}.tar": tar_of(files_of(part))})
 
 
 @pytest.mark.parametrize("pattern", ["{}/shard-{{0..2}}.tar", "{}", "{}/shard-{{0,1,2}}.tar"])

@@ -138,6 +138,8 @@ class CachedRecords:
             wanted = np.where(wanted < 0, wanted + len(self._ranges), wanted)
             order = following.order.path, self._counts.path, len(now), wanted.tobytes()
             with self._blobs.caller() as fetcher:
+                if not isinstance(fetcher, FetcherClient):
+                    return None  # a loader in a worker, which has a client of its own
                 if not fetcher.call(place, "follow", self._arguments, order):
                     ranges = self._ranges
                     arrays = [
@@ -175,6 +177,10 @@ class _Following:
 
     def __call__(self, num_used_up: int) -> None:
         self.order.clock[0] = num_used_up
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle as None: a copy of the loader has no order yet."""
+        return type(None), ()
 
     def __del__(self) -> None:
         if self._owner.is_here:  # and not in a worker, which has a copy

@@ -19,7 +19,7 @@ from penstock.blobs.errors import (
     replaced,
 )
 from penstock.errors import StoreError
-from penstock.opening import open_descriptor, read_at
+from penstock.opening import open_descriptor, read_whole
 from penstock.whole_file import write_whole
 
 if TYPE_CHECKING:
@@ -102,15 +102,11 @@ class FolderBlobs(Blobs):
         stop = blob.size_bytes if wanted.stop is None else wanted.stop
         if stop > blob.size_bytes:  # nothing is allocated for what is not there
             raise cut_off(wanted, self.address, max(0, blob.size_bytes - wanted.start))
-        data = bytearray()
-        while len(data) < stop - wanted.start:
-            part = read_at(fd, stop - wanted.start - len(data), wanted.start + len(data))
-            if not part:
-                raise cut_off(wanted, self.address, len(data))
-            if len(part) == stop - wanted.start:
-                return memoryview(part)
-            data += part
-        return memoryview(data).toreadonly()
+        size = max(0, stop - wanted.start)
+        data = read_whole(fd, size, wanted.start)
+        if len(data) < size:
+            raise cut_off(wanted, self.address, len(data))
+        return memoryview(data)
 
     def write(self, name: str, data: bytes | memoryview, *, replaces: str | None = None) -> None:
         """Write a file beside its place, bring it to the disk, and rename it.

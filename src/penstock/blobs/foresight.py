@@ -78,20 +78,17 @@ class Foresight:
         ends = np.cumsum(self._sizes[records])
         at = used_up = 0
         pause_s = _PAUSE_S
-        num_orders = max(1, self._cache.find_orders())
         while order.is_there:
             clock = int(order.clock[0])
             order.due[records[used_up:clock]] = following[used_up:clock]
+            num_orders = max(1, self._cache.find_orders())
             pause_s = _PAUSE_S if clock > used_up else min(2 * pause_s, _LONGEST_PAUSE_S)
             at, used_up = max(at, clock), clock
             limit = (ends[clock - 1] if clock else 0) + self._cache.ahead_bytes // num_orders
             num_free = _REQUESTS_AHEAD - len(self._requests)
             stop = min(int(np.searchsorted(ends, limit, "right")), at + max(0, num_free))
-            if (
-                self._num_failed > _MOST_FAILED
-            ):  # nothing is asked for ahead of a server that is down
-                stop = at
-            if stop > at:
+            is_down = self._num_failed > _MOST_FAILED  # then nothing is asked for ahead
+            if stop > at and not is_down:
                 self._begin(records[at:stop][~self._cache.has(records[at:stop])])
                 at = stop
                 await asyncio.sleep(0)
@@ -121,11 +118,11 @@ class Foresight:
             parts[k].append(number)
         for request, members in zip(requests, parts, strict=True):
             all_in = self._all_in(request, members)
-            if gap_bytes and request.stop is not None:
-                num_new = int(self._sizes[all_in].sum())
-                if 2 * num_new < request.stop - request.start:  # most of it is there already
-                    self._begin(np.array(members, np.int64), 0)
-                    continue
+            assert request.stop is not None  # a record's is known
+            num_new = int(self._sizes[all_in].sum())
+            if gap_bytes and 2 * num_new < request.stop - request.start:  # most of it is there
+                self._begin(np.array(members, np.int64), 0)
+                continue
             task = asyncio.create_task(self._read(request, all_in))
             self._requests.add(task)
             self._under_way |= dict.fromkeys(all_in, task)
@@ -136,18 +133,16 @@ class Foresight:
         ranges, first, last = self._ranges, min(members), max(members)
         if last - first + 1 == len(members):
             return members
+        assert request.stop is not None  # a record's is known
         between = np.arange(first, last + 1)
         is_inside = (
             (ranges.objects[between] == ranges.objects[first])
             & (ranges.starts[between] >= request.start)
-            & (
-                ranges.stops[between]
-                <= (ranges.stops[last] if request.stop is None else request.stop)
-            )
+            & (ranges.stops[between] <= request.stop)
             & ~self._cache.has(between)
         )
-        extra = between[is_inside].tolist()
-        return [*members, *(n for n in extra if n not in self._under_way and n not in set(members))]
+        extra = set(between[is_inside].tolist()) - self._under_way.keys()
+        return [*members, *sorted(extra.difference(members))]
 
     def _ended(self, task: asyncio.Task[dict[int, memoryview]]) -> None:
         self._requests.discard(task)

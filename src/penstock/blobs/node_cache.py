@@ -34,7 +34,7 @@ from penstock.blobs.order import FLAGS, LEFT, NEVER, Order, locks
 from penstock.errors import StoreError
 from penstock.forks import at_fork
 from penstock.lines import parse_sized_path
-from penstock.opening import read_at
+from penstock.opening import read_whole
 from penstock.warn import warn_user
 
 if TYPE_CHECKING:
@@ -99,7 +99,10 @@ class NodeCache:
         self._sizes, self._eviction = sizes, arguments.eviction
         self._victims: deque[int] = deque()
         self._orders: dict[str, Order] = {}
-        self._choose_at = self._keep_at = 0.0  # not before, on the monotonic clock
+        self._num_chosen = self._num_refused = (
+            0  # victims at a time; records for which there is none
+        )
+        self._keep_at = 0.0  # not before, on the monotonic clock
         self._mutex = threading.Lock()
         self._lock_fd = self._users_fd = -1
         try:
@@ -216,13 +219,7 @@ class NodeCache:
         try:
             fd = os.open(self._path(number), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
-                data = read_at(fd, size, 0)
-                if 0 < len(data) < size:  # the system gives 2 GiB at a time
-                    whole = bytearray(data)
-                    while data and len(whole) < size:
-                        data = read_at(fd, size - len(whole), len(whole))
-                        whole += data
-                    data = bytes(whole)
+                data = read_whole(fd, size, 0)
             finally:
                 os.close(fd)
         except OSError:  # evicted since, or its writer was killed, or the disk fails
@@ -276,13 +273,13 @@ class NodeCache:
 
     def _evict_for(self, number: int) -> bool:
         """Evict one record that is needed later than another; return whether there is one."""
+        self._forget_ended()
         victim = self._first_victim()
         if victim is None or not self._is_needed_before(number, victim):
-            now = time.monotonic()
-            if victim is not None and now < self._choose_at:
-                return False  # to choose takes 5 % of the time at most where nothing comes of it
+            self._num_refused += 1
+            if victim is not None and self._num_refused < self._num_chosen:
+                return False  # to choose anew for each would take long where nothing comes of it
             self._choose_victims()
-            self._choose_at = now + 21 * (time.monotonic() - now)
             victim = self._first_victim()
             if victim is None or not self._is_needed_before(number, victim):
                 return False
@@ -305,6 +302,7 @@ class NodeCache:
         """Choose what is evicted next, by what is known now."""
         self.find_orders()
         self._victims.clear()
+        self._num_chosen = self._num_refused = 0
         by_time = self._eviction == "lru"
         if not by_time and not self._orders:
             return
@@ -312,7 +310,7 @@ class NodeCache:
         if len(there) == 0:
             return
         distances = -self._read_at[there] if by_time else self._distances(there)
-        count = max(1, len(there) // _VICTIMS_SHARE)
+        count = self._num_chosen = max(1, len(there) // _VICTIMS_SHARE)
         far = np.argpartition(distances, len(there) - count)[-count:]
         self._victims.extend(there[far[np.argsort(-distances[far])]].tolist())
 
@@ -329,10 +327,15 @@ class NodeCache:
         for path in paths - self._orders.keys():
             if (order := Order.opened(path, len(self._sizes))) is not None:
                 self._orders[path] = order
-        for path, order in list(self._orders.items()):
-            if path not in paths or not order.is_followed():
-                del self._orders[path]
+        self._forget_ended()
         return len(self._orders)
+
+    def _forget_ended(self) -> None:
+        """Forget the orders of loaders that have ended, and what was chosen by them."""
+        for path, order in list(self._orders.items()):
+            if not order.is_followed():
+                del self._orders[path]
+                self._victims.clear()
 
     def _evict(self, number: int) -> None:
         with contextlib.suppress(FileNotFoundError):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import heapq
@@ -22,9 +23,10 @@ from tests.blobs.object_storage import bucket, object_server  # noqa: F401
 
 from penstock import Loader
 from penstock.blobs import node_cache
-from penstock.blobs.foresight import next_uses
+from penstock.blobs.foresight import Foresight, next_uses
 from penstock.blobs.node_cache import CacheArguments, NodeCache
-from penstock.blobs.order import NEVER, Order
+from penstock.blobs.order import NEVER, Counts, Order
+from penstock.blobs.ranges import RecordRanges
 from penstock.data import Subset
 from penstock.errors import ConfigError, StoreError
 from penstock.sampling import DistributedSampler
@@ -391,16 +393,46 @@ def test_what_is_fetched_is_little_more_than_what_has_to_be(
     assert 0 < num_requests < traffic.num_requests <= 3 * NUM
     assert 0 <= traffic.num_found <= traffic.num_read
     assert str(traffic) in str(loader.stats())
-    capacities = cache.max_bytes, cache.max_bytes + cache.ahead_bytes
+    capacity, ahead_bytes = cache.max_bytes, cache.ahead_bytes
     dataset.close()
-    most, least = (
-        sum(least_fetched(order, sizes, capacity)[NUM : 3 * NUM]) for capacity in capacities
-    )
+    least = sum(least_fetched(order, sizes, capacity + ahead_bytes))
+    assert sum(fetched) > 0.95 * least  # records of several sizes: somewhat less can do
+    most = sum(least_fetched(order, sizes, capacity)[NUM:])
     later = sum(fetched[1:])
     if eviction == "foresight":
-        assert least <= later <= 1.01 * most
+        assert later <= 1.01 * most
     else:
         assert later > 1.2 * most
+
+
+class _Zeros:
+    """Sessions that find zeros everywhere."""
+
+    async def read_one(self, _place, request):
+        return memoryview(bytes(request.stop - request.start))
+
+
+def test_what_was_just_used_up_is_not_taken_for_what_is_never_needed(tmp_path, monkeypatch):
+    num, starts = 5, np.arange(5) * 1000
+    ranges = RecordRanges([""], [""], np.zeros(num, np.int32), starts, starts + 100)
+    arguments = CacheArguments(f"{tmp_path}:400B", "d", "foresight")
+    cache = arguments.open(ranges.sizes)
+    order = Order.made(cache.folder, num)
+
+    async def used_up_and_fetched():
+        foresight = Foresight(_Zeros(), None, ranges, cache)
+        monkeypatch.setattr(foresight, "_read_ahead", lambda _: asyncio.Event().wait())  # so busy
+        counts = Counts.made(cache.folder)
+        samples = np.array([0, 1, 2, 3, 4, *(0, 4, 3, 1, 2)])
+        await foresight.follow(order.path, counts.path, num, samples)
+        for number in range(num):
+            order.clock[0] = number
+            await foresight.fetch([number])
+
+    asyncio.run(used_up_and_fetched())
+    assert cache.has(np.arange(num)).tolist() == [True, True, False, True, True]
+    order.remove()
+    cache.close()
 
 
 def test_two_ranks_with_two_workers_fetch_each_byte_once(far, tmp_path, object_server):  # noqa: F811

@@ -38,6 +38,24 @@ _PAUSE_S: Final = 0.005  # until it is looked again whether more is to be read a
 _LONGEST_PAUSE_S: Final = 0.2  # while nothing happens
 
 
+class _Walk:
+    """How far a loader is in its order."""
+
+    def __init__(
+        self, order: Order, records: NDArray[np.int64], following: NDArray[np.int64]
+    ) -> None:
+        self.order, self.records, self._following = order, records, following
+        self._used_up = 0
+
+    def catch_up(self) -> int:
+        """Write down when those that are used up are next; return how many they are."""
+        clock = int(self.order.clock[0])
+        done = slice(self._used_up, clock)
+        self.order.due[self.records[done]] = self._following[done]
+        self._used_up = clock
+        return clock
+
+
 class Foresight:
     """Fetches records of one store for a process, each once, whoever asks.
 
@@ -54,7 +72,7 @@ class Foresight:
         self._sizes = ranges.sizes
         self._under_way: dict[int, asyncio.Task[dict[int, memoryview]]] = {}
         self._requests: set[asyncio.Task[dict[int, memoryview]]] = set()
-        self._walks: set[asyncio.Task[None]] = set()
+        self._walks: dict[asyncio.Task[None], _Walk] = {}
         self._num_failed = 0
         self._counts: Counts | None = None
 
@@ -68,19 +86,18 @@ class Foresight:
         due, following = await asyncio.to_thread(next_uses, num_now, records, len(self._ranges))
         order.due[:] = due
         self._num_failed = 0
-        walk = asyncio.create_task(self._read_ahead(order, records, following))
-        self._walks.add(walk)
-        walk.add_done_callback(self._walks.discard)
+        walk = _Walk(order, records, following)
+        task = asyncio.create_task(self._read_ahead(walk))
+        self._walks[task] = walk
+        task.add_done_callback(self._walks.pop)
 
-    async def _read_ahead(
-        self, order: Order, records: NDArray[np.int64], following: NDArray[np.int64]
-    ) -> None:
+    async def _read_ahead(self, walk: _Walk) -> None:
+        order, records = walk.order, walk.records
         ends = np.cumsum(self._sizes[records])
         at = used_up = 0
         pause_s = _PAUSE_S
         while order.is_there:
-            clock = int(order.clock[0])
-            order.due[records[used_up:clock]] = following[used_up:clock]
+            clock = walk.catch_up()
             num_orders = max(1, self._cache.find_orders())
             pause_s = _PAUSE_S if clock > used_up else min(2 * pause_s, _LONGEST_PAUSE_S)
             at, used_up = max(at, clock), clock
@@ -157,6 +174,8 @@ class Foresight:
                 self._counts.rows[FETCHER_ROW, :2] += len(parts_of(request)), len(data)
             starts = self._ranges.starts
             views = {}
+            for walk in self._walks.values():  # else what was just used up would seem never needed
+                walk.catch_up()
             for number in numbers:
                 at = int(starts[number]) - request.start
                 views[number] = data[at : at + int(self._sizes[number])]

@@ -58,10 +58,10 @@ class CacheArguments(NamedTuple):
     """What all processes that share a cache know of it.
 
     Attributes:
-        place: "FOLDER", or "FOLDER:60GB". Without a size: what the disk has free but 1 GB. The size
-            that the first program gives remains, as long as one has it open.
-        digest: Another text for other records.
-        eviction: "foresight", or "lru": what was read last is kept.
+        place: "FOLDER", or "FOLDER:60GB". Without a size: the free space of the disk less 1 GB. The
+            first program's size holds while any program has the cache open.
+        digest: Identifies the records.
+        eviction: "foresight": the record needed last is evicted; "lru": the one read longest ago.
     """
 
     place: str

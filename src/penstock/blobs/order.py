@@ -27,14 +27,14 @@ FETCHER_ROW: Final = _ROWS - 1
 
 
 class Traffic(NamedTuple):
-    """What the loaders of a process have read by way of a cache, in all their epochs.
+    """Counts of what the loaders of a process have read through a local cache, in all epochs.
 
     Attributes:
-        num_read: Records.
-        num_found: Those that were there when they were asked for.
-        num_requests: Sent for these, and for what was read ahead.
-        bytes_fetched: Their answers.
-        bytes_read: Of the records.
+        num_read: Records read.
+        num_found: Those of them that were in the cache when they were asked for.
+        num_requests: Requests sent, also to read ahead.
+        bytes_fetched: Bytes of the answers.
+        bytes_read: Bytes of the records read.
     """
 
     num_read: int

@@ -76,12 +76,12 @@ class ArrayCache:
         """Make the memory, or open the file.
 
         Args:
-            place: "ram:4GB", memory of the processes that share it, which goes with the last of
-                them; or a folder, or "FOLDER:20GB", which keeps a file for other ranks and runs,
-                until the machine starts anew. Without a size: half of the memory that is free, or
-                what the disk has free but 1 GB.
+            place: "ram:4GB", memory that is freed when the last process that shares it ends; or
+                "FOLDER" or "FOLDER:20GB", a file that other ranks and runs use, too, until the
+                machine restarts. Without a size: half of the free memory, or the free space of
+                the disk less 1 GB.
             num_arrays: Numbers are from 0 on.
-            what: Another text for other data, or for data that are read another way.
+            what: Identifies the data, and how they are read.
 
         Raises:
             ConfigError: `place` is of another form.

@@ -56,13 +56,13 @@ class BlobStore(Store):
 
         Args:
             place: A folder, or an address as `s3://BUCKET/PREFIX`.
-            local_cache: Where records are kept on this machine: "FOLDER", or "FOLDER:60GB", see
-                docs/guide/caching.md.
-            eviction: What leaves a cache that is full: "foresight" or "lru".
-            options: Of the place, as `endpoint`.
+            local_cache: The folder of this machine that keeps remote records: "FOLDER" or
+                "FOLDER:60GB", see docs/guide/caching.md.
+            eviction: What a full cache evicts: "foresight" (needed last), "lru" (read longest ago).
+            options: Options of the place, such as `endpoint`.
 
         Raises:
-            ConfigError: an argument is of another form.
+            ConfigError: an argument is invalid, such as `local_cache` for a folder.
         """
         if eviction not in ("foresight", "lru"):
             raise ConfigError(f'{eviction=}: it is "foresight" or "lru".')
@@ -122,13 +122,13 @@ class BlobStore(Store):
 
     @property
     def follow(self) -> Callable[..., Callable[[int], None] | None] | None:
-        """Has records read ahead, see `CachedRecords.follow`; None without a local cache."""
+        """Starts reading ahead, see `CachedRecords.follow`; None without a local cache."""
         cached = self._cached_records
         return None if cached is None else cached.follow
 
     @property
     def traffic(self) -> Traffic | None:
-        """What this rank has read by way of the local cache; None without one."""
+        """Counts of what this rank has read through the local cache; None without one."""
         return None if self._cached is None else self._cached.traffic
 
     @contextlib.contextmanager

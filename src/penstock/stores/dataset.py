@@ -47,8 +47,7 @@ class StoreDataset(Dataset[Any]):
     samplers can balance.
 
     Attributes:
-        cache: Where decoded images are kept, an `ArrayCache` of `penstock.data.array_cache`; None
-            without one.
+        cache: The cache of decoded images, an `ArrayCache` of `penstock.data.array_cache`, or None.
 
     Concurrency:
         Any thread. It pickles without its connection, and every process that gets a copy, forked or
@@ -89,16 +88,16 @@ class StoreDataset(Dataset[Any]):
                 the file's bytes; None leaves these bytes.
             repair: Whether JPEG and PNG files that lack their end, as truncated ones do, are given
                 one, so that they decode to what is there.
-            cache: Where decoded images are kept for the next epochs, once for all processes:
-                "ram:4GB", or a folder, see docs/guide/caching.md. For samples of one image, decoded
-                as "rgb".
-            options: For `open_store`, where an address is given.
+            cache: Where decoded images are kept for later epochs, shared by all processes:
+                "ram:4GB", or a folder, see docs/guide/caching.md. Needs samples with one image each
+                and `decode="rgb"`.
+            options: Options of `open_store`, such as `local_cache`, if `store` is an address.
 
         Raises:
             StoreError: the store cannot be opened.
             ConfigError: `decode` is none of these, a transform cannot be called, or an option does
                 not fit the store.
-            TypeError: an argument that there is not.
+            TypeError: an argument is unknown.
         """
         for function in (transform, target_transform):
             if not (function is None or callable(function)):
@@ -194,12 +193,12 @@ class StoreDataset(Dataset[Any]):
 
     @property
     def order_follower(self) -> Callable[..., Callable[[int], None] | None] | None:
-        """Has samples read ahead of a loader, where the store has a local cache; else None."""
+        """Starts reading samples ahead of a loader; None if the store has no local cache."""
         return getattr(self.store, "follow", None)
 
     @property
     def traffic(self) -> Any:  # noqa: ANN401
-        """What this rank has read by way of the store's local cache; None without one."""
+        """Counts of what this rank has read through the store's local cache; None without one."""
         return getattr(self.store, "traffic", None)
 
     @property

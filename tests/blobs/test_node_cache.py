@@ -284,7 +284,7 @@ def test_next_uses_are_those_that_one_finds_by_looking(case):
     num_records, *parts = case
     for now, later in (parts, parts[::-1]):
         order = now + later
-        due, following = next_uses(len(now), np.array(order, np.int64), num_records)
+        due, following, is_first = next_uses(len(now), np.array(order, np.int64), num_records)
         samples = list(enumerate(order))
         assert due.tolist() == [
             next((k for k, record in samples if record == number), NEVER)
@@ -293,6 +293,9 @@ def test_next_uses_are_those_that_one_finds_by_looking(case):
         assert following.tolist() == [
             next((k for k, record in samples[start + 1 :] if record == number), NEVER)
             for start, number in samples
+        ]
+        assert is_first.tolist() == [
+            n not in part[:k] for part in (now, later) for k, n in enumerate(part)
         ]
 
 
@@ -408,15 +411,43 @@ def test_what_is_fetched_is_little_more_than_what_has_to_be(
 class _Zeros:
     """Sessions that find zeros everywhere."""
 
+    def __init__(self):
+        self.asked = []
+
     async def read_one(self, _place, request):
+        self.asked.append((request.start, request.stop))
         return memoryview(bytes(request.stop - request.start))
 
 
+def ranges_of(num):
+    """Return ranges of 100 bytes that are too far from each other to be one request."""
+    starts = np.arange(num) * 1_000_000
+    return RecordRanges([""], [""], np.zeros(num, np.int32), starts, starts + 100)
+
+
+def test_a_record_that_comes_several_times_is_fetched_once_and_read_far_ahead(tmp_path):
+    ranges, sessions = ranges_of(5), _Zeros()
+    cache = CacheArguments(f"{tmp_path}:3200B", "d", "foresight").open(ranges.sizes)
+    order = Order.made(cache.folder, 5)
+    samples = np.repeat([0, 1, 2, 3, 4], 30)
+
+    async def followed():
+        foresight = Foresight(sessions, None, ranges, cache)
+        counts = Counts.made(cache.folder)
+        await foresight.follow(order.path, counts.path, len(samples), samples)
+        while not cache.has(np.array([0, 1])).all():  # 200 bytes are read ahead
+            await asyncio.sleep(0.001)
+        assert len(await foresight.fetch([3, 3, 1, 3])) == 4
+
+    asyncio.run(asyncio.wait_for(followed(), 30))
+    assert sorted(sessions.asked) == [(k * 1_000_000, k * 1_000_000 + 100) for k in (0, 1, 3)]
+    order.remove()
+    cache.close()
+
+
 def test_what_was_just_used_up_is_not_taken_for_what_is_never_needed(tmp_path, monkeypatch):
-    num, starts = 5, np.arange(5) * 1000
-    ranges = RecordRanges([""], [""], np.zeros(num, np.int32), starts, starts + 100)
-    arguments = CacheArguments(f"{tmp_path}:400B", "d", "foresight")
-    cache = arguments.open(ranges.sizes)
+    num, ranges = 5, ranges_of(5)
+    cache = CacheArguments(f"{tmp_path}:400B", "d", "foresight").open(ranges.sizes)
     order = Order.made(cache.folder, num)
 
     async def used_up_and_fetched():

@@ -14,7 +14,7 @@ Journal 5(2), 1966; for training: R. Böhringer et al., Clairvoyant Prefetching 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -41,10 +41,9 @@ _LONGEST_PAUSE_S: Final = 0.2  # while nothing happens
 class _Walk:
     """How far a loader is in its order."""
 
-    def __init__(
-        self, order: Order, records: NDArray[np.int64], following: NDArray[np.int64]
-    ) -> None:
-        self.order, self.records, self._following = order, records, following
+    def __init__(self, order: Order, records: NDArray[np.int64], uses: Uses) -> None:
+        self.order, self.records, self._following = order, records, uses.following
+        self.is_first = uses.is_first
         self._used_up = 0
 
     def catch_up(self) -> int:
@@ -83,17 +82,17 @@ class Foresight:
         if self._counts is None or self._counts.path != counts:
             self._counts = Counts.shared(counts)
         order = Order.shared(path, len(self._ranges))
-        due, following = await asyncio.to_thread(next_uses, num_now, records, len(self._ranges))
-        order.due[:] = due
+        uses = await asyncio.to_thread(next_uses, num_now, records, len(self._ranges))
+        order.due[:] = uses.due
         self._num_failed = 0
-        walk = _Walk(order, records, following)
+        walk = _Walk(order, records, uses)
         task = asyncio.create_task(self._read_ahead(walk))
         self._walks[task] = walk
         task.add_done_callback(self._walks.pop)
 
     async def _read_ahead(self, walk: _Walk) -> None:
         order, records = walk.order, walk.records
-        ends = np.cumsum(self._sizes[records])
+        ends = np.cumsum(self._sizes[records] * walk.is_first)
         at = used_up = 0
         pause_s = _PAUSE_S
         while order.is_there:
@@ -128,7 +127,8 @@ class Foresight:
 
     def _begin(self, numbers: NDArray[np.int64], gap_bytes: int = GAP_BYTES) -> None:
         """Begin to read records, but those that are under way."""
-        numbers = np.array([n for n in numbers.tolist() if n not in self._under_way], np.int64)
+        wanted = dict.fromkeys(numbers.tolist())  # a batch may have one several times
+        numbers = np.array([n for n in wanted if n not in self._under_way], np.int64)
         requests, places = plan_requests(self._ranges.at(numbers), gap_bytes)
         parts: list[list[int]] = [[] for _ in requests]
         for number, (k, _) in zip(numbers.tolist(), places, strict=True):
@@ -186,29 +186,45 @@ class Foresight:
                 del self._under_way[number]
 
 
-def next_uses(
-    num_now: int, records: NDArray[np.int64], num_records: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return which sample each record is first, and each sample's record next; else `NEVER`.
+class Uses(NamedTuple):
+    """When records are used.
 
-    The first `num_now` samples are those of this epoch, the rest the next one's.
+    Attributes:
+        due: Which sample each record is first; `NEVER` if none.
+        following: Which sample each sample's record is next; else `NEVER`.
+        is_first: Whether a sample is the first of its record in its epoch.
+    """
+
+    due: NDArray[np.int64]
+    following: NDArray[np.int64]
+    is_first: NDArray[np.bool_]
+
+
+def next_uses(num_now: int, records: NDArray[np.int64], num_records: int) -> Uses:
+    """Return the uses of records by samples, of which the first `num_now` are this epoch's.
+
+    The rest are the next epoch's.
 
     Example:
-        >>> due, following = next_uses(2, np.array([2, 0, 2]), 3)
+        >>> due, following, is_first = next_uses(2, np.array([2, 0, 2]), 3)
         >>> np.where(due == NEVER, -1, due).tolist(), (following == NEVER).tolist()
         ([1, -1, 0], [False, True, True])
+        >>> is_first.tolist()
+        [True, True, True]
     """
     following = np.full(len(records), NEVER, np.int64)
     due = np.full(num_records, NEVER, np.int64)
+    is_first = np.ones(len(records), bool)
     for start, stop in ((num_now, len(records)), (0, num_now)):  # the later epoch first
         part, samples = records[start:stop], np.arange(start, stop)
         following[start:stop] = due[part]
         due[part[::-1]] = samples[::-1]  # of several, the first remains
-        if (due[part] != samples).any():  # a record comes more than once
+        is_first[start:stop] = due[part] == samples
+        if not is_first[start:stop].all():  # a record comes more than once
             by_record = np.argsort(part, kind="stable")
             again = np.flatnonzero(part[by_record[1:]] == part[by_record[:-1]])
             following[start + by_record[again]] = start + by_record[again + 1]
-    return due, following
+    return Uses(due, following, is_first)
 
 
 class CachingSessions(Sessions):

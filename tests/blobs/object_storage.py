@@ -21,6 +21,8 @@ from xml.sax.saxutils import escape
 
 import pytest
 
+from penstock.blobs.blobs import open_blobs
+
 KEY_ID, SECRET = "AKIAWHOSEEVER", "a secret of this test"
 _PAGE = 3  # objects in a list; S3 has 1,000
 
@@ -207,6 +209,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def _break_off(self):
         self.connection.shutdown(socket.SHUT_RDWR)
         self.close_connection = True
+
+
+def put(address, files):
+    """Write objects, by name."""
+    with open_blobs(str(address)) as blobs:
+        for name, data in files.items():
+            blobs.write(name, data)
 
 
 @pytest.fixture(scope="session")

@@ -68,7 +68,7 @@ class TestParquet(StoreReaderContract):
     def place(self, tmp_path):
         return f"arrow:{tmp_path}/{self.name}"
 
-    def fill(self, address, records, class_names=(), metadata=None):
+    def table_of(self, records, class_names):
         samples = [decode_record(record.data).sample for record in records]
         columns = {
             "image": [image.data for image, _ in samples],
@@ -77,8 +77,10 @@ class TestParquet(StoreReaderContract):
         }
         features = {**FEATURES, "label": {"names": class_names, "_type": "ClassLabel"}}
         text = json.dumps({"info": {"features": features}})
-        table = pa.table(columns).replace_schema_metadata({"huggingface": text})
-        write(Path(address.removeprefix("arrow:")), table)
+        return pa.table(columns).replace_schema_metadata({"huggingface": text})
+
+    def fill(self, address, records, class_names=(), metadata=None):
+        write(Path(address.removeprefix("arrow:")), self.table_of(records, class_names))
 
     def open(self, address):
         return open_store(address, key_column="key")

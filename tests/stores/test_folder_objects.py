@@ -12,7 +12,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-from tests.blobs.object_storage import bucket, object_server, website  # noqa: F401 - fixtures
+from tests.blobs.object_storage import bucket, object_server, put, website  # noqa: F401 - fixtures
 from tests.support.stores import refused
 
 from penstock import Loader
@@ -23,12 +23,6 @@ from penstock.stores.folder.objects import LISTING_NAME
 from penstock.stores.records import decode_record, encode_record
 from penstock.testing.stores import StoreReaderContract
 from penstock.vision import ImageFolder
-
-
-def put(address, files):
-    with open_blobs(address) as blobs:
-        for name, data in files.items():
-            blobs.write(name, data)
 
 
 def touch(root, files):

@@ -10,10 +10,9 @@ from decimal import Decimal
 
 import numpy as np
 import pytest
-from tests.blobs.object_storage import bucket, object_server, website  # noqa: F401 - fixtures
+from tests.blobs.object_storage import bucket, object_server, put, website  # noqa: F401 - fixtures
 from tests.support.stores import Program, refused
 
-from penstock.blobs.blobs import open_blobs
 from penstock.errors import ConfigError, StoreError
 from penstock.stores import EncodedImage, open_store
 from penstock.stores.mds import LABELS_NAME
@@ -57,12 +56,6 @@ def files_of(*shards, folder=""):
         said.append({**facts, "raw_data": raw, "zip_data": None})
         files[name] = data
     return files | {"index.json": json.dumps({"version": 2, "shards": said}).encode()}
-
-
-def put(place, files):
-    with open_blobs(str(place)) as blobs:
-        for name, data in files.items():
-            blobs.write(name, data)
 
 
 def pairs(start, count=10, names=("class", "jpg"), kind="int"):

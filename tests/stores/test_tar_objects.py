@@ -11,7 +11,7 @@ import tarfile
 
 import numpy as np
 import pytest
-from tests.blobs.object_storage import bucket, object_server, website  # noqa: F401 - fixtures
+from tests.blobs.object_storage import bucket, object_server, put, website  # noqa: F401 - fixtures
 from tests.stores.test_tar import files_of, pairs
 from tests.support.stores import refused
 
@@ -34,15 +34,9 @@ def tar_of(files):
     return data.getvalue()
 
 
-def put(address, **objects):
-    with open_blobs(address) as blobs:
-        for name, data in objects.items():
-            blobs.write(name, data)
-
-
 @pytest.fixture
 def shards(bucket):
-    put(bucket, **{f"shard-{number}.tar": tar_of(pairs(10 * number)) for number in range(3)})
+    put(bucket, {f"shard-{number}.tar": tar_of(pairs(10 * number)) for number in range(3)})
     return bucket
 
 
@@ -59,7 +53,7 @@ class TestTarObjects(StoreReaderContract):
 
     def fill(self, address, records, class_names=(), metadata=None):
         for number, part in enumerate((records[:17], records[17:])):
-            put(self.bucket, **{f"{number}.tar": tar_of(files_of(part))})
+            put(self.bucket, {f"{number}.tar": tar_of(files_of(part))})
 
 
 @pytest.mark.parametrize("pattern", ["{}/shard-{{0..2}}.tar", "{}", "{}/shard-{{0,1,2}}.tar"])
@@ -91,7 +85,7 @@ def test_any_sample_is_read_by_one_range_and_the_index_is_made_once(
 
 def test_a_loader_reads_them_in_any_order(bucket):
     for start in (0, 10):
-        put(bucket, **{f"{start}.tar": tar_of({f"{start + n}.txt": b"%d" % n for n in range(10)})})
+        put(bucket, {f"{start}.tar": tar_of({f"{start + n}.txt": b"%d" % n for n in range(10)})})
     dataset = StoreDataset(f"tar:{bucket}")
     loader = Loader(dataset, batch_size=4, shuffle=True, num_workers=1, collate_fn=list)
     texts = [sample["txt"] for batch in loader for sample in batch]
@@ -112,7 +106,7 @@ def test_other_samples_are_those_of_a_tar_file_on_this_machine(shards, tmp_path)
     }
     name = "train 50% ü %2F.tar"
     (tmp_path / name).write_bytes(tar_of(files))
-    put(shards, **{name: tar_of(files)})
+    put(shards, {name: tar_of(files)})
     for _ in range(2):  # of its headers, and of its index
         with (
             open_store(f"tar:{tmp_path}/{name}") as here,
@@ -125,7 +119,7 @@ def test_other_samples_are_those_of_a_tar_file_on_this_machine(shards, tmp_path)
 
 
 def test_where_shards_share_a_name_all_keys_get_their_shard_in_front(bucket):
-    put(bucket, **{"x/a/0.tar": tar_of({"1.txt": b"a"}), "x/b/0.tar": tar_of({"1.txt": b"b"})})
+    put(bucket, {"x/a/0.tar": tar_of({"1.txt": b"a"}), "x/b/0.tar": tar_of({"1.txt": b"b"})})
     with open_store(f"tar:{bucket}/x/{{a,b}}/0.tar") as store:
         assert list(store.keys) == ["a/0/1", "b/0/1"]
         assert store.get(["b/0/1"])[0].sample == {"txt": b"b".decode()}
@@ -135,7 +129,7 @@ def test_a_shard_that_was_replaced_has_its_headers_read_anew(shards, object_serv
     with open_store(f"tar:{shards}/shard-0.tar") as before:
         assert len(before) == 10
         other = {name: data[::-1] for name, data in pairs(0).items() if name.endswith("jpg")}
-        put(shards, **{"shard-0.tar": tar_of(other)})
+        put(shards, {"shard-0.tar": tar_of(other)})
         with pytest.raises(StoreError, match=r"'shard-0\.tar' in .* replaced in the meantime"):
             before.get_many([1])
     with open_store(f"tar:{shards}/shard-0.tar") as store:
@@ -144,7 +138,7 @@ def test_a_shard_that_was_replaced_has_its_headers_read_anew(shards, object_serv
 
 
 def test_files_that_are_apart_cannot_be_read_by_one_range(bucket):
-    put(bucket, **{"a.tar": tar_of({"1.jpg": b"a", "2.jpg": b"b", "1.cls": b"1", "2.cls": b"2"})})
+    put(bucket, {"a.tar": tar_of({"1.jpg": b"a", "2.jpg": b"b", "1.cls": b"1", "2.cls": b"2"})})
     refused(open_store(f"tar:{bucket}/a.tar"), r"sample '1' in 'a\.tar' .* `tar --sort=name`")
 
 
@@ -157,7 +151,7 @@ def test_an_object_of_another_kind_that_has_the_name_of_the_index(
     """One that is no record is left alone, and the user hears of it; a bad index is made anew."""
     tree = {"version": 1, "names": [3], "counts": np.zeros(1), "files": [], "classes": None}
     data = encode_record("a.tar", tree).data if is_record else b"who knows what"
-    put(bucket, **{"a.tar": tar_of(pairs(0)), "a.tar.index": data})
+    put(bucket, {"a.tar": tar_of(pairs(0)), "a.tar.index": data})
     warned = contextlib.nullcontext() if is_record else pytest.warns(match="index cannot be kept")
     with open_store(f"tar:{bucket}/a.tar") as store, warned:
         assert len(store) == 10
@@ -181,7 +175,7 @@ def test_an_object_of_another_kind_that_has_the_name_of_the_index(
     ids=lambda change: next(iter(change)),
 )
 def test_an_index_that_does_not_fit_is_made_anew(bucket, object_server, change):
-    put(bucket, **{"a.tar": tar_of(pairs(0))})
+    put(bucket, {"a.tar": tar_of(pairs(0))})
     with open_store(f"tar:{bucket}/a.tar") as store:
         facts = list(store.keys), store.labels.tolist()
     name = f"{bucket.removeprefix('s3://')}/a.tar.index"
@@ -210,13 +204,13 @@ def test_shards_on_a_web_server(website, object_server):
         assert store.labels.tolist() == [number % 3 for number in range(20)]
         assert store.get_many([13])[0].sample == (EncodedImage(b"image 13" * 13), 1)
     assert {method for method, *_ in object_server.requests} == {"HEAD", "GET"}
-    refused(open_store(f"tar:{website}"), r"no lists: name its shards, as tar:http", ConfigError)
+    refused(open_store(f"tar:{website}"), r"no lists: name its files, as tar:http", ConfigError)
 
 
 def test_what_is_not_there_is_named(shards):
     refused(open_store(f"tar:{shards}/shard-{{0..3}}.tar"), r"no object 'shard-3\.tar' in s3://")
     refused(open_store(f"tar:{shards}/none"), r"none has no object .* ends in \.tar")
-    put(shards, **{"z.tar": b"no tar file, but a text" * 100})
+    put(shards, {"z.tar": b"no tar file, but a text" * 100})
     refused(open_store(f"tar:{shards}"), r"s3://.*/z\.tar is truncated or damaged: it is no tar")
     with pytest.raises(ConfigError, match="max_file_size"):
         open_store(f"tar:{shards}", max_file_size=0)

@@ -83,15 +83,15 @@ def _json(path: Path) -> Any:  # noqa: ANN401
     return found
 
 
-def _hugging_face_features(schema: pa.Schema, place: Path) -> dict[str, Any]:
+def _hugging_face_features(schema: pa.Schema, place: str) -> dict[str, Any]:
     """Return what Hugging Face's `datasets` wrote down of the columns; empty if it did not."""
     info: Any = None
     text = (schema.metadata or {}).get(b"huggingface")
     if text is not None:
         with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
             info = json.loads(text)["info"]
-    elif (place / "dataset_info.json").is_file():
-        info = _json(place / "dataset_info.json")
+    elif (path := Path(place, "dataset_info.json")).is_file():
+        info = _json(path)
     features = info.get("features") if isinstance(info, dict) else None
     return features if isinstance(features, dict) else {}
 
@@ -101,7 +101,7 @@ class Tables:
 
     def __init__(
         self,
-        paths: Sequence[Path],
+        paths: Sequence[Path | str],
         max_row_group_size: int = _MAX_ROW_GROUP_BYTES,
         max_kept_size: int = _MAX_KEPT_BYTES,
     ) -> None:
@@ -112,9 +112,9 @@ class Tables:
         self._max_row_group_size = max_row_group_size
         self._max_kept_size = max_kept_size
         self._loaders: list[Callable[[list[str] | None], pa.Table]] = []  # of the pieces
-        self._path_of: list[Path] = []  # that each piece is in
+        self._path_of: list[Path | str] = []  # that each piece is in
         self._loaded: dict[int, pa.Table] = {}  # pieces: those that were verified, or decoded
-        self._sound: set[tuple[Path, int]] = set()  # row groups whose texts fit
+        self._sound: set[tuple[Path | str, int]] = set()  # row groups whose texts fit
         self._num_kept = _FEWEST_GROUPS
         # Bytes of the pieces decoded last, twice as many as may be kept; the last of them are kept.
         self._recent: dict[int, int] = {}
@@ -123,16 +123,13 @@ class Tables:
         kinds = set()
         try:
             for path in paths:
-                self.files.append(FileState.of(path))
                 is_parquet, of_file = self._add(path)
                 kinds.add(is_parquet)
                 lengths += of_file
                 self._path_of += [path] * len(of_file)
-                # What is open now is the file that was looked at, unless it was replaced since.
-                if FileState.of(path) != self.files[-1]:
-                    raise StoreError(f"{path} was changed while it was opened. Open it again.")
             if len(kinds) > 1:
-                raise StoreError(f"{path.parent} has Parquet and Arrow files: name one kind.")
+                where = os.path.dirname(path)
+                raise StoreError(f"{where} has Parquet and Arrow files: name one kind.")
         except (OSError, ValueError, pa.ArrowException) as error:
             self.close()
             raise StoreError(
@@ -146,22 +143,35 @@ class Tables:
         self._stops = np.cumsum(self.lengths)
         self.num_rows = sum(lengths)
 
-    def _add(self, path: Path) -> tuple[bool, list[int]]:
+    def _add(self, path: Path | str) -> tuple[bool, list[int]]:
         """Open one file; return whether it is Parquet, and the rows of each of its pieces."""
+        state = FileState.of(path)
+        self.files.append(state)
         with open_file(path) as file:  # which the libraries open again by its path
             magic = file.read(6)
         source = pa.memory_map(str(path))
         self._sources.append(source)
-        if magic.startswith(_PARQUET_MAGIC):
-            parquet = pq.ParquetFile(source)
-            self._check_schema(parquet.schema_arrow, path)
-            metadata = parquet.metadata
-            self._check_packing(path, metadata.num_rows * _ROW_BYTES, "its rows")
-            groups = range(parquet.num_row_groups)
-            decoded = functools.partial(self._decoded, path, source, parquet)
-            self._loaders += [functools.partial(decoded, group) for group in groups]
-            return True, [metadata.row_group(group).num_rows for group in groups]
-        is_stream = magic != _IPC_MAGIC
+        is_parquet = magic.startswith(_PARQUET_MAGIC)
+        if is_parquet:
+            lengths = self._add_parquet(path, source)
+        else:
+            lengths = self._add_ipc(path, source, is_stream=magic != _IPC_MAGIC)
+        # What is open now is the file that was looked at, unless it was replaced since.
+        if FileState.of(path) != state:
+            raise StoreError(f"{path} was changed while it was opened. Open it again.")
+        return is_parquet, lengths
+
+    def _add_parquet(self, path: Path | str, source: Any, metadata: Any = None) -> list[int]:  # noqa: ANN401
+        parquet = pq.ParquetFile(source, metadata=metadata)
+        self._check_schema(parquet.schema_arrow, path)
+        metadata = parquet.metadata
+        self._check_packing(path, metadata.num_rows * _ROW_BYTES, "its rows")
+        groups = range(parquet.num_row_groups)
+        decoded = functools.partial(self._decoded, path, source, parquet)
+        self._loaders += [functools.partial(decoded, group) for group in groups]
+        return [metadata.row_group(group).num_rows for group in groups]
+
+    def _add_ipc(self, path: Path | str, source: Any, *, is_stream: bool) -> list[int]:  # noqa: ANN401
         reader = pa.ipc.open_stream(source) if is_stream else pa.ipc.open_file(source)
         self._check_schema(reader.schema, path)
         if is_stream:
@@ -171,9 +181,9 @@ class Tables:
         for batch in batches:
             batch.validate()  # sizes and ends of its arrays; what lies between is not looked at
             self._loaders.append(functools.partial(_verified, batch))
-        return False, [batch.num_rows for batch in batches]
+        return [batch.num_rows for batch in batches]
 
-    def _check_schema(self, schema: pa.Schema, path: Path) -> None:
+    def _check_schema(self, schema: pa.Schema, path: Path | str) -> None:
         _ = [field.name for field in schema]  # decoded: one that is no UTF-8 is damage of the file
         if self.schema is None:
             self.schema = schema
@@ -182,7 +192,7 @@ class Tables:
 
     def _decoded(
         self,
-        path: Path,
+        path: Path | str,
         mapped: Any,  # noqa: ANN401
         source: Any,  # noqa: ANN401
         number: int,
@@ -191,7 +201,7 @@ class Tables:
         group = source.metadata.row_group(number)
         leaves = [group.column(place) for place in range(group.num_columns)]
         if columns is not None:
-            leaves = [leaf for leaf in leaves if any(_is_part(leaf, name) for name in columns)]
+            leaves = [leaf for leaf in leaves if any(is_part(leaf, name) for name in columns)]
         what = f"row group {number}"
         self._check_packing(path, sum(map(_decoded_bytes, leaves)), what)
         # Each value of a dictionary may come in every row. Most files end here.
@@ -204,18 +214,27 @@ class Tables:
                 self._sound.add((path, number))
         return source.read_row_group(number, columns, use_threads=False).combine_chunks()
 
-    def _check_packing(self, path: Path, size_bytes: int, what: str) -> None:
+    def _check_packing(self, path: Path | str, size_bytes: int, what: str) -> None:
         """Raise if a small file says of itself that so much comes out of it."""
         if self._is_too_packed(path, size_bytes):
             raise StoreError(
                 f"cannot read {path}: {what} would take {size_bytes:,} bytes or more, out of the "
-                f"{_stored_bytes(path):,} of the file, and {self._max_row_group_size:,} is the "
-                "most that is decoded: raise max_row_group_size of its store."
+                f"{self._stored_bytes(path):,} of the file, and {self._max_row_group_size:,} is "
+                "the most that is decoded: raise max_row_group_size of its store."
             )
 
-    def _is_too_packed(self, path: Path, size_bytes: int) -> bool:
+    def _is_too_packed(self, path: Path | str, size_bytes: int) -> bool:
         is_large = size_bytes > self._max_row_group_size
-        return is_large and size_bytes > _MOST_PACKED * _stored_bytes(path)
+        return is_large and size_bytes > _MOST_PACKED * self._stored_bytes(path)
+
+    def _stored_bytes(self, path: Path | str) -> int:
+        status = os.stat(path)
+        # Linux: without holes.
+        return int(getattr(status, "st_blocks", status.st_size / 512) * 512)
+
+    def fingerprint(self, what: str) -> str:
+        """Return a hash of the files and of `what`."""
+        return fingerprint_of(self.files, what)
 
     def places(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the piece that each row is in, and its number in that."""
@@ -283,12 +302,7 @@ class Tables:
             source.close()
 
 
-def _stored_bytes(path: Path) -> int:
-    status = path.stat()
-    return int(getattr(status, "st_blocks", status.st_size / 512) * 512)  # Linux: without holes
-
-
-def _is_part(leaf: Any, name: str) -> bool:  # noqa: ANN401
+def is_part(leaf: Any, name: str) -> bool:  # noqa: ANN401
     """Return whether a column of Parquet is a column of the table, or lies in that."""
     return f"{leaf.path_in_schema}.".startswith(f"{name}.")
 
@@ -303,7 +317,7 @@ def _is_expanded(leaf: Any, schema: pa.Schema) -> bool:  # noqa: ANN401
     """Return whether texts are stored in a dictionary, and each row gets a copy of its own."""
     if leaf.physical_type != "BYTE_ARRAY" or not leaf.has_dictionary_page:
         return False
-    return not any(pa.types.is_dictionary(x.type) for x in schema if _is_part(leaf, x.name))
+    return not any(pa.types.is_dictionary(x.type) for x in schema if is_part(leaf, x.name))
 
 
 def _expanded_bytes(mapped: Any, metadata: Any, number: int, name: str) -> int:  # noqa: ANN401
@@ -333,7 +347,7 @@ def _verified(batch: pa.RecordBatch, columns: list[str] | None) -> pa.Table:
     return pa.Table.from_batches([batch])
 
 
-def _streamed(reader: Any, source: Any, path: Path) -> list[pa.RecordBatch]:  # noqa: ANN401
+def _streamed(reader: Any, source: Any, path: Path | str) -> list[pa.RecordBatch]:  # noqa: ANN401
     """Return the batches of a stream."""
     batches = []
     end = source.tell()
@@ -430,7 +444,7 @@ class ArrowStore(OpenedStore[Lease[Tables]]):
             max_kept_size: Bytes of decoded row groups that each process keeps, beside the one that
                 it decodes. So many are kept only if they are asked for again.
         """
-        self._path = Path(path)
+        self._place = str(Path(path))
         self._limits = max_row_group_size, max_kept_size
         self._wanted = image_column, label_column, key_column
         # At most one; of two threads that open it first, the first one's is everybody's.
@@ -439,7 +453,7 @@ class ArrowStore(OpenedStore[Lease[Tables]]):
     @property
     def address(self) -> str:
         """`arrow:` and the path."""
-        return f"arrow:{self._path}"
+        return f"arrow:{self._place}"
 
     @property
     def shard_lengths(self) -> NDArray[np.int64]:
@@ -458,11 +472,10 @@ class ArrowStore(OpenedStore[Lease[Tables]]):
 
     def _opened(self) -> Tables:
         """Open the files, if they are those that were there at first."""
-        paths = [Path(file.path) for file in self._seen[0].files] if self._seen else None
-        tables = Tables(paths or _table_paths(self._path), *self._limits)
+        tables = self._new_tables()
         try:
             if not self._seen:
-                columns = _choose(tables.schema, self._path, *self._wanted)
+                columns = _choose(tables.schema, self._place, *self._wanted)
                 self._seen.append(_Seen(tuple(tables.files), columns, tables.lengths))
             changed = [now.path for now in tables.files if now not in self._seen[0].files]
             if changed:
@@ -472,17 +485,21 @@ class ArrowStore(OpenedStore[Lease[Tables]]):
             raise
         return tables
 
+    def _new_tables(self) -> Tables:
+        paths = [Path(file.path) for file in self._seen[0].files] if self._seen else None
+        return Tables(paths or _table_paths(Path(self._place)), *self._limits)
+
     def _load_index(self) -> Index:
         with self._using() as tables:
             columns = self._seen[0].columns
             labels, names = None, columns.label_names
             if columns.label is not None:
-                labels, names = _labels(tables.column(columns.label), columns, self._path)
+                labels, names = _labels(tables.column(columns.label), columns, self._place)
             index = Index(
                 self._keys(tables, columns),
                 labels,
                 names,
-                fingerprint=fingerprint_of(tables.files, f"{tables.num_rows}\0{columns}"),
+                fingerprint=tables.fingerprint(f"{tables.num_rows}\0{columns}"),
                 are_pairs=tables.num_rows > 0
                 and isinstance(labels, np.ndarray)
                 and columns.image is not None
@@ -490,7 +507,7 @@ class ArrowStore(OpenedStore[Lease[Tables]]):
             )
         twice = index.first_repeated()
         if twice is not None:
-            raise StoreError(f"the column {columns.key!r} of {self._path} has {twice!r} twice.")
+            raise StoreError(f"the column {columns.key!r} of {self._place} has {twice!r} twice.")
         return index
 
     def _keys(self, tables: Tables, columns: _Columns) -> PackedList[str]:
@@ -499,7 +516,7 @@ class ArrowStore(OpenedStore[Lease[Tables]]):
             return PackedList(f"{number:0{width}}" for number in range(tables.num_rows))
         values = tables.column(columns.key)
         if values.null_count:
-            raise StoreError(f"the column {columns.key!r} of {self._path} lacks some keys.")
+            raise StoreError(f"the column {columns.key!r} of {self._place} lacks some keys.")
         return PackedList(str(value.as_py()) for value in values)
 
     @contextlib.contextmanager
@@ -538,7 +555,7 @@ class ArrowStore(OpenedStore[Lease[Tables]]):
             data = value["bytes"]
         if not data.is_valid:
             raise StoreError(
-                f"row {row} of a part of {self._path} has no image, but {value.as_py()!r:.200}. "
+                f"row {row} of a part of {self._place} has no image, but {value.as_py()!r:.200}. "
                 "Save the dataset with its images embedded."
             )
         buffer = data.as_buffer()
@@ -547,7 +564,7 @@ class ArrowStore(OpenedStore[Lease[Tables]]):
 
 def _choose(
     schema: pa.Schema,
-    place: Path,
+    place: str,
     image: str | None,
     label: str | Literal[False] | None,
     key: str | None,
@@ -575,7 +592,7 @@ def _choose(
     )
 
 
-def _only(found: list[str], what: str, place: Path, listed: str) -> str | None:
+def _only(found: list[str], what: str, place: str, listed: str) -> str | None:
     if len(found) > 1:
         raise ConfigError(
             f"{place} has {len(found)} columns that may hold the {what}s: {', '.join(found)}. Name "
@@ -603,7 +620,7 @@ def _class_names(features: dict[str, Any], name: str) -> tuple[str, ...] | None:
     return tuple(map(str, names)) if isinstance(names, list) else ()
 
 
-def _labels(column: pa.ChunkedArray, columns: _Columns, place: Path) -> tuple[Any, tuple[str, ...]]:
+def _labels(column: pa.ChunkedArray, columns: _Columns, place: str) -> tuple[Any, tuple[str, ...]]:
     """Return the classes of all rows, and the names of the classes."""
     if pa.types.is_integer(column.type):
         try:

@@ -13,6 +13,7 @@ import numpy as np
 from penstock.blobs.blobs import is_remote, open_blobs
 from penstock.blobs.errors import BlobNotFound
 from penstock.errors import ConfigError, StoreError
+from penstock.stores.braces import expand_braces
 from penstock.stores.store import Store, missing_records
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.blobs.blobs import Blobs, ByteRange
+    from penstock.blobs.blobs import Blob, Blobs, ByteRange
     from penstock.blobs.cached import CachedRecords
     from penstock.blobs.order import Traffic
     from penstock.blobs.ranges import RecordRanges
@@ -171,3 +172,44 @@ class BlobStore(Store):
         pairs = zip(positions.tolist(), ranges, strict=True)
         gone = {self.keys[p] for p, wanted in pairs if repr(wanted.name) in str(error)}
         return missing_records(sorted(gone), self.address)
+
+
+class PatternStore(BlobStore):
+    """Records that lie in files of one kind: one, those directly in a folder, or of a pattern."""
+
+    _suffix: str
+
+    def __init__(self, place: str, **options: Any) -> None:  # noqa: ANN401
+        """Name the files, the last part of the place by braces or the suffix; nothing is opened."""
+        self._pattern = place
+        folder, self._names = place, ""
+        if "{" in place or place.endswith(self._suffix):
+            end = place.partition("{")[0].rindex("/")
+            folder, self._names = place[:end], place[end + 1 :]
+        super().__init__(folder, **options)
+
+    @property
+    def _is_web(self) -> bool:
+        return self._pattern.startswith("http")
+
+    def _named(self) -> tuple[list[str], dict[str, Blob] | None]:
+        """Return the names of the files; with them what a list says of all objects, if it was read.
+
+        Raises:
+            ConfigError: a web server has no lists.
+            StoreError: there is no such file.
+        """
+        if self._names:
+            return expand_braces(self._names), None
+        if self._is_web:
+            raise ConfigError(
+                f"a web server has no lists: name its files, as {self.address}/"
+                f"{{000..015}}{self._suffix}."
+            )
+        there = {blob.name: blob for blob in self._blobs.list()}
+        names = [name for name in there if name.endswith(self._suffix) and "/" not in name]
+        if not names:
+            raise StoreError(
+                f"{self._pattern} has no object directly in it that ends in {self._suffix}."
+            )
+        return names, there

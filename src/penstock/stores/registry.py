@@ -72,7 +72,9 @@ register_store(
 )
 register_store("tar", "penstock.stores.tar_objects:open_tar", suffixes=[".tar"])
 register_store(
-    "arrow", "penstock.stores.arrow:ArrowStore", suffixes=[".parquet", ".arrow", ".feather"]
+    "arrow",
+    "penstock.stores.arrow_objects:open_arrow",
+    suffixes=[".parquet", ".arrow", ".feather"],
 )
 register_store("mds", "penstock.stores.mds:MDSStore")
 register_store("folder", "penstock.stores.folder.store:open_folder")

@@ -25,7 +25,7 @@ import numpy as np
 
 from penstock.data.packed_list import PackedList
 from penstock.data.ragged import RaggedArray
-from penstock.errors import ConfigError, StoreError
+from penstock.errors import StoreError
 from penstock.opening import (
     MAX_FILE_BYTES,
     FileState,
@@ -36,6 +36,7 @@ from penstock.opening import (
     read_at,
 )
 from penstock.sharing import Lease, Pool
+from penstock.stores.braces import expand_braces
 from penstock.stores.index import Index
 from penstock.stores.records import EncodedImage, Record
 from penstock.stores.store import Store
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-_BRACES: Final = re.compile(r"\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}")
 # A name ends at its first dot after a character that is none: what follows says what it is.
 _NAME: Final = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)")
 _COMPRESSED: Final = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ")
@@ -127,24 +127,6 @@ class TarListing:
             data = read(offset, size, name)
             values[extension] = label if extension == "cls" else _value(extension, data, name)
         return Record(key, label, _sample(values))
-
-
-def expand_braces(pattern: str) -> list[str]:
-    """Return the paths that a pattern stands for."""
-    found = _BRACES.search(pattern)
-    if found is None:
-        if "{" in pattern:
-            raise ConfigError(f"braces in {pattern!r} hold a range, as {{000..015}}, or a list.")
-        return [pattern]
-    if found[3] is not None:
-        texts = found[3].split(",")
-    else:
-        first, last = int(found[1]), int(found[2])
-        if not first <= last < first + 1_000_000:
-            raise ConfigError(f"the range {found[0]} in {pattern!r} is empty or far too long.")
-        texts = [f"{number:0{len(found[1])}}" for number in range(first, last + 1)]
-    tails = expand_braces(pattern[found.end() :])
-    return [pattern[: found.start()] + text + tail for text in texts for tail in tails]
 
 
 def _shard_paths(place: str) -> list[str]:

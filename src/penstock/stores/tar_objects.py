@@ -18,16 +18,15 @@ from penstock.blobs.errors import BlobNotFound
 from penstock.blobs.file import buffered
 from penstock.blobs.ranges import RecordRanges
 from penstock.data.packed_list import PackedList
-from penstock.errors import ConfigError, StoreError
+from penstock.errors import StoreError
 from penstock.opening import MAX_FILE_BYTES, checked_max_file_size
-from penstock.stores.blob_store import BlobStore
+from penstock.stores.blob_store import PatternStore
 from penstock.stores.index import vector
 from penstock.stores.records import decode_record, encode_record
 from penstock.stores.tar import (
     ShardListing,
     TarListing,
     TarStore,
-    expand_braces,
     joined_shards,
     list_shard,
 )
@@ -57,7 +56,7 @@ class _TarRanges(RecordRanges):
     listing: TarListing
 
 
-class TarObjectStore(BlobStore):
+class TarObjectStore(PatternStore):
     """Samples in tar files in object storage; see `TarStore` for what a sample is.
 
     A sample is read by one range, so its files have to lie next to each other. What the headers
@@ -71,6 +70,8 @@ class TarObjectStore(BlobStore):
     Concurrency:
         As `BlobStore`.
     """
+
+    _suffix = ".tar"
 
     def __init__(
         self,
@@ -90,12 +91,7 @@ class TarObjectStore(BlobStore):
         Raises:
             ConfigError: an argument is of another form.
         """
-        self._pattern = place
-        folder, self._names = place, ""
-        if "{" in place or place.endswith(".tar"):
-            end = place.partition("{")[0].rindex("/")
-            folder, self._names = place[:end], place[end + 1 :]
-        super().__init__(folder, **options)
+        super().__init__(place, **options)
         self.max_file_size = checked_max_file_size(max_file_size)
 
     @property
@@ -136,18 +132,7 @@ class TarObjectStore(BlobStore):
             )
 
     def _list(self) -> tuple[list[Blob], list[ShardListing]]:
-        there: dict[str, Blob] | None = None
-        if self._names:
-            names = expand_braces(self._names)
-        elif self._is_web:
-            raise ConfigError(
-                f"a web server has no lists: name its shards, as {self.address}/{{000..015}}.tar."
-            )
-        else:
-            there = {blob.name: blob for blob in self._blobs.list()}
-            names = [name for name in there if name.endswith(".tar") and "/" not in name]
-            if not names:
-                raise StoreError(f"{self._pattern} has no object directly in it that ends in .tar.")
+        names, there = self._named()
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             found = list(pool.map(lambda name: self._list_one(name, there), names))
         failures = [failure for *_, failure in found if failure is not None]
@@ -182,10 +167,6 @@ class TarObjectStore(BlobStore):
             except StoreError as error:
                 failure = error
         return shard, listing, failure
-
-    @property
-    def _is_web(self) -> bool:
-        return self._pattern.startswith("http")
 
     def _record(self, position: int, view: memoryview, name: str, *, copy: bool) -> Record:
         ranges = self._both[1]

@@ -195,6 +195,10 @@ def complaint(layout, part, place, path, said):
         "cut behind its pages": {"all records", "refused"},
         "leaf, a whole piece": {"refused", "one record bad", "records bad"},
     }.get(part, {"refused"})
+    if part == "meta" and place % PAGE in range(136, 144):
+        # The last page: where a smaller one is still behind the tree, the checksums are not found,
+        # as if other code had written over them, and the tree is whole.
+        allowed = {"refused", "all records"}
     key, byte = layout.value_at(place) if part == "leaf" else (None, 0)
     if key is not None:  # within a record
         allowed = {"one record bad"} if len(key) == 8 else {"refused"}

@@ -13,6 +13,7 @@ import numpy as np
 from penstock.blobs.blobs import is_remote, open_blobs
 from penstock.blobs.errors import BlobNotFound
 from penstock.errors import ConfigError, StoreError
+from penstock.opening import checked_max_file_size
 from penstock.stores.braces import expand_braces
 from penstock.stores.store import Store, missing_records
 
@@ -35,7 +36,7 @@ class BlobStore(Store):
     A subclass defines `_load` and `_record`.
 
     Attributes:
-        max_file_size: Bytes of the largest record that is read; inf for no limit.
+        max_file_size: Bytes of the largest record that is read; inf for no limit. May be set.
 
     Concurrency:
         Any thread. A forked or spawned process makes connections of its own, at first use.
@@ -51,6 +52,7 @@ class BlobStore(Store):
         *,
         local_cache: str | None = None,
         eviction: str = "foresight",
+        max_file_size: int | None = None,
         **options: Any,  # noqa: ANN401
     ) -> None:
         """Name the place; nothing is opened.
@@ -60,6 +62,8 @@ class BlobStore(Store):
             local_cache: The folder of this machine that keeps remote records: "FOLDER" or
                 "FOLDER:60GB", see docs/guide/caching.md.
             eviction: What a full cache evicts: "foresight" (needed last), "lru" (read longest ago).
+            max_file_size: Bytes of the largest record that is read; a larger one is an error. None
+                takes the default of the kind of store.
             options: Options of the place, such as `endpoint`.
 
         Raises:
@@ -72,6 +76,8 @@ class BlobStore(Store):
             raise ConfigError(f"local_cache= is for data that are far away; {place} is a folder.")
         self._local_cache = None if local_cache is None else str(local_cache)
         self._eviction = eviction
+        if max_file_size is not None:
+            self.max_file_size = checked_max_file_size(max_file_size)
 
     @abc.abstractmethod
     def _load(self) -> tuple[Index, RecordRanges]:

@@ -28,7 +28,7 @@ from penstock.blobs.errors import BlobNotFound, checked_name
 from penstock.blobs.ranges import RecordRanges
 from penstock.data.packed_list import PackedList
 from penstock.errors import StoreError
-from penstock.opening import MAX_FILE_BYTES, checked_max_file_size
+from penstock.opening import MAX_FILE_BYTES
 from penstock.stores.blob_store import BlobStore
 from penstock.stores.index import Index, vector
 from penstock.stores.records import EncodedImage, Record, decode_record, encode_record
@@ -109,19 +109,17 @@ class MDSStore(BlobStore):
     folder some bytes of each sample; in object storage once, after which they are kept in an
     object `penstock-labels`.
 
-    Attributes:
-        max_file_size: Bytes of the largest sample that is read; may be set.
-
     Concurrency:
         As `BlobStore`.
     """
+
+    max_file_size = MAX_FILE_BYTES
 
     def __init__(
         self,
         place: str | Path,
         *,
         labels: bool = True,
-        max_file_size: int = MAX_FILE_BYTES,
         **options: Any,  # noqa: ANN401
     ) -> None:
         """Name the place; nothing is opened.
@@ -129,7 +127,6 @@ class MDSStore(BlobStore):
         Args:
             place: A folder with an `index.json`, or its address in object storage.
             labels: False reads no class at first; then all samples are dicts.
-            max_file_size: Bytes of the largest sample that is read; a larger one is an error.
             options: Of `BlobStore` and of the place, as `endpoint`.
 
         Raises:
@@ -137,7 +134,6 @@ class MDSStore(BlobStore):
         """
         super().__init__(str(place), **options)
         self._has_labels = labels
-        self.max_file_size = checked_max_file_size(max_file_size)
 
     @property
     def address(self) -> str:

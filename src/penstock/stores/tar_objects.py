@@ -19,7 +19,7 @@ from penstock.blobs.file import buffered
 from penstock.blobs.ranges import RecordRanges
 from penstock.data.packed_list import PackedList
 from penstock.errors import StoreError
-from penstock.opening import MAX_FILE_BYTES, checked_max_file_size
+from penstock.opening import MAX_FILE_BYTES
 from penstock.stores.blob_store import PatternStore
 from penstock.stores.index import vector
 from penstock.stores.records import decode_record, encode_record
@@ -64,35 +64,15 @@ class TarObjectStore(PatternStore):
     index is of another version of it, has its headers read in pieces of 8 MiB: that is the whole
     shard where its files are smaller. The index is written then, if the place can be written to.
 
-    Attributes:
-        max_file_size: Bytes of the largest sample that is read; may be set.
+    The place is a tar file, a prefix of such, or a pattern as `s3://BUCKET/{000..015}.tar`. A
+    sample has a size from the first of its files to the last.
 
     Concurrency:
         As `BlobStore`.
     """
 
     _suffix = ".tar"
-
-    def __init__(
-        self,
-        place: str,
-        *,
-        max_file_size: int = MAX_FILE_BYTES,
-        **options: Any,  # noqa: ANN401
-    ) -> None:
-        """Name the shards; nothing is opened.
-
-        Args:
-            place: A tar file, a prefix of such, or a pattern as `s3://BUCKET/{000..015}.tar`.
-            max_file_size: Bytes of the largest sample that is read, from the first of its files to
-                the last; a larger one is an error.
-            options: Of `BlobStore` and of the place, as `endpoint`.
-
-        Raises:
-            ConfigError: an argument is of another form.
-        """
-        super().__init__(place, **options)
-        self.max_file_size = checked_max_file_size(max_file_size)
+    max_file_size = MAX_FILE_BYTES
 
     @property
     def address(self) -> str:

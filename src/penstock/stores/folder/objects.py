@@ -12,7 +12,7 @@ from penstock.blobs.errors import BlobNotFound
 from penstock.blobs.ranges import RecordRanges
 from penstock.data.packed_list import PackedList
 from penstock.errors import ConfigError, StoreError
-from penstock.opening import MAX_FILE_BYTES, checked_max_file_size
+from penstock.opening import MAX_FILE_BYTES
 from penstock.stores.blob_store import BlobStore
 from penstock.stores.folder.listing import (
     IMAGE,
@@ -40,12 +40,11 @@ class ObjectFolderStore(BlobStore):
     without an object is not there. By default the prefix is listed whenever it is opened, which
     is right always, and takes a request for 1,000 objects.
 
-    Attributes:
-        max_file_size: Bytes of the largest image that is read; may be set.
-
     Concurrency:
         As `BlobStore`.
     """
+
+    max_file_size = MAX_FILE_BYTES
 
     def __init__(
         self,
@@ -53,7 +52,6 @@ class ObjectFolderStore(BlobStore):
         *,
         layout: Literal["auto", "classes", "flat", "voc"] = "auto",
         index: bool = False,
-        max_file_size: int = MAX_FILE_BYTES,
         **options: Any,  # noqa: ANN401
     ) -> None:
         """Name the prefix; it is listed at first use.
@@ -64,7 +62,6 @@ class ObjectFolderStore(BlobStore):
             index: Whether to keep the listing in the object `.penstock-listing` there, and to take
                 it from there the next time. Images that are new since are not found until it is
                 deleted; images that were replaced or removed are errors.
-            max_file_size: Bytes of the largest image that is read; a larger one is an error.
             options: Of `BlobStore` and of the place, as `endpoint`.
 
         Raises:
@@ -77,7 +74,6 @@ class ObjectFolderStore(BlobStore):
             )
         super().__init__(place, **options)
         self._layout, self._keeps = layout, index
-        self.max_file_size = checked_max_file_size(max_file_size)
 
     @property
     def address(self) -> str:

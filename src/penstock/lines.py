@@ -77,7 +77,7 @@ def _write(text: str, *, err: bool) -> None:
         raise OutputError(error.strerror) from error
 
 
-_SIZED: Final = re.compile(r"(.+):(\d[\d.]* ?[kMGT]?B)", re.IGNORECASE)
+_SIZED: Final = re.compile(r"([^:].*):(\d[\d.]* ?[kMGT]?B)", re.IGNORECASE)
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?) ?([kMGT]?)B?", re.IGNORECASE)
 
 
@@ -100,11 +100,19 @@ def parse_bytes(text: str) -> int:
 def parse_sized_path(text: str) -> tuple[Path, int | None]:
     """Return a folder, and how much may lie there if that is said.
 
+    Raises:
+        ConfigError: it is another text; it would make a folder of that name, without a limit.
+
     Example:
         >>> parse_sized_path("/fast/disk:20GB")
         (PosixPath('/fast/disk'), 20000000000)
     """
     found = _SIZED.fullmatch(text)
+    if found is None and (":" in text or _SIZE.fullmatch(text)):
+        raise ConfigError(
+            f"{text!r} is no folder with a size, as /fast/disk:60GB. Behind a folder whose name "
+            "has a colon there has to be a size."
+        )
     path = Path(found[1] if found else text).expanduser()
     return path, parse_bytes(found[2]) if found else None
 

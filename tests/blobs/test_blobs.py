@@ -13,6 +13,7 @@ from tests.blobs.object_storage import KEY_ID, SECRET, bucket, object_server, we
 from penstock.blobs.blobs import ByteRange, open_blobs
 from penstock.blobs.requests import REQUEST_BYTES, parts_of, plan_requests
 from penstock.errors import ConfigError, StoreError, StoreUnreachable
+from penstock.stores import open_store
 from penstock.testing.blobs import BlobsContract
 
 SECRETS = KEY_ID, SECRET
@@ -169,6 +170,25 @@ def test_a_server_that_is_not_there_is_unreachable():
     address = "http://127.0.0.1:9/data"
     with open_blobs(address, timeout_s=1) as blobs, pytest.raises(StoreUnreachable, match=address):
         blobs.stat("a")
+
+
+def test_an_endpoint_that_is_not_there_is_named(bucket, monkeypatch):  # noqa: F811
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    says = r"no connection to http://127\.0\.0\.1:9\."
+    with open_blobs(bucket, timeout_s=1) as blobs, pytest.raises(StoreUnreachable, match=says):
+        blobs.stat("a")
+
+
+def test_what_a_web_server_and_a_wrong_bucket_do_not_have_is_told(website, bucket):  # noqa: F811
+    with open_blobs(website) as blobs:
+        with pytest.raises(StoreError, match="a web server, which lists no objects: name them"):
+            blobs.list()
+        with pytest.raises(StoreError, match="a web server, and cannot be written to"):
+            blobs.write("a", b"")
+    with open_blobs("s3://bukcet/x") as blobs, pytest.raises(StoreError, match="no such bucket"):
+        blobs.read([ByteRange("a")])
+    with pytest.raises(ConfigError, match="lmdb is read on this machine alone"):
+        open_store(f"lmdb:{bucket}")
 
 
 def test_files_that_are_being_written_are_no_objects(tmp_path):

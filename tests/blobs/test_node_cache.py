@@ -20,6 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.blobs.object_storage import bucket, object_server  # noqa: F401
+from tests.support.processes import python
 
 from penstock import Loader
 from penstock.blobs import node_cache
@@ -594,3 +595,32 @@ def test_a_cache_is_for_far_data_and_evicts_as_it_can(far, tmp_path):
         open_store(far, local_cache=str(tmp_path), eviction="fifo")
     with pytest.raises(ConfigError, match="for data that are far away"):
         StoreDataset(f"shards:{tmp_path}", local_cache=str(tmp_path)).close()
+
+
+def test_a_smaller_size_is_kept_to_by_the_next_program(tmp_path):
+    cache = opened(tmp_path)
+    for number in range(30):
+        cache.put(number, data_of(number))
+    cache.close()
+    del cache
+    cache = opened(tmp_path, "500B")
+    assert 0 < cache.num_bytes <= 500
+    assert_right(cache, tmp_path)
+    cache.close()
+
+
+SCRIPT = """
+from penstock.stores import StoreDataset
+from penstock.torch import DataLoader
+
+dataset = StoreDataset({address!r}, local_cache={cache!r})
+loader = DataLoader(dataset, 16, seed=3, shuffle=True, collate_fn=list)
+print(sum(len(batch) for batch in loader))
+"""
+
+
+def test_a_script_that_ends_with_its_loader_says_nothing(far, tmp_path):
+    pytest.importorskip("torch")
+    done = python("-c", SCRIPT.format(address=far, cache=f"{tmp_path}/cache:1GB"))
+    assert (done.stdout, done.stderr) == (f"{NUM}\n", "")
+    assert list(tmp_path.glob("cache/*/orders/*")) == []

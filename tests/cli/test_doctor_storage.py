@@ -101,7 +101,7 @@ def test_what_a_server_says_is_told(website, object_server, capsys, place, fault
 
 def test_wrong_buckets_keys_and_addresses_are_told(bucket, monkeypatch, capsys):  # noqa: F811
     for address, says in (
-        ("s3://no/photos", "s3://no/photos cannot be read: the server says (404 Not Found, NoSuch"),
+        ("s3://no/photos", "there is no such bucket: s3://no/photos (404 Not Found, NoSuch"),
         (bucket, f"there is nothing at {bucket}: "),
         ("mongodb://ada:hunter2@h/lab", "--storage takes an address as s3://BUCKET/PREFIX"),
     ):  # fmt: skip
@@ -111,7 +111,7 @@ def test_wrong_buckets_keys_and_addresses_are_told(bucket, monkeypatch, capsys):
         assert "hunter2" not in err
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "another")
     assert main(["doctor", "--storage", bucket]) == 1
-    assert "refuses 'index' (403 Forbidden). They are taken from the environment: " in (
+    assert "refuses 'index' (403 Forbidden). Credentials are taken from the environment: " in (
         capsys.readouterr().err
     )
 

@@ -13,7 +13,8 @@ from tests.stores.test_mds import files_of, shard_of
 from tests.stores.test_tar_objects import tar_of
 
 from penstock import Loader
-from penstock.stores import EncodedImage, StoreDataset, create_store
+from penstock.errors import ConfigError
+from penstock.stores import EncodedImage, StoreDataset, create_store, open_store
 from penstock.stores.records import encode_record
 
 NUM = 40
@@ -63,6 +64,36 @@ FILL = {
     "shards": fill_shards, "tar": fill_tar, "folder": fill_folder, "mds": fill_mds,
     "arrow": fill_arrow,
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", FILL)
+def test_a_damaged_copy_is_fetched_anew(bucket, tmp_path, object_server, kind):
+    FILL[kind](bucket)
+    address = bucket if kind == "shards" else f"{kind}:{bucket}"
+    seen = []
+    for is_damaged in (False, True):
+        if is_damaged:
+            for path in tmp_path.glob("cache/*/0/*"):
+                data = bytearray(path.read_bytes())
+                data[len(data) // 2] ^= 1
+                path.write_bytes(data)
+        with open_store(address, local_cache=f"{tmp_path}/cache:1GB") as store:
+            object_server.requests.clear()
+            seen.append(store.get_many(range(NUM)))
+            num_first = len(object_server.requests)
+            assert store.get_many(range(NUM)) == seen[0]
+            assert len(object_server.requests) == num_first  # what came anew is kept
+    assert seen[0] == seen[1]
+    assert num_first > 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["fast:60", "fast:60XB", "fast:", ":60GB", "60GB", "ram:1GB", "ram", "s3://bucket/x:1GB"],
+)
+def test_a_cache_is_a_folder_with_a_size(text):
+    with pytest.raises(ConfigError, match="is no folder"):
+        open_store("s3://bucket/x", local_cache=text)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -173,7 +174,7 @@ class _Following:
 
     def __init__(self, order: Order) -> None:
         self.order = order
-        self._owner = Owner()
+        weakref.finalize(self, _end, order, Owner())
 
     def __call__(self, num_used_up: int) -> None:
         self.order.clock[0] = num_used_up
@@ -182,6 +183,7 @@ class _Following:
         """Pickle as None: a copy of the loader has no order yet."""
         return type(None), ()
 
-    def __del__(self) -> None:
-        if self._owner.is_here:  # and not in a worker, which has a copy
-            self.order.remove()
+
+def _end(order: Order, owner: Owner) -> None:
+    if owner.is_here:  # and not in a worker, which has a copy
+        order.remove()

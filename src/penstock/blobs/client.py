@@ -24,6 +24,7 @@ from penstock.blobs.blobs import Blob
 from penstock.blobs.errors import changed_since, cut_off, not_found, replaced
 from penstock.blobs.requests import parts_of, plan_requests
 from penstock.errors import StoreError, StoreUnreachable
+from penstock.redact import without_password
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,6 +40,7 @@ _ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 _METADATA: Final = "/latest/api/token"  # where a machine of the cloud gets credentials
 _STATUS: Final = re.compile(r"status code: (\d{3}[ \w]*)")
 _CODE: Final = re.compile(r"<Code>(\w{1,60})</Code>")
+_NO_BUCKET: Final = re.compile(r"NoSuchBucket|ContainerNotFound|bucket does not exist")
 # What obstore says of a request that got no answer, without address and headers.
 _NO_ANSWER: Final = re.compile(
     r"(error sending request|error decoding response body|request or response body error|"
@@ -141,6 +143,12 @@ class Sessions:
                 if at_most is not None and len(found) >= at_most:
                     break
         except Exception as error:
+            if place.address.startswith("http") and _STATUS.search(str(error)):
+                raise StoreError(
+                    f"{place.address} is on a web server, which lists no objects: name them, as "
+                    "tar:https://HOST/{000..015}.tar, or pack them with `penstock pack` and copy "
+                    "the store there."
+                ) from None
             raise _failure(error, place, prefix) from None
         return sorted(blob for blob in found if blob.name.startswith(prefix))
 
@@ -148,6 +156,8 @@ class Sessions:
         self, place: Place, name: str, data: bytes | memoryview, replaces: str | None
     ) -> None:
         """Put an object in its place."""
+        if place.address.startswith("http"):
+            raise StoreError(f"{place.address} is on a web server, and cannot be written to.")
         mode: Any = {"e_tag": replaces} if replaces else "overwrite"
         mode = "create" if replaces == "" else mode
         try:
@@ -197,14 +207,20 @@ class Client:
         self._loop.close()
 
 
+def _endpoint(place: Place) -> str:
+    """Return where a server other than the cloud's own is; else ""."""
+    if not place.address.startswith("s3:"):
+        return ""
+    return place.endpoint or next(filter(None, map(os.environ.get, _ENDPOINTS)), "")
+
+
 def _opened(place: Place) -> Any:  # noqa: ANN401
     """Return obstore's client; it connects at its first request."""
     timeout = timedelta(seconds=place.timeout_s)
     scheme = place.address.partition(":")[0]
     own: dict[str, Any] = {}
     options: dict[str, Any] = {"timeout": timeout, "connect_timeout": min(timeout, _CONNECT)}
-    endpoint = place.endpoint or next(filter(None, map(os.environ.get, _ENDPOINTS)), "")
-    if scheme == "http" or endpoint.startswith("http:"):
+    if scheme == "http" or _endpoint(place).startswith("http:"):
         options["allow_http"] = True
     if scheme not in ("http", "https"):
         own = {"skip_signature": True} if place.anonymous else {}
@@ -233,6 +249,8 @@ def _failure(error: Exception, place: Place, name: str) -> Exception:
     code = _CODE.search(text)
     said = said.replace(")", f", {code[1]})") if said and code else said
     what = f"{name!r} in {place.address}" if name else place.address
+    if _NO_BUCKET.search(text):
+        return StoreError(f"there is no such bucket: {place.address}{said}.")
     if isinstance(error, FileNotFoundError):
         return not_found(name, place.address)
     is_refused = isinstance(
@@ -243,8 +261,9 @@ def _failure(error: Exception, place: Place, name: str) -> Exception:
             return StoreError(f"the server refuses {what}{said}.")
         why = f"refuses {name!r}{said}" if is_refused else "was given no credentials"
         return StoreError(
-            f"{place.address} {why}. They are taken from the environment: {_CREDENTIALS[scheme]}. "
-            "A public bucket is opened with anonymous=True."
+            f"{place.address} {why}. Credentials are taken from the environment: "
+            f"{_CREDENTIALS[scheme]}. A public bucket is opened with anonymous=True, by commands "
+            "with AWS_SKIP_SIGNATURE=true."
         )
     if isinstance(error, exceptions.NotSupportedError) and "ange" in text:
         return StoreError(
@@ -254,9 +273,13 @@ def _failure(error: Exception, place: Place, name: str) -> Exception:
     if isinstance(error, exceptions.NotSupportedError):
         return StoreError(f"the server of {place.address} does not do this ({name!r}).")
     if status:
-        return StoreError(f"{what} cannot be read: the server says{said}, asked again and again.")
+        times = ", asked again and again" if status[1][0] == "5" or status[1][:3] == "429" else ""
+        return StoreError(f"{what} cannot be read: the server says{said}{times}.")
     found = _NO_ANSWER.search(text)
+    why = found[1] if found else type(error).__name__
+    if "kind: Connect" in str(error):
+        server = without_password(_endpoint(place))
+        why = f"no connection to {server}" if server else "no connection"
     return StoreUnreachable(
-        f"{what} did not come within {place.timeout_s:g} s or {_MOST_TIMES} attempts: "
-        f"{found[1] if found else type(error).__name__}."
+        f"{what} did not come within {place.timeout_s:g} s or {_MOST_TIMES} attempts: {why}."
     )

@@ -231,7 +231,7 @@ def main(fd: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     listener = socket.socket(fileno=fd)
     folder = os.path.dirname(listener.getsockname())
-    asyncio.run(_serve(listener))
+    asyncio.new_event_loop().run_until_complete(_serve(listener))  # and end no task of it
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)  # requests that nobody waits for may be under way
 
@@ -252,12 +252,12 @@ async def _serve(listener: socket.socket) -> None:
         writer.close()
 
     server = await asyncio.start_unix_server(answer, sock=listener)
-    async with server:
-        ended = asyncio.StreamReader()
-        await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(ended), sys.stdin
-        )
-        await ended.read()
+    ended = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(ended), sys.stdin
+    )
+    await ended.read()
+    server.close()
 
 
 async def _answered(sessions: Any, request: bytes) -> bytes:  # noqa: ANN401

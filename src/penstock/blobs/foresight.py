@@ -103,8 +103,9 @@ class Foresight:
             limit = (ends[clock - 1] if clock else 0) + self._cache.ahead_bytes // num_orders
             num_free = _REQUESTS_AHEAD - len(self._requests)
             stop = min(int(np.searchsorted(ends, limit, "right")), at + max(0, num_free))
-            is_down = self._num_failed > _MOST_FAILED  # then nothing is asked for ahead
-            if stop > at and not is_down:
+            # What would not be kept, or fails, is not asked for ahead.
+            is_up = self._cache.is_keeping and self._num_failed <= _MOST_FAILED
+            if stop > at and is_up:
                 self._begin(records[at:stop][~self._cache.has(records[at:stop])])
                 at = stop
                 await asyncio.sleep(0)

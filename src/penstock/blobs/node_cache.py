@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`NodeCache`: records of far objects as files on this machine, shared by all its processes.
 
-    FOLDER/DIGEST/table      the header below, then when each record was read last (8 bytes), then
-                             whether it is there (1 byte)
+    FOLDER/DIGEST/table      the header below, then when each record was read last (8 bytes), its
+                             checksum (8 bytes), and whether it is there (1 byte)
                  /users      locked by all that use the cache
                  /lock       locked by who changes the table
                  /orders/…   when each rank needs each record: `penstock.blobs.order`
@@ -29,6 +29,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
+import xxhash
 
 from penstock.blobs.order import FLAGS, LEFT, NEVER, Order, locks
 from penstock.errors import StoreError
@@ -114,7 +115,10 @@ class NodeCache:
                 fcntl.flock(self._users_fd, fcntl.LOCK_UN)  # who set it up was killed
         except OSError as error:
             self.close()
-            raise StoreError(f"cannot keep records in {self.folder}: {error.strerror}.") from error
+            raise StoreError(
+                f"cannot keep records in {self.folder}: {error.strerror}. Give local_cache= a "
+                "folder that can be written."
+            ) from error
         _caches.add(self)
 
     def _is_open(self, max_bytes: int | None) -> bool:
@@ -132,7 +136,8 @@ class NodeCache:
 
     def _map(self, *, is_alone: bool) -> bool:
         num = len(self._sizes)
-        states_at = _TABLE_AT + 8 * num
+        sums_at = _TABLE_AT + 8 * num
+        states_at = sums_at + 8 * num
         fd = os.open(self.folder / "table", FLAGS | os.O_CREAT, 0o600)
         try:
             if os.fstat(fd).st_size != states_at + num:
@@ -144,7 +149,8 @@ class NodeCache:
         finally:
             os.close(fd)
         self._header = table[: _HEADER.itemsize].view(_HEADER)[0]
-        self._read_at = table[_TABLE_AT:states_at].view("<i8")
+        self._read_at = table[_TABLE_AT:sums_at].view("<i8")
+        self._sums = table[sums_at:states_at].view("<u8")
         self._states = table[states_at:]
         return True
 
@@ -173,6 +179,10 @@ class NodeCache:
             free = shutil.disk_usage(self.folder).free - _SPARE_BYTES
             max_bytes = max(0, free) + int(header["used"])
         header["limit"] = max_bytes
+        for number in np.flatnonzero(there).tolist():  # it may have had more room
+            if header["used"] <= max_bytes:
+                break
+            self._evict(number)
         header["magic"] = _MAGIC
 
     def _look_into(self, folder: os.DirEntry[str], there: NDArray[np.uint8]) -> None:
@@ -210,8 +220,13 @@ class NodeCache:
     def _path(self, number: int) -> str:
         return f"{self.folder}/{number >> 12:x}/{number & 0xFFF:03x}"
 
+    @property
+    def is_keeping(self) -> bool:
+        """False for some seconds after a write that failed."""
+        return time.monotonic() >= self._keep_at
+
     def get(self, number: int) -> memoryview | None:
-        """Return a record; None if it is not there, whole, or cannot be read."""
+        """Return a record; None if it is not there, not as it was, or cannot be read."""
         if not self._states[number]:
             return None
         self._read_at[number] = time.monotonic_ns()
@@ -224,14 +239,18 @@ class NodeCache:
                 os.close(fd)
         except OSError:  # evicted since, or its writer was killed, or the disk fails
             return None
-        return memoryview(data) if len(data) == size else None
+        if len(data) != size or xxhash.xxh3_64_intdigest(data) != self._sums[number]:
+            with contextlib.suppress(OSError):
+                self.drop(number)  # what was damaged on the disk comes anew
+            return None
+        return memoryview(data)
 
     def put(self, number: int, data: memoryview) -> None:
         """Keep a record, if there is room for it, or for it rather than for others.
 
         A disk that takes nothing is a warning, once a process; the next try is some seconds later.
         """
-        if time.monotonic() < self._keep_at:
+        if not self.is_keeping:
             return
         new = f"{os.path.dirname(self._path(number))}/new-{os.urandom(8).hex()}"
         try:
@@ -241,6 +260,7 @@ class NodeCache:
                         return
                 elif not self._has_room(number):
                     return
+                self._sums[number] = xxhash.xxh3_64_intdigest(data)
                 self._states[number] = 1  # from here on it is counted
                 self._read_at[number] = time.monotonic_ns()
             try:

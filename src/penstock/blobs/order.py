@@ -47,10 +47,11 @@ class Traffic(NamedTuple):
         """Return it for people."""
         num_read = max(1, self.num_read)
         return (
-            f"Local cache: {percent(self.num_found / num_read)} of {self.num_read:,} records were "
-            f"there when they were asked for; {self.num_requests / num_read:.2g} requests a "
-            f"record, {self.bytes_fetched / max(1, self.bytes_read):.2g} bytes fetched for each "
-            "that was read."
+            f"Local cache, all epochs so far: {percent(self.num_found / num_read)} of "
+            f"{self.num_read:,} records were there when they were needed; "
+            f"{self.num_requests / num_read:.2g} requests per record; "
+            f"{percent(self.bytes_fetched / max(1, self.bytes_read))} of the bytes read were "
+            "fetched."
         )
 
 

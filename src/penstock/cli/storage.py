@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import statistics
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from penstock.blobs.blobs import Blob, Blobs
 
+_KIND: Final = re.compile(r"^(shards|tar|folder|mds|arrow):(?=\w+://)")
 _TIMEOUT_S: Final = 20.0
 _NUM_SMALL: Final = 20
 _AT_ONCE: Final = (1, 8, 32, 64)  # a process sends 64 requests at a time
@@ -69,7 +71,7 @@ def look_at_storage(address: str) -> Iterator[Finding]:
         StoreError: it cannot be read, or serves no ranges.
         ConfigError: it is no address of object storage.
     """
-    address = address.removeprefix("shards:").rstrip("/")
+    address = _KIND.sub("", address).rstrip("/")
     if not is_remote(address):
         raise ConfigError(
             "--storage takes an address as s3://BUCKET/PREFIX or https://HOST/PATH, not "

@@ -241,6 +241,7 @@ class History:
                 keeps_workers=self._keeps_workers,
                 is_auto=is_auto,
                 is_measured=is_measured,
+                has_local_cache=bool(stats.reading),
             )
         )
         return replace(stats, verdict=verdict, slowest=slowest)

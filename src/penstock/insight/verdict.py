@@ -34,6 +34,7 @@ _MOSTLY: Final = 0.4  # share of a batch's cost that makes a stage the bottlenec
 _KEEP_FAR: Final = (
     'data in object storage, local_cache="/fast/disk:60GB" keeps what was read and reads ahead'
 )
+_KEEP_MORE: Final = "data in object storage, a larger local_cache= fetches less"
 _IDLE: Final = 0.25  # share of workers' time: beyond it what they make is enough on average
 _WORKERS_STARVED: Final = 0.25
 _LACKS_CORES: Final = 0.1  # share of a batch's cost, beyond which it explains late batches
@@ -55,6 +56,7 @@ class Inputs:
         run: Sums over many epochs, by which their starts are judged; None for `span`.
         pause_s: What the main process's rare long steps took.
         is_measured: Whether the batches were measured; else only the waiting is known.
+        has_local_cache: Whether the dataset keeps what it reads from far away.
     """
 
     span: Span
@@ -69,6 +71,12 @@ class Inputs:
     keeps_workers: bool = False
     is_auto: bool = False
     is_measured: bool = True
+    has_local_cache: bool = False
+
+    @property
+    def for_far_data(self) -> str:
+        """What helps data that are far away."""
+        return _KEEP_MORE if self.has_local_cache else _KEEP_FAR
 
     @cached_property
     def at(self) -> Means:
@@ -307,7 +315,7 @@ def _seeding(inputs: Inputs) -> Advice:
 def _serial(inputs: Inputs) -> Advice:
     workers = inputs.at.enough_workers
     gain = inputs.at.gain(workers)
-    reads = f" Of {_KEEP_FAR}." if inputs.share("read") >= _READS else ""
+    reads = f" Of {inputs.for_far_data}." if inputs.share("read") >= _READS else ""
     return Advice(
         f"The main process spends {percent(inputs.at.wait_share)} of the time making batches "
         f"itself: one takes {inputs.made}.",
@@ -418,7 +426,10 @@ def _storage(inputs: Inputs) -> Advice:
         f"{inputs.waits}: a batch takes {duration(at.made_s)} of a worker's time, "
         f"{duration(at.read_s)} of it waiting for reads, which takes no CPU."
     )
-    shorter = f"pack the data set into one file on a local disk (`penstock pack`); of {_KEEP_FAR}."
+    shorter = (
+        "pack the data set into one file on a local disk (`penstock pack`); of "
+        f"{inputs.for_far_data}."
+    )
     if inputs.is_auto:
         return Advice(text, f"Shorten the reads: {shorter}")
     gain = at.gain(workers)

@@ -13,6 +13,7 @@ import numpy as np
 from penstock.blobs.blobs import is_remote, open_blobs
 from penstock.blobs.errors import BlobNotFound
 from penstock.errors import ConfigError, StoreError
+from penstock.lines import parse_sized_path
 from penstock.opening import checked_max_file_size
 from penstock.stores.braces import expand_braces
 from penstock.stores.store import Store, missing_records
@@ -75,6 +76,13 @@ class BlobStore(Store):
         if local_cache is not None and not is_remote(str(place)):
             raise ConfigError(f"local_cache= is for data that are far away; {place} is a folder.")
         self._local_cache = None if local_cache is None else str(local_cache)
+        if self._local_cache is not None:
+            folder, _ = parse_sized_path(self._local_cache)
+            if str(folder).lower() == "ram" or is_remote(self._local_cache):
+                raise ConfigError(
+                    f"local_cache={self._local_cache!r} is no folder of this machine, as "
+                    "/fast/disk:60GB. /dev/shm/cache:4GB is one in memory."
+                )
         self._eviction = eviction
         if max_file_size is not None:
             self.max_file_size = checked_max_file_size(max_file_size)
@@ -153,13 +161,7 @@ class BlobStore(Store):
                 f"record {position} ({self.keys[position]!r}) of {self.address} (byte "
                 f"{ranges[k].start:,} of {ranges[k].name})"
             )
-            try:
-                records.append(self._record(position, views[k], name, copy=copy))
-            except StoreError:
-                if cached is None or not cached.cache.drop(position):
-                    raise
-                (view,) = cached.read_anew(positions[k : k + 1])  # only the copy was damaged
-                records.append(self._record(position, view, name, copy=copy))
+            records.append(self._record(position, views[k], name, copy=copy))
         yield records
 
     def _check_sizes(self, ranges: Sequence[ByteRange]) -> None:

@@ -113,9 +113,9 @@ class Address(NamedTuple):
         elif (found := _SCHEME.match(text)) and not os.path.exists(text):
             raise ConfigError(
                 f"addresses that begin with {found[0]} are not known. Known are "
-                f"{', '.join(f'{kind}:PATH' for kind in _kinds)}; a path with a colon is named as "
-                "./PATH. For a kind of your own, import the module that registers it, or name "
-                "module:dataset on the command line."
+                f"{', '.join(f'{kind}:PATH' for kind in _kinds)}, s3://, gs://, az:// and "
+                "https://; a path with a colon is named as ./PATH. For a kind of your own, import "
+                "the module that registers it, or name module:dataset on the command line."
             )
         if not text:
             raise ConfigError("the address of a store names no place: KIND:PATH, or PATH.")
@@ -158,6 +158,11 @@ def open_store(
 
 def open_kind(kind: str, place: str, **options: Any) -> Store:  # noqa: ANN401
     """Return the store of a kind at a place; raises as `open_store` does."""
+    if kind in ("lmdb", "voc") and is_remote(place):
+        raise ConfigError(
+            f"{kind}:{place}: {kind} is read on this machine alone. In object storage lie stores "
+            "that `penstock pack SRC s3://BUCKET/PREFIX` made, and tar:, folder:, mds: and arrow:."
+        )
     store: Store = _called(kind, _kinds[kind][0], place, options)
     return store
 

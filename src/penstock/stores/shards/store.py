@@ -157,7 +157,8 @@ def read_index(blobs: Blobs, address: str) -> PackedShards:
     except BlobNotFound as error:
         raise StoreError(
             f"{address} has no index: it is no store of shards, or its packing was not finished, "
-            "which `penstock pack SRC DST --resume` does."
+            "which `penstock pack SRC DST --resume` does. Images in folders, tar and MDS shards, "
+            "and Parquet files are named with their kind, as folder:s3://BUCKET/PREFIX."
         ) from error
     tree = decode_record(view, f"the index of {address}").sample
     if not isinstance(tree, dict) or "shards" not in tree:

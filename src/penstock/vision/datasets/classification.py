@@ -64,6 +64,7 @@ class ImageFolder(_FilesDataset):
         repair: bool = False,
         cache: str | Path | None = None,
         allow_empty: bool = False,
+        **options: Any,  # noqa: ANN401
     ) -> None:
         """List the folder.
 
@@ -77,6 +78,7 @@ class ImageFolder(_FilesDataset):
             cache: As for `StoreDataset`: where decoded images are kept for the next epochs.
             allow_empty: Whether a class folder without an image is a class with a number, not an
                 error.
+            options: Of the store: in object storage `local_cache`, `index`, `endpoint` …
 
         Raises:
             FileNotFoundError: a class folder has no image, and `allow_empty` is false.
@@ -86,9 +88,9 @@ class ImageFolder(_FilesDataset):
         has_index = (Path(root) / INDEX_NAME).is_file()
         store: FolderStore | ObjectFolderStore
         if is_remote(str(root)):
-            store = ObjectFolderStore(str(root), layout="classes")
+            store = ObjectFolderStore(str(root), layout="classes", **options)
         else:
-            store = FolderStore(root, layout="auto" if has_index else "classes")
+            store = FolderStore(root, layout="auto" if has_index else "classes", **options)
         super().__init__(
             store,
             transform=transform,

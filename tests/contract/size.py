@@ -15,8 +15,8 @@ from typing import Final
 
 ROOT: Final = Path(__file__).parents[2]
 CEILINGS: Final = {
-    "src/penstock": {"code": 36_850, "docstrings": 10_900},
-    "tests": {"code": 56_010},
+    "src/penstock": {"code": 37_140, "docstrings": 10_960},
+    "tests": {"code": 56_340},
 }
 _WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 

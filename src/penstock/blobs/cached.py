@@ -97,14 +97,10 @@ class CachedRecords:
                 return views
             except OSError:  # it was killed, or is that of another machine
                 pass
-        return self.read_anew(np.array(numbers, np.int64))
-
-    def read_anew(self, numbers: NDArray[np.int64]) -> Sequence[memoryview]:
-        """Return records as they are far away, and keep them."""
-        views = self._blobs.read(self._ranges.at(numbers))
-        for number, view in zip(numbers.tolist(), views, strict=True):
+        read = self._blobs.read(self._ranges.at(np.array(numbers, np.int64)))
+        for number, view in zip(numbers, read, strict=True):
             self.cache.put(number, view)
-        return views
+        return read
 
     def _counts_of_rank(self) -> Counts | None:
         """Return those of the main process, in a worker as well."""

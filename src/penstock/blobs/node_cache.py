@@ -363,13 +363,11 @@ class NodeCache:
         self._states[number] = 0
         self._header["used"] -= self._sizes[number]
 
-    def drop(self, number: int) -> bool:
-        """Take a record away, as one that is damaged; return whether it was there."""
+    def drop(self, number: int) -> None:
+        """Take a record away, as one that is damaged."""
         with self._locked():
-            was_there = bool(self._states[number])
-            if was_there:
+            if self._states[number]:
                 self._evict(number)
-        return was_there
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:

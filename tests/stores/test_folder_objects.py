@@ -208,7 +208,7 @@ def test_image_folder_reads_photos_where_they_are(bucket, tmp_path):
     cached = ImageFolder(bucket, index=True, local_cache=f"{tmp_path}/cache:1GB")
     copy = pickle.loads(pickle.dumps(there))
     for dataset in (there, StoreDataset(f"folder:{bucket}"), copy, cached):
-        loader = Loader(dataset, batch_size=2, num_workers=1, collate_fn=list)
+        loader = Loader(dataset, 2, num_workers=1, collate_fn=list, multiprocessing_context="fork")
         found = [sample for batch in loader for sample in batch]
         for (image, label), (expected, expected_label) in zip(found, here, strict=True):
             assert (image == expected).all()

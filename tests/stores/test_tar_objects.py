@@ -87,7 +87,9 @@ def test_a_loader_reads_them_in_any_order(bucket):
     for start in (0, 10):
         put(bucket, {f"{start}.tar": tar_of({f"{start + n}.txt": b"%d" % n for n in range(10)})})
     dataset = StoreDataset(f"tar:{bucket}")
-    loader = Loader(dataset, batch_size=4, shuffle=True, num_workers=1, collate_fn=list)
+    loader = Loader(
+        dataset, 4, shuffle=True, num_workers=1, collate_fn=list, multiprocessing_context="fork"
+    )
     texts = [sample["txt"] for batch in loader for sample in batch]
     assert sorted(texts) == sorted(2 * list("0123456789"))
 

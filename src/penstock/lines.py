@@ -108,7 +108,7 @@ def parse_sized_path(text: str) -> tuple[Path, int | None]:
         (PosixPath('/fast/disk'), 20000000000)
     """
     found = _SIZED.fullmatch(text)
-    if found is None and (":" in text or _SIZE.fullmatch(text)):
+    if found is None and (":" in text or _SIZED.fullmatch(f"/:{text}")):
         raise ConfigError(
             f"{text!r} is no folder with a size, as /fast/disk:60GB. Behind a folder whose name "
             "has a colon there has to be a size."

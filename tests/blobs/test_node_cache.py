@@ -446,6 +446,26 @@ def test_a_record_that_comes_several_times_is_fetched_once_and_read_far_ahead(tm
     cache.close()
 
 
+def test_a_record_that_is_larger_than_what_is_read_ahead_is_read_ahead(tmp_path):
+    ranges, sessions = ranges_of(5), _Zeros()
+    cache = CacheArguments(f"{tmp_path}:400B", "d", "foresight").open(ranges.sizes)
+    order = Order.made(cache.folder, 5)
+
+    async def followed():
+        foresight = Foresight(sessions, None, ranges, cache)
+        counts = Counts.made(cache.folder)
+        await foresight.follow(order.path, counts.path, 50, np.repeat(np.arange(5), 10))
+        for clock, number in ((0, 0), (5, 1), (15, 2)):
+            order.clock[0] = clock
+            while not cache.has(np.array([number])).all():
+                await asyncio.sleep(0.001)
+
+    asyncio.run(asyncio.wait_for(followed(), 30))
+    assert len(sessions.asked) == 3
+    order.remove()
+    cache.close()
+
+
 def test_what_was_just_used_up_is_not_taken_for_what_is_never_needed(tmp_path, monkeypatch):
     num, ranges = 5, ranges_of(5)
     cache = CacheArguments(f"{tmp_path}:400B", "d", "foresight").open(ranges.sizes)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import pickle
 
@@ -146,3 +147,54 @@ def test_a_file_that_changes_is_an_error(files, object_server):
         object_server.etag = "another"
         with pytest.raises(StoreError, match="is another object than the one that was listed"):
             store.get_many([29])
+
+
+class Plain:
+    """Keys that are kept as they are."""
+
+    def wrap_key(self, key, _master):
+        return base64.b64encode(key)
+
+
+@pytest.mark.parametrize("plaintext_footer", [True, False])
+def test_encrypted_columns_are_an_error_and_end_no_process(bucket, tmp_path, plaintext_footer):
+    encryption = pytest.importorskip("pyarrow.parquet.encryption")
+    kind = type("Keys", (Plain, encryption.KmsClient), {})
+    properties = encryption.CryptoFactory(lambda _: kind()).file_encryption_properties(
+        encryption.KmsConnectionConfig(),
+        encryption.EncryptionConfiguration(
+            footer_key="f", column_keys={"k": ["image"]}, plaintext_footer=plaintext_footer
+        ),
+    )
+    path = tmp_path / "a.parquet"
+    table = pa.table({"image": IMAGES, "label": LABELS})
+    with pq.ParquetWriter(path, table.schema, encryption_properties=properties) as writer:
+        writer.write_table(table)
+    put(bucket, {"a.parquet": path.read_bytes()})
+    for address in (path, f"arrow:{bucket}"):
+        refused(open_store(address), r"a\.parquet is encrypted")
+
+
+def test_odd_files_are_those_of_this_machine(bucket, tmp_path):
+    table = pa.table({"image": IMAGES, "label": LABELS})
+    wide = pa.table({"image": IMAGES} | {f"{k}": [0.5] * COUNT for k in range(60)})
+    for name, odd, rows in (
+        ("empty", table[:0], 7),
+        ("no columns", pa.table({}), 7),
+        ("long footer", wide, 1),
+    ):
+        data = parquet_of(odd, rows)
+        (tmp_path / f"{name}.parquet").write_bytes(data)
+        put(bucket, {f"{name}.parquet": data})
+        one, other = (open_store(f"arrow:{place}/{name}.parquet") for place in (tmp_path, bucket))
+        with one, other:
+            assert len(one) == len(other) == (COUNT if name == "long footer" else 0)
+            assert other.get_many(range(len(one))) == one.get_many(range(len(one)))
+    assert len(data) > 128 << 10
+
+
+def test_names_of_files_that_cannot_be_are_errors(files):
+    with pytest.raises(ConfigError, match="names no bucket or host"):
+        open_store("arrow:s3://my.parquet")
+    refused(open_store(f"arrow:{files}/{{0,0}}.parquet"), "names a file twice", ConfigError)
+    refused(open_store(f"arrow:{files}/9.parquet"), r"slash at its end: .*/9\.parquet/")

@@ -40,6 +40,7 @@ _ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 _METADATA: Final = "/latest/api/token"  # where a machine of the cloud gets credentials
 _STATUS: Final = re.compile(r"status code: (\d{3}[ \w]*)")
 _CODE: Final = re.compile(r"<Code>(\w{1,60})</Code>")
+_NO_LISTS: Final = ("404", "405", "501")
 _NO_BUCKET: Final = re.compile(r"NoSuchBucket|ContainerNotFound|bucket does not exist")
 # What obstore says of a request that got no answer, without address and headers.
 _NO_ANSWER: Final = re.compile(
@@ -143,7 +144,8 @@ class Sessions:
                 if at_most is not None and len(found) >= at_most:
                     break
         except Exception as error:
-            if place.address.startswith("http") and _STATUS.search(str(error)):
+            status = _STATUS.search(str(error))
+            if place.address.startswith("http") and status and status[1][:3] in _NO_LISTS:
                 raise StoreError(
                     f"{place.address} is on a web server, which lists no objects: name them, as "
                     "tar:https://HOST/{000..015}.tar, or pack them with `penstock pack` and copy "

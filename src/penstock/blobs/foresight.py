@@ -92,7 +92,9 @@ class Foresight:
 
     async def _read_ahead(self, walk: _Walk) -> None:
         order, records = walk.order, walk.records
+        # A record that comes again in an epoch is there by then, or is read when it is needed.
         ends = np.cumsum(self._sizes[records] * walk.is_first)
+        firsts = np.flatnonzero(walk.is_first)
         at = used_up = 0
         pause_s = _PAUSE_S
         while order.is_there:
@@ -101,12 +103,16 @@ class Foresight:
             pause_s = _PAUSE_S if clock > used_up else min(2 * pause_s, _LONGEST_PAUSE_S)
             at, used_up = max(at, clock), clock
             limit = (ends[clock - 1] if clock else 0) + self._cache.ahead_bytes // num_orders
+            following = int(np.searchsorted(firsts, clock))
+            if following < len(firsts):  # a large one, too
+                limit = max(limit, ends[firsts[following]])
             num_free = _REQUESTS_AHEAD - len(self._requests)
             stop = min(int(np.searchsorted(ends, limit, "right")), at + max(0, num_free))
             # What would not be kept, or fails, is not asked for ahead.
             is_up = self._cache.is_keeping and self._num_failed <= _MOST_FAILED
             if stop > at and is_up:
-                self._begin(records[at:stop][~self._cache.has(records[at:stop])])
+                ahead = records[at:stop][walk.is_first[at:stop]]
+                self._begin(ahead[~self._cache.has(ahead)])
                 at = stop
                 await asyncio.sleep(0)
             elif self._requests:

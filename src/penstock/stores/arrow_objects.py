@@ -15,20 +15,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]  # it has no annotations
-import pyarrow.parquet as pq  # type: ignore[import-untyped]  # like that
 
 from penstock.blobs.blobs import Blob, ByteRange, is_remote
 from penstock.blobs.file import BlobFile
 from penstock.blobs.ranges import RecordRanges
 from penstock.data.packed_list import PackedList
 from penstock.errors import StoreError
-from penstock.stores.arrow import ArrowStore, Tables, is_part
+from penstock.stores.arrow import ArrowStore, Tables, is_part, read_footer
 from penstock.stores.blob_store import PatternStore
 from penstock.stores.index import Index
 from penstock.stores.records import Record
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -136,26 +135,23 @@ class _RowGroups(PatternStore):
         names, there = self._named()
         if there is None:
             with ThreadPoolExecutor(_AT_ONCE) as pool:
-                blobs = list(pool.map(self._blobs.stat, names))
+                blobs = list(pool.map(self._stat, names))
         else:
             blobs = [there[name] for name in names]
-        tails = [(blob, max(0, blob.size_bytes - _TAIL_BYTES)) for blob in blobs]
-        views = self._blobs.read(
-            [ByteRange(blob.name, at, blob.size_bytes, blob.version) for blob, at in tails]
-        )
         footers, rows, keys = [], [], []
-        for number, ((blob, at), view) in enumerate(zip(tails, views, strict=True)):
-            footers.append(self._footer(blob, at, view))
+        for number, (blob, tail) in enumerate(zip(blobs, self._tails(blobs), strict=True)):
+            footers.append(self._footer(blob, tail))
             for k in range(footers[-1].num_row_groups):
-                group = footers[-1].row_group(k)
-                chunks = [_chunk(group.column(place)) for place in range(group.num_columns)]
-                start, stop = min(chunks)[0], max(stop for _, stop in chunks)
-                if not 0 <= start <= stop <= blob.size_bytes:
-                    raise StoreError(
-                        f"{self.path(blob.name)} is damaged: row group {k} is said to be at bytes "
-                        f"{start:,} to {stop:,} of {blob.size_bytes:,}. Restore it from a copy."
-                    )
-                rows.append((number, start, stop))
+                chunks = [part for part, _ in _chunks(footers[-1].row_group(k))]
+                for start, stop in chunks:
+                    if not 0 <= start <= stop <= blob.size_bytes:
+                        raise StoreError(
+                            f"{self.path(blob.name)} is damaged: a column of row group {k} is said "
+                            f"to be at bytes {start:,} to {stop:,} of {blob.size_bytes:,}. Restore "
+                            "it from a copy."
+                        )
+                start, _ = min(chunks, default=(0, 0))
+                rows.append((number, start, max((stop for _, stop in chunks), default=0)))
                 keys.append(f"row group {k} of {blob.name}")
         objects, starts, stops = np.array(rows, np.int64).reshape(-1, 3).T
         ranges = _GroupRanges(
@@ -169,11 +165,29 @@ class _RowGroups(PatternStore):
         )
         return Index(PackedList(keys), None, (), fingerprint=ranges.digest("")), ranges
 
-    def _footer(self, blob: Blob, at: int, tail: memoryview) -> Any:  # noqa: ANN401
+    def _tails(self, blobs: Sequence[Blob]) -> Sequence[memoryview]:
+        """Return the ends of files, with their footers in them."""
+        tails = list(self._read_tails(blobs, [_TAIL_BYTES] * len(blobs)))
+        sizes = [int.from_bytes(tail[-8:-4], "little") + 8 for tail in tails]
+        long = [k for k, tail in enumerate(tails) if len(tail) < sizes[k] <= blobs[k].size_bytes]
+        views = self._read_tails([blobs[k] for k in long], [sizes[k] for k in long])
+        for k, view in zip(long, views, strict=True):
+            tails[k] = view
+        return tails
+
+    def _read_tails(self, blobs: Sequence[Blob], sizes: Sequence[int]) -> Sequence[memoryview]:
+        return self._blobs.read(
+            [
+                ByteRange(blob.name, max(0, blob.size_bytes - size), blob.size_bytes, blob.version)
+                for blob, size in zip(blobs, sizes, strict=True)
+            ]
+        )
+
+    def _footer(self, blob: Blob, tail: memoryview) -> Any:  # noqa: ANN401
         file = self.file(blob)
-        file.at_hand = [(at, tail)]
+        file.at_hand = [(blob.size_bytes - len(tail), tail)]
         try:
-            return pq.ParquetFile(pa.PythonFile(file, "r")).metadata
+            return read_footer(self.path(blob.name), pa.PythonFile(file, "r"), bytes(tail[-8:]))
         except (OSError, pa.ArrowException) as error:
             raise StoreError(
                 f"cannot read {self.path(blob.name)}: {error}. It is damaged, or no Parquet file; "
@@ -192,12 +206,13 @@ class _RowGroups(PatternStore):
         return Record(self.keys[position], None, view)
 
 
-def _chunk(column: Any) -> tuple[int, int]:  # noqa: ANN401
-    """Return where a column of a row group is: the first byte, and behind the last."""
-    start = column.data_page_offset
-    if column.has_dictionary_page and column.dictionary_page_offset:
-        start = min(start, column.dictionary_page_offset)
-    return start, start + column.total_compressed_size
+def _chunks(group: Any) -> Iterator[tuple[tuple[int, int], Any]]:  # noqa: ANN401
+    """Yield where each column of a row group is, first byte and behind the last, and the column."""
+    for column in map(group.column, range(group.num_columns if group.num_rows else 0)):
+        start = column.data_page_offset
+        if column.has_dictionary_page and column.dictionary_page_offset:
+            start = min(start, column.dictionary_page_offset)
+        yield (start, start + column.total_compressed_size), column
 
 
 class _FileInParts(BlobFile):
@@ -264,8 +279,7 @@ class _ObjectTables(Tables):
             self._ranges.names, self._ranges.versions, self._ranges.footers, strict=True
         ):
             for group in map(footer.row_group, range(footer.num_row_groups)):
-                leaves = map(group.column, range(group.num_columns))
-                chunks = [_chunk(leaf) for leaf in leaves if is_part(leaf, name)]
+                chunks = [chunk for chunk, leaf in _chunks(group) if is_part(leaf, name)]
                 wanted += [(piece, ByteRange(file, *chunk, version)) for chunk in chunks]
                 piece += 1
         with self._lock:

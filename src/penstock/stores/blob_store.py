@@ -194,11 +194,21 @@ class PatternStore(BlobStore):
         if "{" in place or place.endswith(self._suffix):
             end = place.partition("{")[0].rindex("/")
             folder, self._names = place[:end], place[end + 1 :]
+            if not is_remote(f"{folder}/") or folder.endswith("/"):
+                raise ConfigError(f"{place!r} names no bucket or host before the names of files.")
         super().__init__(folder, **options)
 
     @property
     def _is_web(self) -> bool:
         return self._pattern.startswith("http")
+
+    def _stat(self, name: str) -> Blob:
+        try:
+            return self._blobs.stat(name)
+        except BlobNotFound as error:
+            raise StoreError(
+                f"{error.args[0]} A folder is named with a slash at its end: {self._pattern}/"
+            ) from error
 
     def _named(self) -> tuple[list[str], dict[str, Blob] | None]:
         """Return the names of the files; with them what a list says of all objects, if it was read.
@@ -208,7 +218,10 @@ class PatternStore(BlobStore):
             StoreError: there is no such file.
         """
         if self._names:
-            return expand_braces(self._names), None
+            names = expand_braces(self._names)
+            if len(set(names)) < len(names):
+                raise ConfigError(f"{self._pattern} names a file twice.")
+            return names, None
         if self._is_web:
             raise ConfigError(
                 f"a web server has no lists: name its files, as {self.address}/"

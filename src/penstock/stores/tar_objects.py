@@ -127,7 +127,7 @@ class TarObjectStore(PatternStore):
         self, name: str, there: dict[str, Blob] | None
     ) -> tuple[Blob, ShardListing, StoreError | None]:
         """Return a shard, what it holds, and why its index cannot be kept."""
-        shard = self._blobs.stat(name) if there is None else there[name]
+        shard = self._stat(name) if there is None else there[name]
         index, failure = name + _SUFFIX, None
         try:
             if there is None or index in there:

@@ -190,7 +190,7 @@ class Foresight:
             return views
         finally:
             for number in numbers:
-                del self._under_way[number]
+                self._under_way.pop(number, None)  # one without bytes may be in two requests
 
 
 class Uses(NamedTuple):

@@ -99,7 +99,7 @@ def test_a_cache_is_a_folder_with_a_size(text):
 @pytest.mark.parametrize(
     ("kind", "method"),
     [(kind, method) for kind in FILL for method in (None, "fork")]
-    + [("shards", "spawn"), ("folder", "forkserver"), ("arrow", "spawn")],
+    + [("shards", "spawn"), ("folder", "spawn"), ("arrow", "spawn")],
 )
 def test_batches_are_those_without_it(bucket, tmp_path, kind, method):
     FILL[kind](bucket)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from penstock.blobs.blobs import ByteRange
     from penstock.blobs.place import Place
 
-_MOST_AT_ONCE: Final = 64  # requests of a process
+_MOST_AT_ONCE: Final = 128  # requests of a process
 _MOST_TIMES: Final = 4  # a body that ends early is asked for; statuses are the library's
 _FIRST_PAUSE_S: Final = 0.1
 _CONNECT: Final = timedelta(seconds=5)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from penstock.blobs.node_cache import CacheArguments, NodeCache
     from penstock.blobs.place import Place
 
-_REQUESTS_AHEAD: Final = 48  # of the 64 of a process: a worker that waits finds one
+_REQUESTS_AHEAD: Final = 96  # of the 128 of a process: a worker that waits finds one
 _MOST_FAILED: Final = 100  # requests of an epoch
 _PAUSE_S: Final = 0.005  # until it is looked again whether more is to be read ahead
 _LONGEST_PAUSE_S: Final = 0.2  # while nothing happens
@@ -44,6 +44,7 @@ class _Walk:
     def __init__(self, order: Order, records: NDArray[np.int64], uses: Uses) -> None:
         self.order, self.records, self._following = order, records, uses.following
         self.is_first = uses.is_first
+        self.num_asked = 0  # by workers, who are ahead of what is used up
         self._used_up = 0
 
     def catch_up(self) -> int:
@@ -102,8 +103,9 @@ class Foresight:
             num_orders = max(1, self._cache.find_orders())
             pause_s = _PAUSE_S if clock > used_up else min(2 * pause_s, _LONGEST_PAUSE_S)
             at, used_up = max(at, clock), clock
-            limit = (ends[clock - 1] if clock else 0) + self._cache.ahead_bytes // num_orders
-            following = int(np.searchsorted(firsts, clock))
+            start = max(clock, walk.num_asked)
+            limit = (ends[start - 1] if start else 0) + self._cache.room_ahead // num_orders
+            following = int(np.searchsorted(firsts, start))
             if following < len(firsts):  # a large one, too
                 limit = max(limit, ends[firsts[following]])
             num_free = _REQUESTS_AHEAD - len(self._requests)
@@ -127,6 +129,9 @@ class Foresight:
         found = {number: view for number in numbers if (view := self._cache.get(number))}
         absent = [number for number in numbers if number not in found]
         self._begin(np.array(absent, np.int64))
+        for walk in self._walks.values() if absent else ():
+            due = walk.order.due[absent]
+            walk.num_asked = max(walk.num_asked, int(due[due < NEVER].max(initial=-1)) + 1)
         tasks = {number: self._under_way[number] for number in absent}
         for number, task in tasks.items():
             found[number] = (await asyncio.shield(task))[number]

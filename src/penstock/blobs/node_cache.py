@@ -208,6 +208,11 @@ class NodeCache:
         return min(self.max_bytes // _AHEAD_SHARE, _AHEAD_BYTES)
 
     @property
+    def room_ahead(self) -> int:
+        """How much is read ahead now: more while there is room that nothing else takes."""
+        return max(self.ahead_bytes, min(self.max_bytes - self.num_bytes, _AHEAD_BYTES))
+
+    @property
     def num_bytes(self) -> int:
         """What the files take."""
         return int(self._header["used"])

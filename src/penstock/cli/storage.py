@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _KIND: Final = re.compile(r"^(shards|tar|folder|mds|arrow):(?=\w+://)")
 _TIMEOUT_S: Final = 20.0
 _NUM_SMALL: Final = 20
-_AT_ONCE: Final = (1, 8, 32, 64)  # a process sends 64 requests at a time
+_AT_ONCE: Final = (1, 8, 32, 64)  # a process sends 128 requests at most
 # Of the small requests, and of each number at once: 15 s and 200 MB together.
 _STEP_S: Final = 3.0
 _STEP_BYTES: Final = 45_000_000

@@ -56,6 +56,8 @@ Result
     penstock                        391     429          0.99      1.00                   142
     penstock, 30 %                  372     543          0.68      0.69         0.99      182
     penstock, 60 %                  373     792          0.37      0.38         0.93      180
+      since it reads ahead of       441   1,250          0.36      0.36         0.91      177
+      what workers asked for
     penstock, LRU, 60 %             368     548          0.70      0.71         1.79      177
     torch, boto3, 16 workers        325     438          1.00      1.00                   867
     litdata, 60 %                   370     448          0.03      1.00         2.50    1,066

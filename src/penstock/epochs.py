@@ -53,7 +53,7 @@ def told_to_dataset(epoch: Epoch, source: IndexSource, loader: Any) -> Epoch:  #
 
     Such a dataset has `order_follower`: None, or a function that is called with the indices that
     are to come in this epoch and in the next. It returns None, or another, which is called with how
-    many of them are used up, and is kept until the loader begins another epoch.
+    many of them are used up, and asked for, and is kept until the loader begins another epoch.
     """
     dataset = loader.dataset
     if not hasattr(type(dataset), "order_follower") or not isinstance(source, SeededIndices):
@@ -75,17 +75,18 @@ def told_to_dataset(epoch: Epoch, source: IndexSource, loader: Any) -> Epoch:  #
 
 
 def _counted(
-    indices: Iterator[object], advance: Callable[[int], None], num_under_way: int
+    indices: Iterator[object], advance: Callable[[int, int], None], num_under_way: int
 ) -> Iterator[object]:
-    """Yield batches of indices, and tell how many samples before them are surely read."""
+    """Yield batches of indices; tell how many samples are surely read, and how many asked for."""
     sizes: deque[int] = deque()
-    num_used_up = 0
+    num_used_up = num_asked = 0
     for batch in indices:
         sizes.append(np.size(unwrap_indices(batch)))
+        num_asked += sizes[-1]
         yield batch
         if len(sizes) > num_under_way:
             num_used_up += sizes.popleft()
-            advance(num_used_up)
+        advance(num_used_up, num_asked)
 
 
 def _check_stream(dataset: object, progress: Progress) -> None:

@@ -253,3 +253,14 @@ def website(object_server):
     yield f"{object_server.endpoint}/data"
     object_server.wait_for_clients()
     object_server.contents.clear()
+
+
+class InBucket:
+    """Makes a contract's suite one of stores in a bucket, of addresses that begin with `kind`."""
+
+    @pytest.fixture(autouse=True)
+    def _bucket(self, bucket):
+        self.bucket = bucket
+
+    def place(self, tmp_path):
+        return f"{self.kind}:{self.bucket}"

@@ -10,7 +10,7 @@ import pickle
 
 import numpy as np
 import pytest
-from tests.blobs.object_storage import bucket, object_server, put, website  # noqa: F401 - fixtures
+from tests.blobs.object_storage import InBucket, bucket, object_server, put, website  # noqa: F401 - fixtures
 from tests.support.stores import refused
 
 from penstock import Loader
@@ -40,13 +40,8 @@ def files(bucket):
     return bucket
 
 
-class TestParquetObjects(TestParquet):
-    @pytest.fixture(autouse=True)
-    def _bucket(self, bucket):
-        self.bucket = bucket
-
-    def place(self, tmp_path):
-        return f"arrow:{self.bucket}"
+class TestParquetObjects(InBucket, TestParquet):
+    kind = "arrow"
 
     def fill(self, address, records, class_names=(), metadata=None):
         table = self.table_of(records, class_names)

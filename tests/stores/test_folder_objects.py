@@ -12,7 +12,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-from tests.blobs.object_storage import bucket, object_server, put, website  # noqa: F401 - fixtures
+from tests.blobs.object_storage import InBucket, bucket, object_server, put, website  # noqa: F401 - fixtures
 from tests.support.stores import refused
 
 from penstock import Loader
@@ -32,13 +32,8 @@ def touch(root, files):
         path.write_bytes(data)
 
 
-class TestFolderObjects(StoreReaderContract):
-    @pytest.fixture(autouse=True)
-    def _bucket(self, bucket):
-        self.bucket = bucket
-
-    def place(self, tmp_path):
-        return f"folder:{self.bucket}"
+class TestFolderObjects(InBucket, StoreReaderContract):
+    kind = "folder"
 
     def fill(self, address, records, class_names=(), metadata=None):
         put(self.bucket, {r.key: decode_record(r.data).sample[0].data for r in records})

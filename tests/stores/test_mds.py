@@ -10,7 +10,7 @@ from decimal import Decimal
 
 import numpy as np
 import pytest
-from tests.blobs.object_storage import bucket, object_server, put, website  # noqa: F401 - fixtures
+from tests.blobs.object_storage import InBucket, bucket, object_server, put, website  # noqa: F401 - fixtures
 from tests.support.stores import Program, refused
 
 from penstock.errors import ConfigError, StoreError
@@ -88,13 +88,8 @@ class TestMDS(StoreReaderContract):
         put(address.removeprefix("mds:"), files_of(*parts))
 
 
-class TestMDSObjects(TestMDS):
-    @pytest.fixture(autouse=True)
-    def _bucket(self, bucket):
-        self.bucket = bucket
-
-    def place(self, tmp_path):
-        return f"mds:{self.bucket}"
+class TestMDSObjects(InBucket, TestMDS):
+    kind = "mds"
 
 
 @pytest.mark.parametrize("names", [("class", "jpg"), ("y", "x")])

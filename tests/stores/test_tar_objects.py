@@ -11,7 +11,7 @@ import tarfile
 
 import numpy as np
 import pytest
-from tests.blobs.object_storage import bucket, object_server, put, website  # noqa: F401 - fixtures
+from tests.blobs.object_storage import InBucket, bucket, object_server, put, website  # noqa: F401 - fixtures
 from tests.stores.test_tar import files_of, pairs
 from tests.support.stores import refused
 
@@ -40,16 +40,10 @@ def shards(bucket):
     return bucket
 
 
-class TestTarObjects(StoreReaderContract):
+class TestTarObjects(InBucket, StoreReaderContract):
+    kind = "tar"
     suffix = ""
     has_class_names = False
-
-    @pytest.fixture(autouse=True)
-    def _bucket(self, bucket):
-        self.bucket = bucket
-
-    def place(self, tmp_path):
-        return f"tar:{self.bucket}"
 
     def fill(self, address, records, class_names=(), metadata=None):
         for number, part in enumerate((records[:17], records[17:])):

@@ -118,11 +118,11 @@ class CachedRecords:
 
     def follow(
         self, now: NDArray[np.int64], later: NDArray[np.int64]
-    ) -> Callable[[int], None] | None:
+    ) -> Callable[[int, int], None] | None:
         """Have records read ahead for a loader, in the order of this epoch and of the next.
 
         Returns:
-            To be called with the number of those that are used up, and to be kept as long as the
+            To be called with how many are used up, and asked for, and to be kept as long as the
             order holds; None where it cannot be followed, which is a warning.
         """
         cache, place = self.cache, self._blobs.place
@@ -172,8 +172,8 @@ class _Following:
         self.order = order
         weakref.finalize(self, _end, order, Owner())
 
-    def __call__(self, num_used_up: int) -> None:
-        self.order.clock[0] = num_used_up
+    def __call__(self, num_used_up: int, num_asked: int) -> None:
+        self.order.clock[0], self.order.asked[0] = num_used_up, num_asked
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as None: a copy of the loader has no order yet."""

@@ -44,15 +44,14 @@ class _Walk:
     def __init__(self, order: Order, records: NDArray[np.int64], uses: Uses) -> None:
         self.order, self.records, self._following = order, records, uses.following
         self.is_first = uses.is_first
-        self.num_asked = 0  # by workers, who are ahead of what is used up
-        self._used_up = 0
+        self.used_up = 0
 
     def catch_up(self) -> int:
         """Write down when those that are used up are next; return how many they are."""
         clock = int(self.order.clock[0])
-        done = slice(self._used_up, clock)
+        done = slice(self.used_up, clock)
         self.order.due[self.records[done]] = self._following[done]
-        self._used_up = clock
+        self.used_up = clock
         return clock
 
 
@@ -96,14 +95,14 @@ class Foresight:
         # A record that comes again in an epoch is there by then, or is read when it is needed.
         ends = np.cumsum(self._sizes[records] * walk.is_first)
         firsts = np.flatnonzero(walk.is_first)
-        at = used_up = 0
+        at = 0
         pause_s = _PAUSE_S
         while order.is_there:
-            clock = walk.catch_up()
+            before, clock = walk.used_up, walk.catch_up()
             num_orders = max(1, self._cache.find_orders())
-            pause_s = _PAUSE_S if clock > used_up else min(2 * pause_s, _LONGEST_PAUSE_S)
-            at, used_up = max(at, clock), clock
-            start = max(clock, walk.num_asked)
+            pause_s = _PAUSE_S if clock > before else min(2 * pause_s, _LONGEST_PAUSE_S)
+            at = max(at, clock)
+            start = max(clock, int(order.asked[0]))
             limit = (ends[start - 1] if start else 0) + self._cache.room_ahead // num_orders
             following = int(np.searchsorted(firsts, start))
             if following < len(firsts):  # a large one, too
@@ -129,9 +128,6 @@ class Foresight:
         found = {number: view for number in numbers if (view := self._cache.get(number))}
         absent = [number for number in numbers if number not in found]
         self._begin(np.array(absent, np.int64))
-        for walk in self._walks.values() if absent else ():
-            due = walk.order.due[absent]
-            walk.num_asked = max(walk.num_asked, int(due[due < NEVER].max(initial=-1)) + 1)
         tasks = {number: self._under_way[number] for number in absent}
         for number, task in tasks.items():
             found[number] = (await asyncio.shield(task))[number]

@@ -95,17 +95,18 @@ class Order:
     """When a loader needs each record next: a file that its process, while it iterates, has locked.
 
         int64   how many samples the loader has used up, of this epoch and the next
+        int64   how many it has asked its workers for
         int64   for each record, which of these samples it is next; `NEVER` if none that is known
 
     Concurrency:
-        The main process writes the first, its fetcher the rest; anybody reads.
+        The main process writes the first two, its fetcher the rest; anybody reads.
     """
 
     def __init__(self, path: str, fd: int, num_records: int) -> None:
         """Map an open file, which is then this object's."""
         self.path, self._fd = path, fd
         numbers = np.frombuffer(mmap.mmap(fd, _num_bytes(num_records)), np.int64)
-        self.clock, self.due = numbers[:1], numbers[1:]
+        self.clock, self.asked, self.due = numbers[:1], numbers[1:2], numbers[2:]
 
     @classmethod
     def made(cls, folder: Path, num_records: int) -> Order:
@@ -168,7 +169,7 @@ class Order:
 
 
 def _num_bytes(num_records: int) -> int:
-    return 8 * (1 + num_records)
+    return 8 * (2 + num_records)
 
 
 def locks(fd: int) -> bool:

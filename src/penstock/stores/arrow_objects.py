@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]  # it has no annotations
 
-from penstock.blobs.blobs import Blob, ByteRange, is_remote
+from penstock.blobs.blobs import ByteRange, is_remote
 from penstock.blobs.file import BlobFile
 from penstock.blobs.ranges import RecordRanges
 from penstock.data.packed_list import PackedList
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from penstock.blobs.blobs import Blob
     from penstock.blobs.order import Traffic
     from penstock.stores.store import Store
 
@@ -83,14 +84,14 @@ class ParquetObjectStore(ArrowStore):
         self._groups.close()
 
     @property
-    def follow(self) -> Callable[..., Callable[[int], None] | None] | None:
+    def follow(self) -> Callable[..., Callable[[int, int], None] | None] | None:
         """Has row groups read ahead, see `CachedRecords.follow`; None without a local cache."""
         follow = self._groups.follow
         return None if follow is None else functools.partial(self._follow, follow)
 
     def _follow(
-        self, follow: Callable[..., Callable[[int], None] | None], *parts: NDArray[np.int64]
-    ) -> Callable[[int], None] | None:
+        self, follow: Callable[..., Callable[[int, int], None] | None], *parts: NDArray[np.int64]
+    ) -> Callable[[int, int], None] | None:
         stops = np.cumsum(self.shard_lengths)
         rows = (np.where(part < 0, part + len(self), part) for part in parts)
         return follow(*(np.searchsorted(stops, part, side="right") for part in rows))
@@ -106,7 +107,7 @@ class ParquetObjectStore(ArrowStore):
 
 @dataclass(frozen=True, eq=False)
 class _GroupRanges(RecordRanges):
-    sizes_of_objects: tuple[int, ...]
+    blobs: tuple[Blob, ...]
     footers: tuple[Any, ...]
 
 
@@ -160,7 +161,7 @@ class _RowGroups(PatternStore):
             objects.astype(np.int32),
             starts.copy(),
             stops.copy(),
-            tuple(blob.size_bytes for blob in blobs),
+            tuple(blobs),
             tuple(footers),
         )
         return Index(PackedList(keys), None, (), fingerprint=ranges.digest("")), ranges
@@ -243,13 +244,11 @@ class _ObjectTables(Tables):
         super().__init__([groups.path(name) for name in self._ranges.names], *limits)
 
     def _add(self, path: Path | str) -> tuple[bool, list[int]]:
-        ranges, number = self._ranges, len(self._opened)
-        size_bytes = ranges.sizes_of_objects[number]
-        blob = Blob(ranges.names[number], size_bytes, ranges.versions[number])
-        file = self._opened[path] = self._groups.file(blob)
+        number = len(self._opened)
+        file = self._opened[path] = self._groups.file(self._ranges.blobs[number])
         source = pa.PythonFile(file, "r")
         self._sources.append(source)
-        return True, self._add_parquet(path, source, ranges.footers[number])
+        return True, self._add_parquet(path, source, self._ranges.footers[number])
 
     def _stored_bytes(self, path: Path | str) -> int:
         return self._opened[path].size()
@@ -275,12 +274,10 @@ class _ObjectTables(Tables):
         """Return one whole column; of others nothing is read, and of this all at the same time."""
         wanted: list[tuple[int, ByteRange]] = []
         piece = 0
-        for file, version, footer in zip(
-            self._ranges.names, self._ranges.versions, self._ranges.footers, strict=True
-        ):
+        for blob, footer in zip(self._ranges.blobs, self._ranges.footers, strict=True):
             for group in map(footer.row_group, range(footer.num_row_groups)):
                 chunks = [chunk for chunk, leaf in _chunks(group) if is_part(leaf, name)]
-                wanted += [(piece, ByteRange(file, *chunk, version)) for chunk in chunks]
+                wanted += [(piece, ByteRange(blob.name, *chunk, blob.version)) for chunk in chunks]
                 piece += 1
         with self._lock:
             views = self._groups.bytes_of([part for _, part in wanted])

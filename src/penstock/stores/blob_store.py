@@ -136,7 +136,7 @@ class BlobStore(Store):
         return self._cached
 
     @property
-    def follow(self) -> Callable[..., Callable[[int], None] | None] | None:
+    def follow(self) -> Callable[..., Callable[[int, int], None] | None] | None:
         """Starts reading ahead, see `CachedRecords.follow`; None without a local cache."""
         cached = self._cached_records
         return None if cached is None else cached.follow

@@ -192,7 +192,7 @@ class StoreDataset(Dataset[Any]):
         return {name: number for number, name in enumerate(self.class_names)}
 
     @property
-    def order_follower(self) -> Callable[..., Callable[[int], None] | None] | None:
+    def order_follower(self) -> Callable[..., Callable[[int, int], None] | None] | None:
         """Starts reading samples ahead of a loader; None if the store has no local cache."""
         return getattr(self.store, "follow", None)
 

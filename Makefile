@@ -18,8 +18,8 @@ OTHER_TESTS := $(filter-out $(TESTS_THAT_FORK) $(addprefix tests/,__pycache__ cl
 	$(patsubst %/,%,$(wildcard tests/*/)) $(wildcard tests/test_*.py))
 # Else each process that starts, and many tests start some, compiles what it imports.
 export PYTHONDONTWRITEBYTECODE :=
-# The other files beside them are what the benchmarks share.
-BENCHMARKS := $(shell grep -l '^if __name__ == "__main__"' benchmarks/*.py)
+# The files whose names begin with _ are what the benchmarks share, programs among them.
+BENCHMARKS := $(shell grep -l '^if __name__ == "__main__"' benchmarks/[!_]*.py)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-core ray test-clients browser-deps network-deps slow soak upstream suites gpu lint format types contracts docs docs-serve dist bench bench-smoke peers-environments peers clean

@@ -83,6 +83,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._break_off()
         elif self._fault.isdigit():
             self._refuse(int(self._fault), "Bad")
+        elif self._fault == "clock":
+            self._refuse(403, "RequestTimeTooSkewed")
         elif path.startswith("bucket/") and KEY_ID not in self.headers.get("Authorization", ""):
             self._refuse(403, "AccessDenied")
         elif path.partition("/")[0] not in ("bucket", "data"):

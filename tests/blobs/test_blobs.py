@@ -74,6 +74,17 @@ def test_what_goes_wrong_again_and_again_is_said_without_a_secret(
     assert not [secret for secret in SECRETS if secret in repr(caught.getrepr(chain=True))]
 
 
+def test_a_clock_that_is_off_is_not_said_to_be_missing_credentials(object_server, bucket):  # noqa: F811
+    object_server.faults = ["clock"]
+    with (
+        open_blobs(bucket, timeout_s=5) as blobs,
+        pytest.raises(StoreError, match=r"RequestTimeTooSkewed.* Set this machine's") as caught,
+    ):
+        blobs.read([ByteRange("a")])
+    assert bucket in str(caught.value)
+    assert "KEY" not in str(caught.value)
+
+
 def test_another_version_in_the_middle_of_a_run_is_an_error_that_says_so(faulty, object_server):  # noqa: F811
     before = faulty.stat("a")
     object_server.etag = "2"

@@ -261,6 +261,11 @@ def _failure(error: Exception, place: Place, name: str) -> Exception:
     if is_refused or _METADATA in text:
         if scheme not in _CREDENTIALS:
             return StoreError(f"the server refuses {what}{said}.")
+        if code and code[1] == "RequestTimeTooSkewed":
+            return StoreError(
+                f"{place.address} refuses {name!r}{said}: the server's clock and this machine's "
+                "differ too much for a signature. Set this machine's, by NTP."
+            )
         why = f"refuses {name!r}{said}" if is_refused else "was given no credentials"
         return StoreError(
             f"{place.address} {why}. Credentials are taken from the environment: "

@@ -15,7 +15,13 @@ import penstock
 import penstock.torch as ours
 from penstock.errors import ConfigError
 from penstock.indices import check_samplers, with_inner
-from penstock.sampling import BatchSampler, DistributedSampler, RandomSampler
+from penstock.sampling import (
+    BalancedBatchSampler,
+    BatchSampler,
+    BucketBatchSampler,
+    DistributedSampler,
+    RandomSampler,
+)
 
 DATA = range(8)
 
@@ -180,3 +186,44 @@ def test_a_sampler_that_seems_to_be_made_of_ever_more_has_an_end(make, sampler):
     again = make(DATA, batch_size=2, sampler=made)
     again.load_state_dict(state)
     assert [np.asarray(batch).tolist() for batch in again] == batches
+
+
+def loaders():
+    keys = np.random.default_rng(0).integers(1, 50, 60)
+    labels = keys % 3
+    yield penstock.Loader(np.arange(60), 8, shuffle=True, seed=5)
+    yield penstock.Loader(np.arange(60), 8, shuffle=True, drop_last=True, num_workers=1)
+    yield penstock.Loader(np.arange(60), None, shuffle=True)
+    yield penstock.Loader(np.arange(60), 7, sampler=DistributedSampler(range(60), 2, 1))
+    yield penstock.Loader(np.arange(60), batch_sampler=BucketBatchSampler(keys, max_tokens=200))
+    yield penstock.Loader(np.arange(60), batch_sampler=BalancedBatchSampler(labels, 3, 2))
+    yield ours.DataLoader(np.arange(60), 8, shuffle=True, seed=5)
+
+
+@pytest.mark.parametrize("loader", list(loaders()), ids=lambda loader: type(loader).__name__)
+def test_which_samples_a_step_holds_is_known_without_reading_one(loader):
+    epochs = [[np.atleast_1d(np.asarray(batch)).tolist() for batch in loader] for _ in range(3)]
+    stream = iter(loader)
+    first = np.atleast_1d(np.asarray(next(stream))).tolist()
+    for epoch in (2, 0, 1):
+        found = [loader.indices(epoch, step).tolist() for step in range(len(epochs[epoch]))]
+        assert found == epochs[epoch]
+        with pytest.raises(IndexError, match=f"epoch {epoch} has no step {len(found)}"):
+            loader.indices(epoch, len(found))
+    assert first == loader.indices(3, 0).tolist()
+    rest = [np.atleast_1d(np.asarray(batch)).tolist() for batch in stream]
+    assert rest[-1] == loader.indices(3, len(rest)).tolist()
+    assert loader.epoch == 4
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [
+        ours.DataLoader(np.arange(6), 2, shuffle=True),
+        penstock.Loader(np.arange(6), 2, sampler=[3, 1]),
+        penstock.Loader(np.arange(6), batch_sampler=[[3, 1]]),
+    ],
+)
+def test_which_samples_a_step_holds_is_not_guessed(loader):
+    with pytest.raises(ConfigError, match="step 0 of epoch 1 holds is not known"):
+        loader.indices(1, 0)

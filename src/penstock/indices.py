@@ -135,16 +135,21 @@ class SeededIndices(IndexSource):
 
     def foresee(self, epoch: int) -> Iterator[object] | None:
         """Return an epoch's indices without notifying a sampler; None if that is impossible."""
-        # It is possible with Penstock's own samplers, whose order is a function of the epoch's
-        # number. Batches of different sizes are left out: planning them twice costs more than it
-        # saves.
-        parts = with_inner(self._outer)
-        are_ours = all(type(part).__module__.startswith("penstock.") for part in parts)
+        # Batches of different sizes are left out: planning them twice costs more than it saves.
         is_even = self._batches is None or self._batches.is_even
-        if self._order is None or not is_even or not are_ours:
+        return self.known(epoch, 0) if is_even else None
+
+    def known(self, epoch: int, first: int) -> Iterator[object] | None:
+        """Return an epoch's indices from batch `first` on, as `foresee` does."""
+        # It is possible with Penstock's own samplers, whose order is a function of the epoch's
+        # number.
+        parts = with_inner(self._outer)
+        if self._order is None or not all(
+            type(part).__module__.startswith("penstock.") for part in parts
+        ):
             return None
         with _in_epoch(parts, epoch, self._seed):
-            return self._by_position(self._order.indices(), self._layout(), 0)
+            return self._by_position(self._order.indices(), self._layout(), first)
 
     def _layout(self) -> BatchLayout:
         """Where the batches of the sampler's epoch lie; a sample by itself is a batch of one."""

@@ -6,20 +6,25 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+import numpy as np
+
 from penstock.data.dataset import IterableDataset, adapted
 from penstock.engine.fault_log import FaultLog
+from penstock.engine.plan import unwrap_indices
 from penstock.epochs import EpochIterator, Schedule, told_to_dataset, worker_base_seed
 from penstock.errors import ConfigError
 from penstock.indices import SeededIndices, StreamSource, check_samplers, tell_epoch, tell_seed
 from penstock.insight.monitor import Monitor, Observed
 from penstock.options import LoaderOptions, plan_of, rank_of_shard
 from penstock.randomness.kept import warn_of_kept_generators
-from penstock.randomness.keys import checked_count
+from penstock.randomness.keys import checked_count, checked_epoch
 from penstock.sampling import BatchSampler, RandomSampler, SequentialSampler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from multiprocessing.context import BaseContext
+
+    from numpy.typing import NDArray
 
     from penstock.engine.plan import Plan
     from penstock.engine.stream import BatchStream
@@ -79,6 +84,42 @@ class EpochLoader(Observed):
         self._schedule.set_epoch(epoch)
         if self._seed is None:  # a seeded epoch notifies them when it begins
             tell_epoch(epoch, self.sampler, self.batch_sampler)
+
+    def indices(self, epoch: int, step: int) -> NDArray[np.int64]:
+        """Return the indices of the samples that a batch holds, on this rank; none is read.
+
+        Batch `step` of an epoch, from 0 on, whatever the loader is doing: what did the step hold
+        at which the loss was no number? Samples that are left out or replaced by `on_error` are
+        among them; see `failures`.
+
+        Returns:
+            int64 (samples,), a fresh array.
+
+        Raises:
+            ConfigError: the order is not known without iterating: of an iterable dataset, of a
+                sampler that is not Penstock's, of a loader of torch's without `seed=`.
+            IndexError: the epoch has fewer batches.
+
+        Example:
+            >>> loader = Loader([1.0, 2.0, 3.0], batch_size=2)
+            >>> loader.indices(epoch=5, step=1)
+            array([2])
+        """
+        source = self._source()
+        batches = (
+            source.known(checked_epoch(epoch), checked_count("step", step))
+            if isinstance(source, SeededIndices)
+            else None
+        )
+        if batches is None:
+            raise ConfigError(
+                f"which samples step {step} of epoch {epoch} holds is not known without iterating: "
+                "only a loader with seed= knows it, of a map-style dataset, where the samplers are "
+                "Penstock's."
+            )
+        for batch in batches:
+            return np.atleast_1d(unwrap_indices(batch)).astype(np.int64)
+        raise IndexError(f"epoch {epoch} has no step {step}: it has {len(self)} batches.")  # type: ignore[arg-type]
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the training loop is: the epoch, and the batches it has been given.

@@ -460,7 +460,7 @@ def _contenders() -> dict[str, Callable[[Size], Reading]]:
         _ways[name] = way
 
     add("penstock", "penstock")
-    for percent in _PERCENTS:
+    for percent in (10, *_PERCENTS):
         add(f"penstock, {percent} %", "penstock", percent=percent)
     for percent in _PERCENTS[:2]:
         add(f"penstock, LRU, {percent} %", "penstock", percent=percent, eviction="lru")

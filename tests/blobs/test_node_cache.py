@@ -512,6 +512,41 @@ def test_what_was_just_used_up_is_not_taken_for_what_is_never_needed(tmp_path, m
     cache.close()
 
 
+def test_what_will_be_lost_makes_room_for_reads_far_ahead(tmp_path, monkeypatch):
+    num, most = 100, 60
+    ranges = ranges_of(num)
+    cache = CacheArguments(f"{tmp_path}:{most * 100}B", "d", "foresight").open(ranges.sizes)
+    order = Order.made(cache.folder, num)
+    most += cache.ahead_bytes // 100
+    now, later = np.arange(num), np.random.default_rng(0).permutation(num)
+
+    async def far_ahead():
+        foresight = Foresight(_Zeros(), None, ranges, cache)
+        monkeypatch.setattr(foresight, "_read_ahead", lambda _: asyncio.Event().wait())
+        counts = Counts.made(cache.folder)
+        await foresight.follow(order.path, counts.path, num, np.concatenate((now, later)))
+        cache.find_orders()
+        await foresight.fetch(now[:most].tolist())
+        (walk,) = foresight._walks.values()
+        found = []
+        for clock in (0, 50):
+            order.clock[0] = clock
+            assert walk.catch_up() == clock
+            records, num_ahead = foresight._ahead(walk, most, clock)
+            assert records.tolist() == now[most : most + num_ahead].tolist()
+            found.append(num_ahead)
+        await foresight.fetch(now[most : most + num_ahead].tolist())
+        return found
+
+    used_up_later = np.flatnonzero(later < 50)  # when each of them is needed again
+    num_lost = int((used_up_later > most).sum())
+    assert asyncio.run(far_ahead()) == [0, num_lost]
+    assert num_lost > 10
+    assert cache.has(later[: most + 1][later[: most + 1] < 50]).all()
+    order.remove()
+    cache.close()
+
+
 def test_two_ranks_with_two_workers_fetch_each_byte_once(far, tmp_path, object_server):  # noqa: F811
     datasets = [dataset_of(far, tmp_path) for _ in range(2)]
     size = int(datasets[0].store._both[1].sizes.sum())

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Foresight`: reads ahead what a rank's order says, into the cache of its machine.
 
-    this epoch's records | the next epoch's, as far as they are known
-    … used up │ under way, read ahead ──▶│ …
-            clock                      limit
+    this epoch's records                       | the next epoch's, as far as they are known
+    … used up │ asked for by workers │ read ahead ──▶ at
+            clock                  asked
 
 An epoch is a function of its number, so both are known before anything is read. Each record's next
 use is written down for eviction (`Order`): what is needed last goes first, which no other rule can
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from penstock.blobs.client import Sessions
+from penstock.blobs.node_cache import MOST_AHEAD_BYTES
 from penstock.blobs.order import FETCHER_ROW, NEVER, Counts, Order
 from penstock.blobs.ranges import RecordRanges
 from penstock.blobs.requests import GAP_BYTES, parts_of, plan_requests
@@ -34,25 +35,57 @@ if TYPE_CHECKING:
 
 _REQUESTS_AHEAD: Final = 96  # of the 128 of a process: a worker that waits finds one
 _MOST_FAILED: Final = 100  # requests of an epoch
+_LOOK_AHEAD: Final = 4096  # samples
 _PAUSE_S: Final = 0.005  # until it is looked again whether more is to be read ahead
 _LONGEST_PAUSE_S: Final = 0.2  # while nothing happens
 
 
 class _Walk:
-    """How far a loader is in its order."""
+    """How far a loader is in its order, and what room it makes thereby.
 
-    def __init__(self, order: Order, records: NDArray[np.int64], uses: Uses) -> None:
+    Attributes:
+        ends: Bytes of the records up to each sample, each record once an epoch.
+        used_up: How many samples are.
+        share: Of the cache, which is this loader's: by the bytes of its epoch.
+    """
+
+    def __init__(
+        self,
+        order: Order,
+        num_now: int,
+        records: NDArray[np.int64],
+        uses: Uses,
+        cache: NodeCache,
+        sizes: NDArray[np.int64],
+    ) -> None:
         self.order, self.records, self._following = order, records, uses.following
-        self.is_first = uses.is_first
+        self.is_first, self._cache, self._sizes = uses.is_first, cache, sizes
+        self.ends = np.cumsum(sizes[records] * uses.is_first)
+        order.epoch_bytes[0] = self.ends[num_now - 1]
+        self._num_now, self._mean_bytes = num_now, float(self.ends[num_now - 1]) / num_now
         self.used_up = 0
+        self.share = 1.0
+        self._num_spared = cache.num_spared_bytes
 
     def catch_up(self) -> int:
         """Write down when those that are used up are next; return how many they are."""
         clock = int(self.order.clock[0])
-        done = slice(self.used_up, clock)
-        self.order.due[self.records[done]] = self._following[done]
-        self.used_up = clock
+        if clock > self.used_up:
+            done = slice(self.used_up, clock)
+            records = self.records[done]
+            self.order.due[records] = self._following[done]
+            self.used_up = clock
+            # What is needed, by any rank, only after what fills the cache will be evicted before.
+            most = self._cache.max_bytes + self._cache.ahead_bytes
+            in_next_epoch = self._cache.distances(records) - (self._num_now - clock)
+            is_lost = in_next_epoch * self._mean_bytes > most * self.share
+            self._cache.spare(int(self._sizes[records[is_lost]].sum()))
         return clock
+
+    @property
+    def num_spared_bytes(self) -> int:
+        """This loader's part of what can be evicted for what is read ahead, without a loss."""
+        return int(max(0, self._cache.num_spared_bytes - self._num_spared) * self.share)
 
 
 class Foresight:
@@ -72,7 +105,7 @@ class Foresight:
         self._under_way: dict[int, asyncio.Task[dict[int, memoryview]]] = {}
         self._requests: set[asyncio.Task[dict[int, memoryview]]] = set()
         self._walks: dict[asyncio.Task[None], _Walk] = {}
-        self._num_failed = 0
+        self._num_failed = self._num_bytes_under_way = 0
         self._counts: Counts | None = None
 
     async def follow(
@@ -85,36 +118,25 @@ class Foresight:
         uses = await asyncio.to_thread(next_uses, num_now, records, len(self._ranges))
         order.due[:] = uses.due
         self._num_failed = 0
-        walk = _Walk(order, records, uses)
+        walk = _Walk(order, num_now, records, uses, self._cache, self._sizes)
         task = asyncio.create_task(self._read_ahead(walk))
         self._walks[task] = walk
         task.add_done_callback(self._walks.pop)
 
     async def _read_ahead(self, walk: _Walk) -> None:
-        order, records = walk.order, walk.records
-        # A record that comes again in an epoch is there by then, or is read when it is needed.
-        ends = np.cumsum(self._sizes[records] * walk.is_first)
-        firsts = np.flatnonzero(walk.is_first)
+        order = walk.order
         at = 0
         pause_s = _PAUSE_S
         while order.is_there:
+            walk.share = order.epoch_bytes[0] / max(order.epoch_bytes[0], self._cache.find_orders())
             before, clock = walk.used_up, walk.catch_up()
-            num_orders = max(1, self._cache.find_orders())
             pause_s = _PAUSE_S if clock > before else min(2 * pause_s, _LONGEST_PAUSE_S)
             at = max(at, clock)
-            start = max(clock, int(order.asked[0]))
-            limit = (ends[start - 1] if start else 0) + self._cache.room_ahead // num_orders
-            following = int(np.searchsorted(firsts, start))
-            if following < len(firsts):  # a large one, too
-                limit = max(limit, ends[firsts[following]])
-            num_free = _REQUESTS_AHEAD - len(self._requests)
-            stop = min(int(np.searchsorted(ends, limit, "right")), at + max(0, num_free))
+            records, num_ahead = self._ahead(walk, at, max(clock, int(order.asked[0])))
             # What would not be kept, or fails, is not asked for ahead.
-            is_up = self._cache.is_keeping and self._num_failed <= _MOST_FAILED
-            if stop > at and is_up:
-                ahead = records[at:stop][walk.is_first[at:stop]]
-                self._begin(ahead[~self._cache.has(ahead)])
-                at = stop
+            if num_ahead and self._cache.is_keeping and self._num_failed <= _MOST_FAILED:
+                self._begin(records)
+                at += num_ahead
                 await asyncio.sleep(0)
             elif self._requests:
                 await asyncio.wait(
@@ -122,6 +144,32 @@ class Foresight:
                 )
             else:
                 await asyncio.sleep(pause_s)
+
+    def _ahead(self, walk: _Walk, at: int, num_asked: int) -> tuple[NDArray[np.int64], int]:
+        """Return records to be read now, and of how many samples in the order, from `at` on.
+
+        What takes room that is spared may be any distance ahead; what takes free room, which it
+        leaves to none, is near. What workers have asked for is read in any case.
+        """
+        cache, look = self._cache, slice(at, at + _LOOK_AHEAD)
+        records = walk.records[look]
+        # A record that comes again in an epoch is there by then, or is read when it is needed.
+        is_absent = walk.is_first[look] & ~cache.has(records)
+        distances = walk.ends[look] - (walk.ends[num_asked - 1] if num_asked else 0)
+        if cache.evicts_by_time:
+            fits = distances <= cache.ahead_bytes
+        else:
+            taken = np.cumsum(self._sizes[records] * is_absent)
+            free = (cache.num_free_bytes - self._num_bytes_under_way) * walk.share
+            fits = taken <= walk.num_spared_bytes + np.where(
+                distances <= MOST_AHEAD_BYTES, free, min(0, free)
+            )
+        fits[: max(0, num_asked - at)] = True
+        fits &= np.cumsum(is_absent) <= _REQUESTS_AHEAD - len(self._requests)
+        num_ahead = len(fits) if fits.all() else int(np.argmin(fits))
+        if num_ahead == 0 and at == num_asked and not self._requests:  # a large one, too
+            num_ahead = min(1, len(fits))
+        return records[:num_ahead][is_absent[:num_ahead]], num_ahead
 
     async def fetch(self, numbers: Sequence[int]) -> list[memoryview]:
         """Return records, read now if they are not there or under way."""
@@ -151,6 +199,7 @@ class Foresight:
             task = asyncio.create_task(self._read(request, all_in))
             self._requests.add(task)
             self._under_way |= dict.fromkeys(all_in, task)
+            self._num_bytes_under_way += num_new
             task.add_done_callback(self._ended)
 
     def _all_in(self, request: ByteRange, members: list[int]) -> list[int]:
@@ -190,6 +239,7 @@ class Foresight:
                 self._cache.put(number, views[number])
             return views
         finally:
+            self._num_bytes_under_way -= int(self._sizes[numbers].sum())
             for number in numbers:
                 self._under_way.pop(number, None)  # one without bytes may be in two requests
 

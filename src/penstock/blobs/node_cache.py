@@ -44,13 +44,16 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _MAGIC: Final = b"penstock records"
-_HEADER: Final = np.dtype([("magic", "S16"), ("num", "<i8"), ("used", "<i8"), ("limit", "<i8")])
+_HEADER: Final = np.dtype(
+    [("magic", "S16"), ("num", "<i8"), ("used", "<i8"), ("limit", "<i8"), ("spared", "<i8")]
+)
 _TABLE_AT: Final = 64
 _SPARE_BYTES: Final = 1 << 30  # of a disk, left to others
 _FOLDER: Final = re.compile(r"[0-9a-f]{1,13}")
 _FILE: Final = re.compile(r"[0-9a-f]{3}|new-[0-9a-f]{16}")
 _AHEAD_SHARE: Final = 16  # this part of the cache may be had once more for what is read ahead
-_AHEAD_BYTES: Final = 256 << 20  # and no more than this
+_LEAST_AHEAD_BYTES: Final = 16 << 20  # at least this, of a cache that is larger
+MOST_AHEAD_BYTES: Final = 256 << 20
 _VICTIMS_SHARE: Final = 256  # of the records that are there, chosen at a time
 _PAUSE_S: Final = 5.0  # after a write that failed
 
@@ -83,7 +86,7 @@ class NodeCache:
     Attributes:
         folder: Where the files are.
         max_bytes: What they take at most. With an order that is known, what is read ahead comes on
-            top: a sixteenth, 256 MiB at most.
+            top: a sixteenth, but at least 16 MiB, unless it is smaller itself, and at most 256.
 
     Concurrency:
         Any thread and process of this machine, all at the same time.
@@ -204,18 +207,35 @@ class NodeCache:
 
     @property
     def ahead_bytes(self) -> int:
-        """How much is read ahead at most."""
-        return min(self.max_bytes // _AHEAD_SHARE, _AHEAD_BYTES)
-
-    @property
-    def room_ahead(self) -> int:
-        """How much is read ahead now: more while there is room that nothing else takes."""
-        return max(self.ahead_bytes, min(self.max_bytes - self.num_bytes, _AHEAD_BYTES))
+        """What comes on top of `max_bytes` for what is read ahead."""
+        least = _LEAST_AHEAD_BYTES if self.max_bytes >= _LEAST_AHEAD_BYTES else 0
+        return min(max(least, self.max_bytes // _AHEAD_SHARE), MOST_AHEAD_BYTES)
 
     @property
     def num_bytes(self) -> int:
         """What the files take."""
         return int(self._header["used"])
+
+    @property
+    def num_free_bytes(self) -> int:
+        """What more they may take, with what is read ahead."""
+        return self.max_bytes + self.ahead_bytes - self.num_bytes
+
+    @property
+    def evicts_by_time(self) -> bool:
+        """Whether what was read longest ago is evicted."""
+        return self._eviction == "lru"
+
+    @property
+    def num_spared_bytes(self) -> int:
+        """What may be evicted at no loss, against an earlier time; less than that, if it was."""
+        return int(self._header["spared"])
+
+    def spare(self, num_bytes: int) -> None:
+        """Count records that are used up and will be evicted before they are needed next."""
+        if num_bytes:
+            with self._locked():
+                self._header["spared"] += num_bytes
 
     def has(self, numbers: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return which records are there, or were a moment ago."""
@@ -318,9 +338,9 @@ class NodeCache:
         return self._victims[0] if self._victims else None
 
     def _is_needed_before(self, number: int, other: int) -> bool:
-        if self._eviction == "lru":
+        if self.evicts_by_time:
             return True
-        one, two = self._distances(np.array([number, other]))
+        one, two = self.distances(np.array([number, other]))
         return bool(one < two)
 
     def _choose_victims(self) -> None:
@@ -328,18 +348,18 @@ class NodeCache:
         self.find_orders()
         self._victims.clear()
         self._num_chosen = self._num_refused = 0
-        by_time = self._eviction == "lru"
+        by_time = self.evicts_by_time
         if not by_time and not self._orders:
             return
         there = np.flatnonzero(self._states)
         if len(there) == 0:
             return
-        distances = -self._read_at[there] if by_time else self._distances(there)
+        distances = -self._read_at[there] if by_time else self.distances(there)
         count = self._num_chosen = max(1, len(there) // _VICTIMS_SHARE)
         far = np.argpartition(distances, len(there) - count)[-count:]
         self._victims.extend(there[far[np.argsort(-distances[far])]].tolist())
 
-    def _distances(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    def distances(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return after how many samples records are needed next, by any rank of this machine."""
         least = np.full(len(numbers), NEVER, np.int64)
         for order in self._orders.values():
@@ -347,13 +367,13 @@ class NodeCache:
         return least
 
     def find_orders(self) -> int:
-        """Know the orders of the ranks that run, and of no others; return how many there are."""
+        """Know the orders of the loaders that run, and of no others; return their epochs' bytes."""
         paths = {file.path for file in os.scandir(self.folder / "orders")}
         for path in paths - self._orders.keys():
             if (order := Order.opened(path, len(self._sizes))) is not None:
                 self._orders[path] = order
         self._forget_ended()
-        return len(self._orders)
+        return sum(int(order.epoch_bytes[0]) for order in self._orders.values())
 
     def _forget_ended(self) -> None:
         """Forget the orders of loaders that have ended, and what was chosen by them."""
@@ -367,6 +387,7 @@ class NodeCache:
             os.unlink(self._path(number))
         self._states[number] = 0
         self._header["used"] -= self._sizes[number]
+        self._header["spared"] -= self._sizes[number]
 
     def drop(self, number: int) -> None:
         """Take a record away, as one that is damaged."""

@@ -96,6 +96,7 @@ class Order:
 
         int64   how many samples the loader has used up, of this epoch and the next
         int64   how many it has asked its workers for
+        int64   bytes of the records of an epoch
         int64   for each record, which of these samples it is next; `NEVER` if none that is known
 
     Concurrency:
@@ -106,7 +107,8 @@ class Order:
         """Map an open file, which is then this object's."""
         self.path, self._fd = path, fd
         numbers = np.frombuffer(mmap.mmap(fd, _num_bytes(num_records)), np.int64)
-        self.clock, self.asked, self.due = numbers[:1], numbers[1:2], numbers[2:]
+        self.clock, self.asked, self.epoch_bytes = numbers[:1], numbers[1:2], numbers[2:3]
+        self.due = numbers[3:]
 
     @classmethod
     def made(cls, folder: Path, num_records: int) -> Order:
@@ -169,7 +171,7 @@ class Order:
 
 
 def _num_bytes(num_records: int) -> int:
-    return 8 * (2 + num_records)
+    return 8 * (3 + num_records)
 
 
 def locks(fd: int) -> bool:

@@ -16,7 +16,7 @@ from typing import Final
 ROOT: Final = Path(__file__).parents[2]
 CEILINGS: Final = {
     "src/penstock": {"code": 37_170, "docstrings": 10_960},
-    "tests": {"code": 56_350},
+    "tests": {"code": 56_440},
 }
 _WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 

@@ -40,6 +40,7 @@ class ObjectServer(http.server.ThreadingHTTPServer):
         faults: What goes wrong with the next requests, one for each; "" is nothing.
         requests: That came: method, path, and range as "bytes=0-9".
         etag: A text that makes each ETag another one.
+        barrier: Of requests of which none is answered before all have come; or None.
     """
 
     daemon_threads = False  # they are waited for
@@ -51,6 +52,7 @@ class ObjectServer(http.server.ThreadingHTTPServer):
         self.faults = []
         self.requests = []
         self.etag = ""
+        self.barrier = None
         self.uploads = {}
 
     @property
@@ -88,6 +90,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         path = unquote(address.path).removeprefix("/")
         self._body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self.server.requests.append((self.command, path, self.headers.get("Range", "")))
+        if self.server.barrier is not None:
+            self.server.barrier.wait()
         self._fault = self.server.faults.pop(0) if self.server.faults else ""
         if self._fault == "reset":
             self._break_off()

@@ -3,13 +3,18 @@
 
 It does what S3 does with the requests of a client that reads, writes, lists and deletes: path-style
 addresses, ranges, ETags, lists in pages, uploads in parts. It checks who asks, not the signature.
+Google's requests are those of S3, but for the condition of a write; of Azure's it knows all but
+uploads in parts.
 
 Reference:
     Amazon S3 API, https://docs.aws.amazon.com/AmazonS3/latest/API/.
+    Google Cloud Storage XML API, https://cloud.google.com/storage/docs/xml-api/reference-headers.
+    Azure Blob Storage REST API, https://learn.microsoft.com/rest/api/storageservices/.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import http.server
 import re
@@ -35,6 +40,7 @@ class ObjectServer(http.server.ThreadingHTTPServer):
         faults: What goes wrong with the next requests, one for each; "" is nothing.
         requests: That came: method, path, and range as "bytes=0-9".
         etag: A text that makes each ETag another one.
+        barrier: Of requests of which none is answered before all have come; or None.
     """
 
     daemon_threads = False  # they are waited for
@@ -46,6 +52,7 @@ class ObjectServer(http.server.ThreadingHTTPServer):
         self.faults = []
         self.requests = []
         self.etag = ""
+        self.barrier = None
         self.uploads = {}
 
     @property
@@ -64,6 +71,11 @@ class ObjectServer(http.server.ThreadingHTTPServer):
     def etag_of(self, data):
         return f'"{hashlib.md5(data + self.etag.encode()).hexdigest()}"'
 
+    def head_of(self, data):
+        """Return what says which version of an object it is; the number is Google's."""
+        etag = self.etag_of(data)
+        return {"ETag": etag, "x-goog-generation": str(int(etag[1:13], 16))}
+
 
 class _Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
@@ -78,6 +90,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         path = unquote(address.path).removeprefix("/")
         self._body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self.server.requests.append((self.command, path, self.headers.get("Range", "")))
+        if self.server.barrier is not None:
+            self.server.barrier.wait()
         self._fault = self.server.faults.pop(0) if self.server.faults else ""
         if self._fault == "reset":
             self._break_off()
@@ -100,14 +114,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         path, query = self._begin()
         if path is None:
             return
-        if "list-type" in query:
+        if "list-type" in query or query.get("comp") == ["list"]:
             self._list(query)
             return
         whole, asked = self.server.contents.get(path), self.headers.get("Range", "")
         if whole is None:
             self._refuse(404, "NoSuchKey")
             return
-        body, status, head = whole, 200, {"ETag": self.server.etag_of(whole)}
+        body, status, head = whole, 200, self.server.head_of(whole)
         if asked and self._fault != "whole":
             first, last = asked.removeprefix("bytes=").split("-")
             body = whole[int(first) : int(last) + 1 if last else None]
@@ -119,10 +133,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self._answer(status, body, **head)
 
     def _list(self, query):
-        (prefix,), (after,) = query.get("prefix", [""]), query.get("continuation-token", [""])
+        (prefix,) = query.get("prefix", [""])
+        (after,) = query.get("continuation-token") or query.get("marker") or [""]
         names = sorted(name.partition("/")[2] for name in self.server.contents)
         names = [name for name in names if name.startswith(prefix) and name > after]
         page, rest = names[:_PAGE], names[_PAGE:]
+        if "comp" in query:
+            self._list_for_azure(page, page[-1] if rest else "")
+            return
         items = "".join(
             f"<Contents><Key>{escape(name)}</Key><Size>{len(data)}</Size>"
             f"<LastModified>2026-01-02T03:04:05.000Z</LastModified>"
@@ -136,6 +154,21 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             "</ListBucketResult>"
         )
 
+    def _list_for_azure(self, page, marker):
+        items = "".join(
+            f"<Blob><Name>{escape(name)}</Name><Properties>"
+            "<Last-Modified>Fri, 02 Jan 2026 03:04:05 GMT</Last-Modified>"
+            f"<Content-Length>{len(data)}</Content-Length>"
+            "<Content-Type>application/octet-stream</Content-Type>"
+            f"<Etag>{self.server.etag_of(data)[1:-1]}</Etag></Properties></Blob>"
+            for name in page
+            for data in [self.server.contents[f"bucket/{name}"]]
+        )
+        self._answer_xml(
+            f"<EnumerationResults><Blobs>{items}</Blobs><NextMarker>{escape(marker)}</NextMarker>"
+            "</EnumerationResults>"
+        )
+
     def do_PUT(self):
         path, query = self._begin()
         if path is None:
@@ -147,10 +180,15 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return
         else:
             self.server.contents[path] = self._body
-        self._answer(200, b"", ETag=self.server.etag_of(self._body))
+        status = 201 if "x-ms-blob-type" in self.headers else 200
+        self._answer(status, b"", **self.server.head_of(self._body))
 
     def _fits(self, path):
         there = self.server.contents.get(path)
+        number = self.headers.get("x-goog-if-generation-match")
+        if number is not None:
+            head = {} if there is None else self.server.head_of(there)
+            return number == head.get("x-goog-generation", "0")
         if self.headers.get("If-None-Match") == "*":
             return there is None
         wanted = self.headers.get("If-Match")
@@ -167,6 +205,18 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 f"<InitiateMultipartUploadResult><UploadId>{name}</UploadId>"
                 "</InitiateMultipartUploadResult>"
             )
+        elif query.get("comp") == ["batch"]:
+            names = re.findall(r"^DELETE /bucket/(\S+)", self._body.decode(), re.MULTILINE)
+            answers = []
+            for number, name in enumerate(map(unquote, names)):
+                gone = self.server.contents.pop(f"bucket/{name}", None)
+                status = "404 Not Found" if gone is None else "202 Accepted"
+                answers.append(
+                    f"--x\r\nContent-Type: application/http\r\nContent-ID: {number}\r\n\r\n"
+                    f"HTTP/1.1 {status}\r\nx-ms-request-id: 1\r\n\r\n"
+                )
+            text = "".join(answers) + "--x--\r\n"
+            self._answer(202, text.encode(), **{"Content-Type": "multipart/mixed; boundary=x"})
         elif "delete" in query:
             names = re.findall(r"<Key>(.*?)</Key>", self._body.decode())
             for name in names:
@@ -240,6 +290,11 @@ def bucket(object_server, monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     monkeypatch.setenv("AWS_REGION", "us-east-1")
     monkeypatch.setenv("AWS_ENDPOINT_URL", object_server.endpoint)
+    monkeypatch.setenv("GOOGLE_BEARER_TOKEN", KEY_ID)
+    monkeypatch.setenv("GOOGLE_BASE_URL", object_server.endpoint)
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", KEY_ID)
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", base64.b64encode(SECRET.encode()).decode())
+    monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", object_server.endpoint)
     object_server.faults, object_server.requests, object_server.etag = [], [], ""
     yield f"s3://bucket/{uuid.uuid4().hex}"
     object_server.wait_for_clients()

@@ -33,6 +33,16 @@ class TestS3(BlobsContract):
         return self.bucket
 
 
+class TestGoogle(TestS3):
+    def place(self, tmp_path):
+        return self.bucket.replace("s3:", "gs:")
+
+
+class TestAzure(TestS3):
+    def place(self, tmp_path):
+        return self.bucket.replace("s3:", "az:")
+
+
 @pytest.fixture
 def faulty(website):  # noqa: F811
     with open_blobs(website, timeout_s=5) as blobs:
@@ -168,13 +178,55 @@ def test_credentials_are_no_options_and_in_no_pickle(bucket):  # noqa: F811
     blobs.close()
 
 
-def test_without_credentials_the_error_names_the_bucket_and_what_to_set(bucket, monkeypatch):  # noqa: F811
-    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+@pytest.mark.parametrize(
+    ("scheme", "unset", "says"),
+    [
+        ("s3", "AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID"),
+        ("gs", "GOOGLE_BEARER_TOKEN", "GOOGLE_APPLICATION_CREDENTIALS"),
+        ("az", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCOUNT_KEY"),
+        ("az", "AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT_NAME"),
+    ],
+)
+def test_without_credentials_the_error_names_the_bucket_and_what_to_set(
+    bucket,  # noqa: F811
+    monkeypatch,
+    scheme,
+    unset,
+    says,
+):
+    for name in unset.split():
+        monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:9")
-    says = r"s3://bucket/.*AWS_ACCESS_KEY_ID.*anonymous=True"
-    with open_blobs(bucket, timeout_s=2) as blobs, pytest.raises(StoreError, match=says):
+    monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:9")
+    monkeypatch.setenv("GCE_METADATA_IP", "127.0.0.1:9")
+    monkeypatch.setenv("IDENTITY_ENDPOINT", "http://127.0.0.1:9")
+    address = bucket.replace("s3", scheme)
+    with (
+        open_blobs(address, timeout_s=2) as blobs,
+        pytest.raises(StoreError, match=rf"{address} was given no .*{says}.*anonymous=True") as one,
+    ):
         blobs.list()
+    assert not [secret for secret in SECRETS if secret in repr(one.getrepr(chain=True))]
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
+def test_wrong_credentials_are_refused_whatever_is_asked(bucket, object_server, scheme):  # noqa: F811
+    address = bucket.replace("s3", scheme)
+    with open_blobs(address, timeout_s=2) as blobs:
+        for ask in (blobs.list, lambda: blobs.stat("a"), lambda: blobs.write("a", b"a")):
+            object_server.faults = ["403"]
+            with pytest.raises(StoreError, match=rf"{address} refuses .*403 Forbidden"):
+                ask()
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
+def test_an_endpoint_may_be_given_in_python(bucket, object_server, monkeypatch, scheme):  # noqa: F811
+    for name in ("AWS_ENDPOINT_URL", "GOOGLE_BASE_URL", "AZURE_STORAGE_ENDPOINT"):
+        monkeypatch.delenv(name)
+    address = bucket.replace("s3", scheme)
+    with open_blobs(address, endpoint=object_server.endpoint, timeout_s=2) as blobs:
+        blobs.write("a", b"a")
+        assert [blob.name for blob in blobs.list()] == ["a"]
 
 
 def test_a_server_that_is_not_there_is_unreachable():

@@ -7,6 +7,7 @@ from __future__ import annotations
 import base64
 import io
 import pickle
+import threading
 
 import numpy as np
 import pytest
@@ -67,6 +68,23 @@ def test_a_row_group_is_one_request(files, pattern, object_server):
             ]
             assert len(object_server.requests) == 3
             assert copy.index.fingerprint == store.index.fingerprint
+
+
+def test_the_row_groups_of_a_batch_are_one_round_trip(files, object_server, monkeypatch):
+    with open_store(f"arrow:{files}", timeout_s=5) as store:
+        assert len(store) == 30
+        monkeypatch.setattr(object_server, "barrier", threading.Barrier(3, timeout=10))
+        found = store.get_many([29, 0, 27, 13])  # else the first is waited for alone
+        assert [r.sample[1] for r in found] == [LABELS[i] for i in (29, 0, 27, 13)]
+
+
+def test_row_groups_that_are_large_together_are_several(files, object_server, monkeypatch):
+    monkeypatch.setattr("penstock.stores.arrow_objects._AHEAD_BYTES", 1)
+    with open_store(f"arrow:{files}") as store:
+        assert len(store) == 30
+        object_server.requests.clear()
+        assert [r.sample[1] for r in store.get_many([*range(30)])] == LABELS
+        assert len(object_server.requests) == 6  # and not 3, of two neighbours each
 
 
 def test_one_file_and_a_web_server(website, object_server):

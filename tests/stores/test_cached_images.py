@@ -218,6 +218,14 @@ def test_what_is_no_image_with_a_class_is_refused(tmp_path, source, options):
         StoreDataset(f"lmdb:{tmp_path}/a.lmdb", cache="ram:1MB", **options)
 
 
+@pytest.mark.parametrize("place", ["ram:400TB", "ram:9000000TB", "ram:90000000TB"])
+def test_more_memory_than_a_process_can_have_is_refused_with_what_is_free(place):
+    descriptors = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(ConfigError, match=rf"cache='{place}'.* \d.* of memory are free"):
+        ArrayCache(place, 3, "")
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
 @pytest.mark.parametrize("place", ["ram:", "ram:much", "ram:-1"])
 def test_a_size_that_is_none_is_refused(place):
     with pytest.raises(ConfigError, match="size"):

@@ -7,6 +7,7 @@ import contextlib
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import cv2
@@ -147,6 +148,19 @@ def test_a_store_that_is_replaced_leaves_no_shard_of_the_old_one(address):
     pack(numbers(40, 60), address, overwrite=True, shard_size=2000)
     assert samples_of(address) == list(range(40, 60))
     assert names_in(address) & old == {"index"}
+
+
+def test_other_objects_of_a_prefix_stay_and_are_a_warning(bucket):  # noqa: F811
+    with open_blobs(bucket) as blobs:
+        blobs.write("cat/1.jpg", b"an image")
+        with pytest.warns(UserWarning, match=rf"{bucket} has other objects, such as 'cat/1.jpg'"):
+            pack(numbers(0, 40), bucket, shard_size=2000)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # of a store that is there it is known
+            pack(numbers(40, 60), bucket, append=True)
+            pack(numbers(0, 40), bucket, overwrite=True)
+            pack(numbers(0, 40), f"{bucket}-new", shard_size=2000)
+        assert bytes(blobs.read([ByteRange("cat/1.jpg")])[0]) == b"an image"
 
 
 def test_other_files_of_the_folder_stay_as_they_are(tmp_path):

@@ -8,6 +8,7 @@ for them. `penstock.blobs.fetcher` is for processes that may be.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import re
@@ -36,10 +37,19 @@ _MOST_AT_ONCE: Final = 128  # requests of a process
 _MOST_TIMES: Final = 4  # a body that ends early is asked for; statuses are the library's
 _FIRST_PAUSE_S: Final = 0.1
 _CONNECT: Final = timedelta(seconds=5)
-_ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
-_METADATA: Final = "/latest/api/token"  # where a machine of the cloud gets credentials
+_ENDPOINTS: Final = {
+    "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
+    "gs": ("GOOGLE_BASE_URL",),
+    "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
+}
+# What obstore says where the environment has no credentials, and the machine none either; or where
+# they have not the form of any.
+_NO_CREDENTIALS: Final = re.compile(
+    r"/latest/api/token|source: (TokenRequest|MissingAccount|InvalidAccessKey|\w+Credentials)\b"
+)
 _STATUS: Final = re.compile(r"status code: (\d{3}[ \w]*)")
 _CODE: Final = re.compile(r"<Code>(\w{1,60})</Code>")
+_REFUSED: Final = ("401", "403")
 _NO_LISTS: Final = ("404", "405", "501")
 _NO_BUCKET: Final = re.compile(r"NoSuchBucket|ContainerNotFound|bucket does not exist")
 # What obstore says of a request that got no answer, without address and headers.
@@ -50,7 +60,7 @@ _NO_ANSWER: Final = re.compile(
 )
 _CREDENTIALS: Final = {
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and AWS_SESSION_TOKEN)",
-    "gs": "GOOGLE_APPLICATION_CREDENTIALS",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS, the path of a file",
     "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
 }
 
@@ -163,11 +173,21 @@ class Sessions:
         mode: Any = {"e_tag": replaces} if replaces else "overwrite"
         mode = "create" if replaces == "" else mode
         try:
+            if replaces and place.address.startswith("gs:"):
+                mode["version"] = await self._number(place, name, replaces)
             await obstore.put_async(self._store(place), name, data, mode=mode)
         except (exceptions.PreconditionError, exceptions.AlreadyExistsError):
             raise replaced(name, place.address) from None
         except Exception as error:
             raise _failure(error, place, name) from None
+
+    async def _number(self, place: Place, name: str, version: str) -> str | None:
+        """Return the number of an object, which Google compares at a write instead of the ETag."""
+        with contextlib.suppress(FileNotFoundError):
+            meta = await obstore.head_async(self._store(place), name)
+            if _blob(meta, name).version == version:
+                return meta["version"]
+        raise replaced(name, place.address)
 
     async def delete(self, place: Place, name: str) -> None:
         """Take an object away."""
@@ -211,9 +231,8 @@ class Client:
 
 def _endpoint(place: Place) -> str:
     """Return where a server other than the cloud's own is; else ""."""
-    if not place.address.startswith("s3:"):
-        return ""
-    return place.endpoint or next(filter(None, map(os.environ.get, _ENDPOINTS)), "")
+    names = _ENDPOINTS.get(place.address.partition(":")[0], ())
+    return (names and place.endpoint) or next(filter(None, map(os.environ.get, names)), "")
 
 
 def _opened(place: Place) -> Any:  # noqa: ANN401
@@ -226,7 +245,8 @@ def _opened(place: Place) -> Any:  # noqa: ANN401
         options["allow_http"] = True
     if scheme not in ("http", "https"):
         own = {"skip_signature": True} if place.anonymous else {}
-        own |= {"endpoint": place.endpoint} if place.endpoint else {}
+        name = "base_url" if scheme == "gs" else "endpoint"
+        own |= {name: place.endpoint} if place.endpoint else {}
         own |= {"region": place.region} if place.region else {}
     return from_url(  # type: ignore[call-overload]
         place.address,
@@ -237,10 +257,10 @@ def _opened(place: Place) -> Any:  # noqa: ANN401
 
 
 def _blob(meta: Any, name: str) -> Blob:  # noqa: ANN401
-    size_bytes = meta["size"]
-    return Blob(
-        name, size_bytes, meta["e_tag"] or f"{meta['last_modified']:%Y%m%dT%H%M%S}-{size_bytes}"
-    )
+    size_bytes, etag = meta["size"], meta["e_tag"]
+    if etag and not etag.endswith('"'):  # Azure's lists have it without
+        etag = f'"{etag}"'
+    return Blob(name, size_bytes, etag or f"{meta['last_modified']:%Y%m%dT%H%M%S}-{size_bytes}")
 
 
 def _failure(error: Exception, place: Place, name: str) -> Exception:
@@ -251,26 +271,28 @@ def _failure(error: Exception, place: Place, name: str) -> Exception:
     code = _CODE.search(text)
     said = said.replace(")", f", {code[1]})") if said and code else said
     what = f"{name!r} in {place.address}" if name else place.address
+    if isinstance(error, StoreError):
+        return error
     if _NO_BUCKET.search(text):
         return StoreError(f"there is no such bucket: {place.address}{said}.")
     if isinstance(error, FileNotFoundError):
         return not_found(name, place.address)
-    is_refused = isinstance(
-        error, (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)
-    )
-    if is_refused or _METADATA in text:
+    has_none = _NO_CREDENTIALS.search(str(error))
+    if has_none or (status and status[1][:3] in _REFUSED):
         if scheme not in _CREDENTIALS:
             return StoreError(f"the server refuses {what}{said}.")
+        why = f"refuses {repr(name) if name else 'a list'}{said}"
         if code and code[1] == "RequestTimeTooSkewed":
             return StoreError(
-                f"{place.address} refuses {name!r}{said}: the server's clock and this machine's "
+                f"{place.address} {why}: the server's clock and this machine's "
                 "differ too much for a signature. Set this machine's, by NTP."
             )
-        why = f"refuses {name!r}{said}" if is_refused else "was given no credentials"
+        why = "was given no credentials, or none that are whole" if has_none else why
+        names = _CREDENTIALS[scheme]
         return StoreError(
-            f"{place.address} {why}. Credentials are taken from the environment: "
-            f"{_CREDENTIALS[scheme]}. A public bucket is opened with anonymous=True, by commands "
-            "with AWS_SKIP_SIGNATURE=true."
+            f"{place.address} {why}. Credentials are taken from the environment: {names}. A public "
+            "bucket is opened with anonymous=True, by commands with "
+            f"{names.partition('_')[0]}_SKIP_SIGNATURE=true."
         )
     if isinstance(error, exceptions.NotSupportedError) and "ange" in text:
         return StoreError(

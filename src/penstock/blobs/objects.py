@@ -56,7 +56,8 @@ class ObjectBlobs(Blobs):
         Args:
             address: `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX`, `az://CONTAINER/PREFIX`,
                 `http://HOST/PATH` or `https://HOST/PATH`.
-            endpoint: Of a server that speaks S3's language, as `https://minio.example:9000`.
+            endpoint: Of another server with that API, as `https://minio.example:9000`; for Azure
+                with the account, as `http://127.0.0.1:10000/devstoreaccount1`.
             region: The bucket's.
             anonymous: Whether to sign no request, as for a public bucket.
             timeout_s: Seconds after which a request that fails is repeated no more.

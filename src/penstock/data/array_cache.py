@@ -31,9 +31,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from penstock.errors import StoreError
+from penstock.errors import ConfigError, StoreError
 from penstock.forks import at_fork
-from penstock.lines import parse_bytes, parse_sized_path
+from penstock.lines import format_bytes, parse_bytes, parse_sized_path
 from penstock.system_limits import memory_now
 
 if TYPE_CHECKING:
@@ -84,21 +84,27 @@ class ArrayCache:
             what: Identifies the data, and how they are read.
 
         Raises:
-            ConfigError: `place` is of another form.
+            ConfigError: `place` is of another form, or more than a process can have.
             StoreError: the file cannot be made.
         """
         arguments = os.fspath(place), num_arrays, what
         begin = _begin(num_arrays)
         ram = _RAM.fullmatch(arguments[0])
         if ram is None:
-            fd = _open_file(arguments[0], f"{what} {num_arrays}", begin)
-        else:
-            max_bytes = (
-                parse_bytes(ram[1]) if ram[1] is not None else (memory_now().left_bytes or 0) // 2
-            )
-            fd = os.memfd_create(f"penstock-arrays-{os.urandom(8).hex()}", os.MFD_CLOEXEC)
-            _set_up(fd, begin, max_bytes)
-        self._share(fd, arguments)
+            self._share(_open_file(arguments[0], f"{what} {num_arrays}", begin), arguments)
+            return
+        left_bytes = memory_now().left_bytes or 0
+        max_bytes = parse_bytes(ram[1]) if ram[1] is not None else left_bytes // 2
+        self._fd = os.memfd_create(f"penstock-arrays-{os.urandom(8).hex()}", os.MFD_CLOEXEC)
+        try:
+            _set_up(self._fd, begin, max_bytes)
+            self._share(self._fd, arguments)
+        except (OSError, OverflowError) as error:
+            raise ConfigError(
+                f"cache={arguments[0]!r}: that is more than a process can have. "
+                f"{format_bytes(left_bytes)} of memory are free: give less, or no size for half "
+                "of it."
+            ) from error
 
     def _share(self, fd: int, arguments: tuple[str, int, str]) -> None:
         """Use an open file, which is then this object's."""

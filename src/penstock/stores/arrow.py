@@ -275,6 +275,10 @@ class Tables:
         while len(recent) > 1 and sum(recent.values()) > 2 * self._max_kept_size:
             del recent[next(iter(recent))]
 
+    def pieces(self, numbers: Sequence[int]) -> Iterator[pa.Table]:
+        """Yield pieces in this order."""
+        return map(self.piece, numbers)
+
     def order(self, pieces: NDArray[np.int64]) -> list[int]:
         """Return the places of `pieces` in the order in which fewest have to be decoded."""
         # What is kept comes first: what is decoded may take its place.
@@ -543,9 +547,9 @@ class ArrowStore(OpenedStore[Lease[Tables]]):
         records: list[Any] = [None] * len(positions)
         with self._using() as tables:
             pieces, rows = tables.places(positions)
-            for place in tables.order(pieces):
+            order = tables.order(pieces)
+            for place, table in zip(order, tables.pieces(pieces[order].tolist()), strict=True):
                 position = int(positions[place])
-                table = tables.piece(int(pieces[place]))
                 label = index.one_label_of(position)
                 try:
                     sample = self._sample(table, int(rows[place]), label, copy=copy)

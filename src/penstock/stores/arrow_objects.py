@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from penstock.stores.store import Store
 
 _TAIL_BYTES: Final = 64 << 10  # of a file, which most footers fit into
+_AHEAD_BYTES: Final = 64 << 20  # of a batch's row groups, before they are decoded
 _AT_ONCE: Final = 8  # files of which nothing but the name is known
 
 _OPTIONS: Final = {
@@ -256,6 +257,24 @@ class _ObjectTables(Tables):
     def fingerprint(self, what: str) -> str:
         """Return a hash of the files and of `what`."""
         return self._ranges.digest(what)
+
+    def pieces(self, numbers: Sequence[int]) -> Iterator[pa.Table]:
+        """Yield pieces in this order; those that are absent are fetched at the same time."""
+        ahead: dict[int, memoryview] = {}
+        for k, number in enumerate(numbers):
+            if number not in self._loaded and number not in ahead:
+                absent = [n for n in dict.fromkeys(numbers[k:]) if n not in self._loaded]
+                num = max(1, int((np.cumsum(self._ranges.sizes[absent]) <= _AHEAD_BYTES).sum()))
+                records = self._groups.get_many(absent[:num])
+                ahead = {n: record.sample for n, record in zip(absent, records, strict=False)}
+            with self._lock:
+                if (view := ahead.pop(number, None)) is not None:
+                    self._at_hand[number] = [(int(self._ranges.starts[number]), view)]
+                try:
+                    table = self.piece(number)
+                finally:
+                    self._at_hand.pop(number, None)
+            yield table
 
     def _load(self, number: int, columns: list[str] | None) -> pa.Table:
         with self._lock:

@@ -28,6 +28,7 @@ from penstock.stores.placing import Lock, already_there
 from penstock.stores.records import check_record, decode_record, encode_record, size_of
 from penstock.stores.shards.store import INDEX_NAME, Shards, read_index
 from penstock.stores.store import other_source
+from penstock.warn import warn_user
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -211,10 +212,22 @@ class ShardWriter:
             mark = encode_record(_MARK_NAME, {"run": self._run, "what": self._what})
             self._blobs.write(_MARK_NAME, mark.data)
             self._is_marked = True
+            if self._lock is None and not self._version:
+                self._warn_of_others()
         name = self._name(len(self._names))
         self._blobs.write(name, b"".join(record.data for record in self._waiting))
         self._note_shard(name, [len(record.data) for record in self._waiting])
         self._waiting, self._waiting_bytes = [], 0
+
+    def _warn_of_others(self) -> None:
+        """Warn if a bucket's prefix without a store has other objects: it may be a wrong one."""
+        names = (blob.name for blob in self._blobs.list(at_most=1))  # of one page
+        other = next((n for n in names if n != _MARK_NAME and not _SHARD.fullmatch(n)), None)
+        if other is not None:
+            warn_user(
+                f"{self._blobs.address} has other objects, such as {other!r}. They stay; the store "
+                f"lies between them, as {INDEX_NAME} and {_FOLDER}."
+            )
 
     def finish(self) -> None:
         """Write the index, which takes the place of an older one; then remove that one's shards."""

@@ -10,6 +10,9 @@ Method
     no cache           `penstock.torch.DataLoader` over `ImageFolder` with `ImagePipeline.train`.
     first epoch        The same with `cache="ram:4GB"`, which is empty.
     later epochs       The same, when all are kept.
+    tf.data, cache     `cache()` behind the decoding of whole images, and the same crop, flip and
+                       normalisation in TensorFlow's own operations, by two threads of one process.
+                       Of an interpreter in PENSTOCK_BENCH_TENSORFLOW; without, it is left out.
     ..., 8 workers     With 8 workers, for what they take together: "PSS MB" counts what processes
                        share once.
 
@@ -20,7 +23,8 @@ Method
     Another folder of class folders: PENSTOCK_BENCH_IMAGES=/path. Without any, noise is drawn.
 
 Left out
-    FFCV with raw images and tf.data's cache: neither installs beside this torch.
+    FFCV with raw images: version 1.0.2 could be built here, and packs the photos; its loader gave
+    no batch within three minutes.
 
 Machine
     2 cores of an Intel Xeon (a virtual machine), 23.5 GiB, Linux 6.18, Python 3.11.7, torch 2.13.0,
@@ -49,9 +53,13 @@ What it does not show
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 from _meter import Meter
 from _runner import Benchmark, Reading, Target, check, data_loader
@@ -62,6 +70,7 @@ if TYPE_CHECKING:
 
 _SIZE_PX = 224
 _BATCH_SIZE = 16
+_TENSORFLOW: Final = "PENSTOCK_BENCH_TENSORFLOW"  # an interpreter that has it
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +126,17 @@ def by_torch(size: Size) -> Reading:
     return jpeg_pipeline.load("torch, simplejpeg", "torch", given)
 
 
+def by_tensorflow(epoch: str, size: Size) -> Reading:
+    """Load as many with tf.data."""
+    script = Path(__file__).with_name("_cache_tensorflow.py")
+    command = [os.environ[_TENSORFLOW], str(script), str(image_folder()), str(size.num_epochs)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    found = json.loads(done.stdout)
+    wall_s, cpu_s, num_images, num_batches = found[epoch]
+    more = {"CPU ms/image": cpu_s / num_images * 1e3, "PSS MB": found["pss_mb"]}
+    return Reading(num_images / wall_s, wall_s, cpu_s, num_batches, more, {})
+
+
 def _pss_mb() -> float:
     import psutil
 
@@ -135,6 +155,9 @@ CONTENDERS: dict[str, Callable[[Size], Reading]] = {
     )
 }
 CONTENDERS["torch, simplejpeg"] = by_torch
+if os.environ.get(_TENSORFLOW):
+    for name, epoch in (("first epoch", "first"), ("later epochs", "later")):
+        CONTENDERS[f"tf.data, cache, {name}"] = partial(by_tensorflow, epoch)
 
 BENCHMARK = Benchmark(
     file=__file__,

@@ -31,7 +31,7 @@ def test_the_package_can_be_run_as_a_module():
 
 COMMANDS = [
     "pack", "convert", "split", "check", "stats", "view", "run", "tune", "report",
-    "doctor", "explain",
+    "doctor", "explain", "state",
 ]  # fmt: skip
 
 

@@ -18,7 +18,7 @@ _SECTIONS: Final[dict[str, tuple[str, ...]]] = {
     "Prepare data": ("pack", "convert", "split"),
     "Look at data": ("check", "stats", "view"),
     "Look at speed": ("run", "tune", "report"),
-    "Find out what is wrong": ("doctor", "explain"),
+    "Find out what is wrong": ("doctor", "explain", "state"),
 }
 _NAMES: Final = tuple(name for names in _SECTIONS.values() for name in names)
 

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock state`: a saved state of a loader or sampler, in words."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from penstock.errors import StateError
+from penstock.lines import counted, printable, say
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_LOADER: Final = {"format", "seed", "epoch", "batches", "fingerprint"}
+_SAMPLER: Final = {"format", "epoch", "position", "fingerprint"}
+
+
+def state(
+    file: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE",
+            help="JSON, or a checkpoint that torch.save has written. Anything else in it is passed "
+            "over.",
+        ),
+    ],
+) -> None:
+    """Say in words where a run was when its state was saved: epoch, batches, order, data."""
+    found = list(_states(_read(Path(file)), ""))
+    if not found:
+        raise StateError(
+            f"{file} holds no state of a Penstock loader or sampler. Save what loader.state_dict() "
+            "returns, alone or as a part of a checkpoint."
+        )
+    for place, each in found:
+        for line in ([f"{place}:"] if place else []) + list(_lines(each)):
+            say(printable(line))
+
+
+def _read(file: Path) -> Any:  # noqa: ANN401
+    data = file.read_bytes()
+    try:
+        return json.loads(data)
+    except ValueError as error:
+        if data[:2] != b"PK":  # what torch.save writes is a zip file
+            raise StateError(
+                f"{file} is neither JSON nor a checkpoint of torch: {error}."
+            ) from error
+    import torch
+
+    try:
+        return torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise StateError(
+            f"torch reads no plain data from {file}: it is damaged, or holds objects of classes, "
+            "which may run code when they are loaded. Save the loader's state as JSON beside it."
+        ) from error
+
+
+def _states(tree: Any, place: str) -> Iterator[tuple[str, dict[str, Any]]]:  # noqa: ANN401
+    """Yield the states in a tree of dicts and lists, and where each is."""
+    if isinstance(tree, dict):
+        if tree.keys() >= _LOADER or tree.keys() >= _SAMPLER:
+            yield place, tree
+            return
+        for key, part in tree.items():
+            yield from _states(part, f"{place}.{key}" if place else str(key))
+    elif isinstance(tree, (list, tuple)):
+        for number, part in enumerate(tree):
+            yield from _states(part, f"{place}[{number}]")
+
+
+def _lines(state: dict[str, Any]) -> Iterator[str]:
+    epoch, seed = state["epoch"], state.get("seed")
+    if "batches" in state:
+        samples = state.get("samples")
+        of_all = "" if samples is None else f", {samples:,} samples of all ranks"
+        yield f"epoch {epoch}, after {counted(state['batches'], 'batch')}{of_all}"
+        yield (
+            f"seed {seed}"
+            if seed is not None
+            else "no seed: the order goes on, random numbers do not"
+        )
+    else:
+        yield f"epoch {epoch}, after {counted(state['position'], 'item')} of all ranks"
+    if failed := state.get("failed"):
+        yield f"{failed[0]:,} of {failed[1]:,} samples failed in this epoch"
+    if shares := state.get("shares"):
+        yield f"a stream: the places of {counted(len(shares), 'worker')}"
+    yield from _settings(state["fingerprint"], "")
+    if contents := state.get("contents"):
+        yield f"contents of the data: {contents}"
+
+
+def _settings(settings: dict[str, Any], place: str) -> Iterator[str]:
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            yield f"{place}{key}: {value.get('kind', '')}".rstrip()
+            rest = {name: part for name, part in value.items() if name != "kind"}
+            yield from _settings(rest, f"{place}    ")
+        elif value is not None:
+            yield f"{place}{key}: {f'{value:,}' if type(value) is int else value}"

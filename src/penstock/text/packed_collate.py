@@ -124,14 +124,12 @@ class PackedCollate:
         np.subtract(np.arange(ids.size), np.repeat(starts, lengths), out=positions.reshape(-1))
         first = np.cumsum(rows.num_documents) - rows.num_documents
         numbers = np.arange(len(documents.lengths)) - np.repeat(first, rows.num_documents)
-        document_ids.reshape(-1)[:] = np.repeat(np.insert(numbers, behind, -1), lengths)
+        numbers = np.insert(numbers, behind, -1).astype(np.int32)
+        document_ids.reshape(-1)[:] = np.repeat(numbers, lengths)
 
-        if documents.labels is None:
-            labels[...] = ids
-        else:
-            rows.fill(labels, documents.labels, self.ignore_index)
+        wanted = documents.tokens if documents.labels is None else documents.labels
+        rows.fill(labels, wanted, self.ignore_index)
         self._mask(labels.reshape(-1), cu_seqlens[np.append(True, lengths > 0)])
-        labels[document_ids < 0] = self.ignore_index
         made = {
             "input_ids": ids,
             "labels": labels,

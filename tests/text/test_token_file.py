@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import pickle
+import shutil
 import struct
 import tempfile
 import zlib
@@ -164,6 +165,18 @@ def test_a_file_that_was_replaced_is_not_read_for_another(path):
     TokenFile.write(path, DOCUMENTS[1:], np.uint16, overwrite=True)
     with pytest.raises(StoreError, match="was changed since it was opened"):
         pickle.loads(pickled)
+
+
+def test_its_fingerprint_is_that_of_a_copy_and_not_of_another(path, tmp_path):
+    shutil.copytree(path, tmp_path / "copy")
+    TokenFile.write(tmp_path / "other", DOCUMENTS[::-1], np.uint16)
+    file = TokenFile(path)
+    assert file.fingerprint == TokenFile(tmp_path / "copy").fingerprint
+    others = TokenFile(tmp_path / "other"), TokenFile(path, 5)
+    assert file.fingerprint not in [other.fingerprint for other in others]
+    state = Loader(file, batch_size=4, seed=1).state_dict()
+    with pytest.warns(UserWarning, match="saved with other data"):
+        Loader(others[0], batch_size=4, seed=1).load_state_dict(state)
 
 
 def test_subsets_and_concatenations_read_it(path):

@@ -10,7 +10,6 @@ further ahead than its workers need. A tokenizer is slower by far than one proce
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import os
 import time
@@ -114,7 +113,8 @@ def pack_tokens(
     began_s = time.monotonic()
     encoder = Encoder(tokenizer, text_key, append_token)
     corpus = Corpus(src, encoder.key)
-    what = json.dumps([corpus.fingerprint, encoder.digest, encoder.key, encoder.end_token])
+    facts = json.dumps([corpus.fingerprint, encoder.digest, encoder.key, encoder.end_token])
+    what = hashlib.sha256(facts.encode()).hexdigest()
     left_out: deque[tuple[str, str]] = deque(maxlen=_MOST_LISTED)
     writer = TokenWriter(
         dst,
@@ -212,29 +212,22 @@ class Encoder(Dataset[dict[str, Any]]):
         """Return the tokens of a chunk, lengths of its documents, and what is not among them."""
         texts: list[Any] = []
         bad: list[tuple[str, str]] = []
-        num_empty = 0
         for where, record in chunk.named():
             try:
-                found = self._found(record, is_line=chunk.is_lines)
+                texts.append(self._found(record, is_line=chunk.is_lines))
             except (ValueError, RecursionError) as error:
                 bad.append((where, " ".join(str(error).split())))
-            else:
-                texts.append(found)
-        values: list[Any] = []
-        lengths: list[int] = []
-        for ids in self._tokens(texts):
-            if len(ids):
-                values.append(ids)
-                lengths.append(len(ids))
-            else:
-                num_empty += 1
-        made = np.fromiter(itertools.chain.from_iterable(values), self.dtype, sum(lengths))
+        found = [np.asarray(ids, self.dtype) for ids in self._tokens(texts)]
+        documents = [ids for ids in found if len(ids)]
+        lengths = np.fromiter(map(len, documents), np.int64, len(documents))
+        values = np.concatenate([*documents, np.empty(0, self.dtype)])
         if self.end_token is not None:
-            made = np.insert(made, np.cumsum(lengths, dtype=np.int64), self.end_token)
+            values = np.insert(values, np.cumsum(lengths), self.end_token)
+            lengths += 1
         return {
-            "values": made,
-            "lengths": np.array(lengths, np.int64) + (self.end_token is not None),
-            "num_empty": num_empty,
+            "values": values,
+            "lengths": lengths,
+            "num_empty": len(found) - len(documents),
             "bad": bad,
             "end": list(chunk.end),
             "num_bytes": chunk.num_bytes,

@@ -13,6 +13,7 @@ from penstock.collate import check_shapes
 from penstock.data.dataset import Dataset
 from penstock.data.ragged import RaggedArray
 from penstock.errors import CollateError, ConfigError
+from penstock.opening import fingerprint_of
 from penstock.text.layouts import Mapped, check_tokens, open_tokens
 
 if TYPE_CHECKING:
@@ -129,6 +130,13 @@ class TokenFile(Dataset["NDArray[np.int64]"]):
         lengths = np.diff(self._offsets)
         fits = not len(lengths) or lengths.max() <= np.iinfo(np.int32).max
         return lengths.astype(np.int32) if fits else lengths
+
+    @property
+    def fingerprint(self) -> str:
+        """What the samples are made of; a loader warns if its state was saved with another one."""
+        # Of our own layout a copy has the same.
+        sums = self._mapped.header.get("crc32") or fingerprint_of(self._files)
+        return f"{sums} {self.max_tokens}"
 
     def document_of(self, index: int) -> tuple[int, int]:
         """Return which document of the file a sample is of, and at which token in it it begins."""

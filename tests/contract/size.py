@@ -16,7 +16,7 @@ from typing import Final
 ROOT: Final = Path(__file__).parents[2]
 CEILINGS: Final = {
     "src/penstock": {"code": 38_350, "docstrings": 11_330},
-    "tests": {"code": 57_240},
+    "tests": {"code": 57_310},
 }
 _WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 

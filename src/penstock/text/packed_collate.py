@@ -84,10 +84,10 @@ class PackedCollate:
         Raises:
             ConfigError: `max_tokens` is less than 1, or there is no such layout.
         """
-        if max_tokens < 1 or layout not in ("rows", "flat"):
-            raise ConfigError(
-                f"{max_tokens=} is 1 or more, and {layout=} is 'rows' or 'flat'; one is neither."
-            )
+        if max_tokens < 1:
+            raise ConfigError(f"{max_tokens=}: a row has 1 token or more.")
+        if layout not in ("rows", "flat"):
+            raise ConfigError(f"layout is 'rows' or 'flat', not {layout!r}.")
         self.max_tokens = max_tokens
         self.layout = layout
         self.shift_labels = shift_labels

@@ -225,6 +225,7 @@ class TokenBlocks(Dataset["NDArray[np.int64]"]):
     """The tokens of a `TokenFile` in a row, so many at a time; `TokenFile.blocks` makes one."""
 
     is_drawless = True
+    _shows = ("length", "block_length")
 
     def __init__(self, file: TokenFile, length: int) -> None:
         """See `TokenFile.blocks`."""

@@ -3,7 +3,7 @@
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
-CORE_EXTRAS := vision,coco,cli,lmdb,mongo,arrow,objects,progress,tensorboard,prometheus,opentelemetry,ray,dev,docs
+CORE_EXTRAS := vision,coco,cli,lmdb,mongo,arrow,objects,text,progress,tensorboard,prometheus,opentelemetry,ray,dev,docs
 EXTRAS := torch,dev-torch,$(CORE_EXTRAS)
 BIN := $(VENV)/bin
 JOBS ?= 3

@@ -17,7 +17,7 @@ from tests.insight.recordings import Run, recording_of
 from tests.sampling.test_every_sampler import LABELS, MAKERS
 
 import penstock
-from penstock import data, sampling, stores, vision
+from penstock import data, sampling, stores, text, vision
 from penstock import torch as dropin
 from penstock.insight.stats import Span, Verdict
 from penstock.integrations.huggingface import HuggingFaceRows, HuggingFaceStream
@@ -101,6 +101,7 @@ MAKE = {
     "penstock.stores.StoreDataset": on_disk(
         lambda root: stores.StoreDataset(f"lmdb:{root}/packed.lmdb", transform=lambda pair: pair)
     ),
+    "penstock.text.TokenFile": on_disk(lambda root: text.TokenFile(root / "tokens", max_tokens=2)),
     "penstock.vision.AnnotatedImages": annotated_images,
     "penstock.vision.COCODetection": on_disk(
         lambda root: vision.COCODetection(root / "coco.json", root)
@@ -145,10 +146,11 @@ def root(tmp_path_factory):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
     for name in photos:
         cv2.imwrite(str(root / name), np.zeros((8, 8, 3), np.uint8))
-    for name, text in files.items():
-        (root / name).write_text(text)
+    for name, content in files.items():
+        (root / name).write_text(content)
     stores.pack(PAIRS, f"lmdb:{root}/packed.lmdb")
     stores.pack(vision.VOCDetection(root / "voc"), f"lmdb:{root}/annotated.lmdb")
+    text.TokenFile.write(root / "tokens", [[1, 2, 3]])
     return root
 
 

@@ -35,6 +35,9 @@ class BatchMemory(Protocol):
         torch it is an object that becomes the tensor where the batch arrives.
         """
 
+    def batch(self, samples: Sequence[Any]) -> Any:  # noqa: ANN401
+        """Return samples as the default collate makes a batch of them."""
+
 
 class CollateInto(Protocol):
     """A collate function that writes into the slot, instead of being copied there.

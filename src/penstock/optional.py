@@ -30,6 +30,8 @@ _EXTRA_OF: Final = {
     "bson": "mongo",
     "pyarrow": "arrow",
     "obstore": "objects",
+    "tokenizers": "text",
+    "zstandard": "text",
     "prometheus_client": "prometheus",
     "opentelemetry": "opentelemetry",
 }

@@ -104,6 +104,8 @@ def _part(name: str, value: Any) -> object:  # noqa: ANN401
 def _text(value: Any, depth: int = 0) -> str:  # noqa: ANN401
     if isinstance(value, str):
         return value
+    if hasattr(value, "__fspath__"):
+        return str(value)
     if isinstance(value, float):
         return f"{value:.6g}"
     if value is None or isinstance(value, numbers.Number):

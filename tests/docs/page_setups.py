@@ -77,6 +77,25 @@ _photos("photos", "cat", "dog", number=55)
 """
 )
 
+_CORPUS = """
+import json
+import random
+
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+_words = [f"w{number}" for number in range(298)]
+_made = models.WordLevel({word: n for n, word in enumerate(["[UNK]", "</s>", *_words])}, "[UNK]")
+_tokenizer = Tokenizer(_made)
+_tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+_tokenizer.save("tokenizer.json")
+_random = random.Random(0)
+with open("corpus.jsonl", "w") as _file:
+    for _ in range(3000):
+        _length = 1 + int(_random.expovariate(1 / 107))
+        _text = " ".join(_random.choices(_words, k=_length))
+        _file.write(json.dumps({"text": _text}) + "\\n")
+"""
+
 # The loop of the page goes to a GPU; where there is none, to what there is.
 _DEVICE = () if torch.cuda.is_available() else (('device="cuda"', 'device="auto"'),)
 
@@ -108,6 +127,7 @@ SETUPS = {
         ),
     ),
     "docs/stores.md": Setup(_STORES, runs_commands=True),
+    "docs/guide/token-rows.md": Setup(_CORPUS, runs_commands=True),
     "docs/reproducibility.md": Setup("dataset = range(1000)\n"),
 }
 
@@ -155,6 +175,7 @@ TESTED_BY = {
 NOT_RUN = {
     "examples/multiview3d/README.md": (1, "an excerpt of a configuration, with dots"),
     "docs/guide/jax.md": (1, "several processes of JAX, one per device"),
+    "docs/guide/token-rows.md": (1, "kernels of other libraries, for a GPU"),
     "docs/guide/transformers.md": (1, "a class of another library"),
     "docs/migrating-from-torch.md": (3, "other libraries' own code, from which one migrates"),
 }

@@ -28,6 +28,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
         ("penstock.insight.recording", "_VERSION"),
         ("penstock.stores.records", "_VERSION"),
         ("penstock.stores.mongo.collection", "LAYOUT_VERSION"),
+        ("penstock.text.layouts", "VERSION"),
     ],
 )
 def test_every_format_has_the_number_1(module, name):
@@ -46,7 +47,7 @@ def test_a_state_of_a_newer_release_is_refused_as_the_page_says():
 
 def test_the_modules_that_promise_names_have_a_list_of_them():
     modules = promised_modules()
-    assert len(modules) == len(set(modules)) == 22
+    assert len(modules) == len(set(modules)) == 23
     for name in modules:
         assert importlib.util.find_spec(name)
         assert promised_names()[name]

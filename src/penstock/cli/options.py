@@ -118,6 +118,28 @@ LIST_OPTIONS: Final[dict[str, Any]] = {
         str | None, typer.Option(metavar="TEXT", help="Separates columns.", show_default="blanks")
     ],
 }
+TEXT_OPTIONS: Final[dict[str, Any]] = {
+    "tokenizer": Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="For tokens:PATH: a tokenizer.json of Hugging Face's; without it the corpus has "
+            "token IDs.",
+        ),
+    ],
+    "text_key": Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Field or column of the texts, or of the token IDs.",
+            show_default="text, or input_ids",
+        ),
+    ],
+    "append_token": Annotated[
+        str | None,
+        typer.Option(metavar="TOKEN", help="End each document with this token, as '</s>' or 2."),
+    ],
+}
 _SPELLED: Final = {"num_landmarks": "landmarks", "has_box": "box"}
 
 

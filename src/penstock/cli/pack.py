@@ -25,10 +25,13 @@ if TYPE_CHECKING:
 _HINT: Final = (
     "--skip-bad leaves such samples out and lists them; with --resume it goes on from here."
 )
+_TOKENS: Final = "tokens:"
 _OF_SAMPLES: Final = ("while encoding", "while reading sample")  # notes of an error
 
 
-@options.takes(list_columns=options.LIST_OPTIONS, fields=options.FIELD_OPTIONS)
+@options.takes(
+    list_columns=options.LIST_OPTIONS, fields=options.FIELD_OPTIONS, texts=options.TEXT_OPTIONS
+)
 def pack(
     src: Annotated[str, typer.Argument(metavar="SRC", help=options.ANY_SOURCE)],
     dst: Annotated[
@@ -36,7 +39,7 @@ def pack(
         typer.Argument(
             metavar="DST",
             help="PATH.lmdb or lmdb:PATH, shards:PATH, s3://BUCKET/PREFIX, or "
-            "mongodb://HOST/DB.COLLECTION.",
+            "mongodb://HOST/DB.COLLECTION; tokens:PATH for a corpus.",
         ),
     ],
     resize: Annotated[
@@ -104,6 +107,7 @@ def pack(
     *,
     list_columns: dict[str, Any],
     fields: dict[str, str],
+    texts: dict[str, Any],
 ) -> None:
     """Pack a dataset into a store.
 
@@ -115,7 +119,36 @@ def pack(
 
     Of YOLO, COCO, imglab, lists of landmarks, and of VOC with --objects, a sample is the dict that
     the dataset of that form gives: image, boxes, labels, landmarks.
+
+    With tokens:PATH, SRC is a corpus of texts: JSON lines, plain or compressed (.gz, .zst), Parquet
+    or Arrow, a folder of these or one that Hugging Face's save_to_disk wrote. DST is what
+    penstock.text.TokenFile reads. Of the options above --workers, --resume, --overwrite and
+    --skip-bad are for it.
     """
+    if dst.startswith(_TOKENS):
+        unfit = {
+            "resize": resize,
+            "quality": quality,
+            "limit": limit,
+            "shards": shards != 1,
+            "append": append,
+            "shard_size": shard_size,
+            "follow_links": follow_links,
+            "split": split,
+            "objects": objects,
+            "attributes": attributes,
+            "bad_boxes": bad_boxes,
+            "trust_pickle": trust_pickle,
+            **list_columns,
+            **fields,
+        }
+        if used := [name for name, value in unfit.items() if value]:
+            raise ConfigError(f"{options.option_of(used[0])} is not for tokens:PATH.")
+        given = {"num_workers": workers, "resume": resume, "overwrite": overwrite, **texts}
+        _pack_tokens(src, dst.removeprefix(_TOKENS), skip_bad=skip_bad, **given)
+        return
+    if texts:
+        raise ConfigError(f"{options.option_of(next(iter(texts)))} is for DST tokens:PATH.")
     from penstock.cli.files import say_passed_over
     from penstock.stores.packing import pack as pack_into
 
@@ -160,6 +193,27 @@ def pack(
         say(f"{address}: name another part of it with --split")
     say_passed_over(src)
     _report(report)
+
+
+def _pack_tokens(src: str, path: str, *, skip_bad: bool, **given: Any) -> None:  # noqa: ANN401
+    """Pack a corpus, and say what became of it."""
+    from penstock.text.packing import pack_tokens
+
+    def show(num_done: int, num_all: int, num_tokens: int) -> None:
+        bar.show(num_done, num_all, counted(num_tokens, "token"))
+
+    with _stopping(f"folder:{path}"), Bar() as bar:
+        on_error: Any = "skip" if skip_bad else "raise"
+        report = pack_tokens(src, path, on_error=on_error, progress=show, **given)
+    for where, why in report.left_out:
+        say(where, why)
+    parts = [counted(report.num_documents, "document"), counted(report.num_tokens, "token")]
+    if report.num_resumed:
+        parts.append(f"{report.num_resumed:,} of the documents from the interrupted run")
+    parts.append(f"{report.wall_s:.1f} s")
+    parts += [f"{report.num_empty:,} empty"] * (report.num_empty > 0)
+    parts += [f"{report.num_left_out:,} left out"] * (report.num_left_out > 0)
+    say(f"{_TOKENS}{report.path}: {', '.join(parts)}")
 
 
 @contextlib.contextmanager

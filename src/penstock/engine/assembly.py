@@ -10,7 +10,7 @@ import copy
 import functools
 import importlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
@@ -113,9 +113,6 @@ class PlainOutput:
 
 class DefaultCollate(BatchMemory, Protocol):
     """What a default collate offers (`penstock.collate.Collator`, and the frameworks' own)."""
-
-    def batch(self, samples: Sequence[Any]) -> Any:  # noqa: ANN401
-        """Return samples as one tree."""
 
     def sample(self, sample: Any) -> Any:  # noqa: ANN401
         """Return a sample that is a batch by itself."""

@@ -55,7 +55,7 @@ _MAX_KEPT_BYTES: Final = 1 << 29
 _LABEL_NAMES: Final = frozenset(("class", "cls", "label", "labels", "target", "targets", "y"))
 
 
-def _table_paths(place: Path) -> list[Path]:
+def table_paths(place: Path) -> list[Path]:
     """Return the files that a path names: itself, or those of a folder in order."""
     if not place.is_dir():
         if not place.exists():
@@ -295,12 +295,14 @@ class Tables:
                 f"{self._path_of[number]} is damaged: {error}. Restore it from a copy."
             ) from error
 
+    def chunks(self, name: str) -> Iterator[pa.Array]:
+        """Yield one column piece by piece; of Parquet files nothing else is read."""
+        for number in range(len(self._loaders)):
+            yield from self._load(number, [name])[name].chunks
+
     def column(self, name: str) -> pa.ChunkedArray:
         """Return one whole column; of Parquet files nothing else is read."""
-        chunks: list[pa.Array] = []
-        for number in range(len(self._loaders)):
-            chunks += self._load(number, [name])[name].chunks
-        return pa.chunked_array(chunks, self.schema.field(name).type)
+        return pa.chunked_array(list(self.chunks(name)), self.schema.field(name).type)
 
     def close(self) -> None:
         """Close the files. What was lent of their memory stays valid."""
@@ -509,7 +511,7 @@ class ArrowStore(OpenedStore[Lease[Tables]]):
 
     def _new_tables(self) -> Tables:
         paths = [Path(file.path) for file in self._seen[0].files] if self._seen else None
-        return Tables(paths or _table_paths(Path(self._place)), *self._limits)
+        return Tables(paths or table_paths(Path(self._place)), *self._limits)
 
     def _load_index(self) -> Index:
         with self._using() as tables:

@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A corpus read from its beginning, or on from a place: JSON lines, Parquet and Arrow."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from penstock.errors import ConfigError, StoreError
+from penstock.opening import MAX_TREE_BYTES, FileState, open_file
+from penstock.optional import missing_extra
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from io import FileIO
+
+_LINES: Final = (".jsonl", ".ndjson", ".json")
+_PACKED: Final = (".gz", ".zst")
+_TABLES: Final = (".parquet", ".arrow", ".feather")
+_CHUNK_BYTES: Final = 1 << 20  # of lines, for a worker: a tenth of a second for a tokenizer
+_CHUNK_ROWS: Final = 1024
+
+
+class CorpusPlace(NamedTuple):
+    """How far a corpus was read: `num_records` of its file or table number `source`."""
+
+    source: int = 0
+    num_records: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Some lines of a file, or rows of a table.
+
+    Attributes:
+        path: What they are of.
+        first: The number of the first line, from 1, or row, from 0.
+        records: Whole lines, as bytes; or the values of rows.
+        end: Where the corpus goes on.
+        num_bytes: How much of all files lies before that.
+    """
+
+    path: str
+    first: int
+    records: bytes | list[Any] = field(repr=False)
+    end: CorpusPlace
+    num_bytes: int = field(repr=False)
+
+    @property
+    def is_lines(self) -> bool:
+        """Whether the records are lines."""
+        return isinstance(self.records, bytes)
+
+    def named(self) -> Iterator[tuple[str, Any]]:
+        """Yield each record, but blank lines, with its name."""
+        lines = self.records.split(b"\n") if isinstance(self.records, bytes) else self.records
+        kind = "line" if self.is_lines else "row"
+        for number, record in enumerate(lines, self.first):
+            if not self.is_lines or record.strip():
+                yield f"{self.path}, {kind} {number}", record
+
+
+class Corpus:
+    """The files of a corpus.
+
+    Attributes:
+        size_bytes: Of all files.
+        fingerprint: Their names, sizes and times.
+    """
+
+    def __init__(self, path: str | Path, key: str) -> None:
+        """Find the files: of a folder those of one kind, in order of their names.
+
+        Args:
+            path: A file of JSON lines, also compressed by gzip or Zstandard; a Parquet or Arrow
+                file; a folder of these; or one that Hugging Face's `save_to_disk` wrote.
+            key: The column of a table that is read.
+        """
+        self.path = Path(path)
+        self.key = key
+        self._tables: list[Any] = []
+        self._lines: list[Path] = []
+        if not self.path.exists():
+            raise StoreError(f"{path} does not exist.")
+        if self.path.is_dir():
+            self._lines = sorted(p for p in self.path.iterdir() if _is_lines(p))
+        elif _is_lines(self.path):
+            self._lines = [self.path]
+        elif self.path.suffix not in _TABLES:
+            raise ConfigError(
+                f"{path}: a corpus is a file of JSON lines ({', '.join(_LINES)}, also with "
+                f"{' or '.join(_PACKED)}), a table ({', '.join(_TABLES)}), or a folder of these."
+            )
+        files = self._lines or self._table_paths()
+        states = list(map(FileState.of, files))
+        self.size_bytes = sum(state.size_bytes for state in states)
+        self.fingerprint = [[Path(s.path).name, s.size_bytes, s.time_ns] for s in states]
+
+    def _table_paths(self) -> list[Path]:
+        try:
+            from penstock.stores.arrow import table_paths
+        except ModuleNotFoundError as error:
+            raise missing_extra(error, f"the corpus {self.path}") from error
+        return table_paths(self.path)
+
+    def chunks(self, start: CorpusPlace) -> Iterator[Chunk]:
+        """Yield the records from a place on.
+
+        Raises:
+            ConfigError: a table has no such column, or one of another type.
+            StoreError: a file is cut off or damaged, or a line longer than 256 MiB.
+        """
+        if not self._lines:
+            yield from self._of_table(start)
+            return
+        num_before = 0
+        for number, path in enumerate(self._lines):
+            if number >= start.source:
+                skip = start.num_records if number == start.source else 0
+                yield from _of_lines(path, number, skip, num_before)
+            num_before += path.stat().st_size
+
+    def _of_table(self, start: CorpusPlace) -> Iterator[Chunk]:
+        import pyarrow as pa  # type: ignore[import-untyped]  # it has no annotations
+
+        from penstock.stores.arrow import Tables
+
+        tables = Tables(self._table_paths())
+        try:
+            if self.key not in tables.schema.names:
+                raise ConfigError(
+                    f"{self.path} has no column {self.key!r}, but {tables.schema.names}: name one "
+                    "with --text-key."
+                )
+            kind = tables.schema.field(self.key).type
+            is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+            row = 0
+            for column in tables.chunks(self.key):
+                if is_text:  # decoded by itself each, as one may be no UTF-8
+                    large = pa.types.is_large_string(kind)
+                    column = column.view(pa.large_binary() if large else pa.binary())
+                for first in range(0, len(column), _CHUNK_ROWS):
+                    part = column.slice(first, _CHUNK_ROWS)
+                    skip = min(max(0, start.num_records - row), len(part))
+                    if skip < len(part):
+                        stop = row + len(part)
+                        num_bytes = self.size_bytes * stop // max(1, tables.num_rows)
+                        values = part.slice(skip).to_pylist()
+                        yield Chunk(
+                            str(self.path), row + skip, values, CorpusPlace(0, stop), num_bytes
+                        )
+                    row += len(part)
+        finally:
+            tables.close()
+
+
+def _is_lines(path: Path) -> bool:
+    name = path.name
+    for suffix in _PACKED:
+        name = name.removesuffix(suffix)
+    # Beside a dataset of Hugging Face's lie files of JSON that are no corpus.
+    return name.endswith(_LINES) and name not in ("state.json", "dataset_info.json")
+
+
+def _of_lines(path: Path, source: int, skip: int, num_before: int) -> Iterator[Chunk]:
+    """Yield the lines of a file, but the first `skip`."""
+    number = 0  # of the lines read
+    with open_file(path) as file:
+        try:
+            for lines in _whole_lines(path, _blocks(path, file)):
+                count = lines.count(b"\n") + (not lines.endswith(b"\n"))
+                left = max(0, skip - number)
+                if left < count:
+                    rest = lines.split(b"\n", left)[-1] if left else lines
+                    end = CorpusPlace(source, number + count)
+                    yield Chunk(str(path), number + left + 1, rest, end, num_before + file.tell())
+                number += count
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise _broken(path, number, error) from error
+
+
+def _broken(path: Path, number: int, error: object) -> StoreError:
+    return StoreError(
+        f"{path} is cut off or damaged, after line {number:,}: {error}. Fetch it again, and "
+        "compare its size with that of the original."
+    )
+
+
+def _whole_lines(path: Path, blocks: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield pieces that end with a line."""
+    parts: list[bytes] = []
+    for block in blocks:
+        cut = block.rfind(b"\n") + 1
+        if cut:
+            yield b"".join([*parts, block[:cut]])
+            parts = [block[cut:]] if cut < len(block) else []
+        else:
+            parts.append(block)
+            if sum(map(len, parts)) > MAX_TREE_BYTES:
+                raise StoreError(
+                    f"{path} has a line of more than {MAX_TREE_BYTES:,} bytes: it is no file of "
+                    "JSON lines."
+                )
+    if parts:
+        yield b"".join(parts)
+
+
+def _blocks(path: Path, file: FileIO) -> Iterator[bytes]:
+    """Yield what is in a file, decompressed."""
+    if path.suffix == ".zst":
+        yield from _of_zstandard(path, file)
+        return
+    unpacked: Any = gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file
+    while block := unpacked.read(_CHUNK_BYTES):
+        yield block
+
+
+def _of_zstandard(path: Path, file: FileIO) -> Iterator[bytes]:
+    try:
+        import zstandard
+    except ModuleNotFoundError as error:
+        raise missing_extra(error, str(path)) from error
+    # Not `stream_reader`, which takes a file that is cut off for one that has ended.
+    frame = None
+    try:
+        while data := file.read(_CHUNK_BYTES // 4):
+            while data:
+                frame = frame or zstandard.ZstdDecompressor().decompressobj()
+                yield frame.decompress(data)
+                data, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
+    except zstandard.ZstdError as error:
+        raise zlib.error(str(error)) from error
+    if frame is not None:
+        raise EOFError("the last frame has no end")

@@ -344,9 +344,11 @@ def test_what_cannot_be_packed_is_named():
     for wrong in ([1.5, 2.0], [], "abc", [[1, 2]], iter([1])):
         with pytest.raises(ConfigError, match="lengths should be the number of tokens of each"):
             PackingSampler(wrong, 8)
-    with pytest.raises(ConfigError, match=r"2 documents .* \(of 4\) fill 1 rows .* the 2 ranks"):
+    with pytest.raises(
+        ConfigError, match=r"4 documents, 2 of them empty .* fill 1 rows .* 2 ranks"
+    ):
         PackingSampler([1, 2, 0, 0], 8, num_replicas=2, rank=0)
-    with pytest.raises(ConfigError, match=r"0 documents .* fill 0 rows"):
+    with pytest.raises(ConfigError, match=r"2 documents, 2 of them empty .* fill 0 rows"):
         PackingSampler([0, 0], 8)
     with pytest.raises(ConfigError, match=r"cost should be one number for each of 2 samples"):
         PackingSampler([1, 2], 8, cost=[1.0])
@@ -357,6 +359,16 @@ def test_what_cannot_be_packed_is_named():
     for name in ("max_tokens", "rows", "window"):
         with pytest.raises(ConfigError, match=f"{name} should be a positive integer"):
             PackingSampler([1, 2], **{"max_tokens": 8, name: 0})
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int32, np.uint64])
+def test_lengths_and_costs_of_any_integers_mean_the_same(dtype):
+    expected = PackingSampler(LENGTHS.tolist(), 100, 2, cost=LENGTHS * 2.0, window=9)
+    sampler = PackingSampler(
+        LENGTHS.astype(dtype), 100, 2, cost=(LENGTHS * 2).astype(dtype), window=9
+    )
+    assert list(sampler) == list(expected)
+    sampler.load_state_dict(expected.state_dict())
 
 
 def test_a_state_of_other_documents_is_refused():

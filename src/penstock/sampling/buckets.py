@@ -174,7 +174,7 @@ class _WindowOrder(IndexSampler):
     With `costs`, the shares of `num_dealt_to` ranks that take turns in a run cost about the same.
     """
 
-    costs: NDArray[Any] | None = None
+    costs: NDArray[np.float64] | None = None
     num_dealt_to: int = 1
 
     def __init__(
@@ -243,7 +243,7 @@ class _BucketOrder(BatchOrder):
 
     is_shuffled: bool = True
     is_cut: bool = False
-    costs: NDArray[Any] | None = None
+    costs: NDArray[np.float64] | None = None
 
     def __init__(
         self,

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import heapq
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
 
-def checked_costs(costs: ArrayLike, length: int) -> NDArray[Any]:
+def checked_costs(costs: ArrayLike, length: int) -> NDArray[np.float64]:
     """Return a copy of one cost per sample, shape (length,): finite numbers, 0 or more."""
-    array = np.array(costs)
+    array = np.asarray(costs)
     if array.shape != (length,) or array.dtype.kind not in "iuf":
         raise ConfigError(
             f"cost should be one number for each of {length} samples, such as lengths**2, but got "
@@ -27,11 +27,11 @@ def checked_costs(costs: ArrayLike, length: int) -> NDArray[Any]:
             f"costs should be finite and 0 or more, but cost[{wrong[0]}] is {array[wrong[0]]} "
             f"({wrong.size} such of {length})."
         )
-    return array
+    return array.astype(np.float64)
 
 
 def dealt(
-    costs: NDArray[Any], num_ranks: int, begins: NDArray[np.int64] | None = None
+    costs: NDArray[np.float64], num_ranks: int, begins: NDArray[np.int64] | None = None
 ) -> NDArray[np.int64]:
     """Deal the items of each step to ranks, as many to each, with sums as equal as can be.
 
@@ -50,7 +50,7 @@ def dealt(
     # that for all steps at once, but the rank with an item that is far larger cannot get the
     # smallest ones only: of lognormal costs, 8 ranks with 16 items differed 6 times as much.
     num_steps, num_items = costs.shape
-    falling = np.argsort(-costs.astype(np.float64), axis=1, kind="stable")
+    falling = np.argsort(-costs, axis=1, kind="stable")
     shares = falling.copy().reshape(num_steps, num_ranks, num_items // num_ranks)
     if num_items > num_ranks:
         ordered = np.take_along_axis(costs, falling, axis=1).tolist()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 
 from penstock.errors import ConfigError
-from penstock.randomness.keys import Purpose, seed_sequence
+from penstock.randomness.keys import Purpose, checked_epoch, seed_sequence
 from penstock.sampling.costs import checked_costs, dealt
 from penstock.sampling.distributed import chosen_rank
 from penstock.sampling.permutation import Permutation
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from penstock.sampling.permutation import GroupShuffle
 
 _WINDOW: Final = 1024  # steps that are sorted together
-_BLOCK: Final = 4096  # rows whose documents are looked up at a time
+_BLOCK: Final = 1 << 14  # documents that are looked up at a time, about
 
 
 class PackingSampler(BatchSampler):
@@ -54,10 +54,11 @@ class PackingSampler(BatchSampler):
 
     With ranks, each has `rows` rows in every step, and these are dealt out so that the ranks' costs
     are about equal. The rows of a step are the same for any number of ranks, as long as they are as
-    many; so a run may go on with another number of ranks.
+    many; so a run may go on with another number of ranks. (A dataset that draws random numbers for
+    a document draws others there.)
 
-    Packing 10 million documents takes some 0.5 s and 50 MB. An epoch takes no memory, and begins
-    anywhere in milliseconds.
+    Packing 10 million documents takes some 0.6 s; 50 MB of it are kept. An epoch takes no memory,
+    and begins anywhere in milliseconds.
 
     Attributes:
         max_tokens: Of a row.
@@ -141,7 +142,7 @@ class PackingSampler(BatchSampler):
         self.num_rows = plan.num_rows
         if plan.num_rows < chosen.world_size:
             raise ConfigError(
-                f"{plan.num_documents} documents that are not left out (of {len(numbers)}) fill "
+                f"{len(numbers)} documents, {len(self.dropped)} of them empty or left out, fill "
                 f"{plan.num_rows} rows of max_tokens={max_tokens}, fewer than the "
                 f"{chosen.world_size} ranks. Lower max_tokens, or start fewer ranks."
             )
@@ -149,7 +150,7 @@ class PackingSampler(BatchSampler):
         self.padding: float = 1 - num_tokens / (self.num_rows * self.max_tokens)
         costs = None if cost is None else checked_costs(cost, len(numbers))
         settings = {
-            "lengths": digest(numbers),
+            "lengths": digest(numbers.astype(np.int64)),
             "max_tokens": self.max_tokens,
             "cost": None if costs is None else digest(costs),
             "window": window,
@@ -169,7 +170,7 @@ class PackingSampler(BatchSampler):
         """Yield the documents of each row of this rank in an epoch; None is the current one."""
         order = self._order.in_epoch(epoch)
         for documents, counts in order.blocks(0):
-            for row in np.split(documents, np.cumsum(counts)[:-1]):
+            for row in _cut(documents, counts.ravel()):
                 yield row.tolist()
 
     def _counter(self) -> Resumable:
@@ -187,7 +188,7 @@ class _RowOrder(BatchOrder):
     def __init__(
         self,
         plan: RowPlan,
-        costs: NDArray[Any] | None,
+        costs: NDArray[np.float64] | None,
         settings: dict[str, Any],
         chosen: Rank,
         rows: int,
@@ -226,7 +227,7 @@ class _RowOrder(BatchOrder):
     def in_epoch(self, epoch: int | None) -> _RowOrder:
         """Return a copy that stays in an epoch; None is the current one."""
         order = copy.copy(self)
-        order.epoch = self.epoch if epoch is None else epoch
+        order.epoch = self.epoch if epoch is None else checked_epoch(epoch)
         return order
 
     def indices(self) -> NDArray[np.int64]:
@@ -236,18 +237,22 @@ class _RowOrder(BatchOrder):
     def batches(self, start: int) -> Iterator[NDArray[np.int64]]:
         """Yield the documents of this rank's steps, from step `start` on."""
         for documents, counts in self.blocks(start):
-            bounds = np.cumsum(counts.sum(axis=1))[:-1]
-            yield from np.split(documents, bounds)
+            yield from _cut(documents, counts.sum(axis=1))
 
     def blocks(self, start: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
         """Yield the documents of some steps, and how many each row has, shape (steps, rows)."""
         shuffle = self._shuffle()
-        size = max(_BLOCK // self._rows, 1)
+        size = max(self._block // self._rows, 1)
         for window in self._windows(start):
             for first in range(0, len(window), size):
                 rows = window[first : first + size]
                 documents, counts = self.plan.documents(rows.ravel(), shuffle)
                 yield documents, counts.reshape(rows.shape)
+
+    @property
+    def _block(self) -> int:
+        """Rows whose documents are looked up at a time."""
+        return max(_BLOCK * self.plan.num_rows // self.plan.num_documents, 1)
 
     def _shuffle(self) -> GroupShuffle | None:
         is_shuffled = self._settings["shuffle"]
@@ -278,7 +283,7 @@ class _RowOrder(BatchOrder):
         shape: tuple[int, int],
         order: Permutation | None,
         window: int,
-    ) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[np.int64]]:
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
         """Return the rows of steps that are sorted together, their costs, and who begins."""
         shuffle = self._shuffle()
         if order is None:
@@ -291,14 +296,20 @@ class _RowOrder(BatchOrder):
         turns = rng.permutation(np.argsort(-costs, kind="stable").reshape(shape))
         return rows[turns], costs[turns], rng.integers(self.num_replicas, size=shape[0])
 
-    def _costs_of(self, rows: NDArray[np.int64], shuffle: GroupShuffle | None) -> NDArray[Any]:
+    def _costs_of(
+        self, rows: NDArray[np.int64], shuffle: GroupShuffle | None
+    ) -> NDArray[np.float64]:
         if self._costs is None:
-            return self.plan.tokens(rows)
-        documents, counts = self.plan.documents(rows, shuffle)
-        return np.add.reduceat(self._costs[documents], np.cumsum(counts) - counts)
+            return self.plan.tokens(rows).astype(np.float64)
+        costs = np.empty(len(rows))
+        for first in range(0, len(rows), self._block):
+            part = slice(first, first + self._block)
+            documents, counts = self.plan.documents(rows[part], shuffle)
+            costs[part] = np.add.reduceat(self._costs[documents], np.cumsum(counts) - counts)
+        return costs
 
     def _share(
-        self, rows: NDArray[np.int64], costs: NDArray[Any], begins: NDArray[np.int64]
+        self, rows: NDArray[np.int64], costs: NDArray[np.float64], begins: NDArray[np.int64]
     ) -> NDArray[np.int64]:
         """Return this rank's rows of some steps, given those of all ranks and their costs."""
         if self.num_replicas == 1:
@@ -309,6 +320,13 @@ class _RowOrder(BatchOrder):
         places = dealt(np.pad(costs, missing), self.num_replicas, begins)[:, self.rank]
         own = np.sort(np.take_along_axis(rows, places, axis=1), axis=1)
         return own[:, (own >= 0).all(axis=0)]
+
+
+def _cut(documents: NDArray[np.int64], counts: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+    """Yield so many documents at a time; np.split takes ten times as long."""
+    stops = np.cumsum(counts)
+    for start, stop in zip((stops - counts).tolist(), stops.tolist(), strict=True):
+        yield documents[start:stop]
 
 
 def _checked_lengths(lengths: ArrayLike) -> NDArray[np.integer]:

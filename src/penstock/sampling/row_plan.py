@@ -62,8 +62,8 @@ class RowPlan:
         else:
             packed = np.flatnonzero(is_packed)
             lengths = lengths[packed]
-        # Of 16 bits, numpy sorts by counting.
-        order = np.argsort(lengths.astype(np.min_scalar_type(max_tokens)), kind="stable")
+        lengths = lengths.astype(np.min_scalar_type(max_tokens))
+        order = np.argsort(lengths, kind="stable")  # of 16 bits, by counting
         if packed is not None:
             order = packed[order]
         #: Documents by length, those of one length in ascending order.

@@ -223,9 +223,9 @@ def concatenated(size: Size, lengths_of: Callable[[Size], Any], row_tokens: int)
     with Meter() as meter:
         shuffled = lengths[torch.randperm(len(lengths)).numpy()]
         ends = np.cumsum(shuffled)
-        num_rows = -(-int(ends[-1]) // row_tokens)
-        # Every end of a document or of a row is one of a piece.
-        cuts = np.union1d(ends, np.arange(1, num_rows) * row_tokens)
+    num_rows = -(-int(ends[-1]) // row_tokens)
+    # Every end of a document or of a row is one of a piece.
+    cuts = np.union1d(ends, np.arange(1, num_rows) * row_tokens)
     pieces = np.diff(cuts, prepend=0)
     row_of = (cuts - 1) // row_tokens
     rows = np.stack(

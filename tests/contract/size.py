@@ -15,8 +15,8 @@ from typing import Final
 
 ROOT: Final = Path(__file__).parents[2]
 CEILINGS: Final = {
-    "src/penstock": {"code": 37_170, "docstrings": 10_960},
-    "tests": {"code": 56_350},
+    "src/penstock": {"code": 37_640, "docstrings": 11_090},
+    "tests": {"code": 56_760},
 }
 _WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 

@@ -71,7 +71,7 @@ class PackingSampler(BatchSampler):
         >>> lengths = [5, 3, 4, 2, 4, 3]
         >>> batches = PackingSampler(lengths, max_tokens=8, rows=2, seed=7)
         >>> [[lengths[i] for i in batch] for batch in batches]
-        [[5, 3, 4, 4], [3, 2]]
+        [[4, 4, 3, 2], [5, 3]]
         >>> batches.num_rows, round(batches.padding, 3)
         (3, 0.125)
     """

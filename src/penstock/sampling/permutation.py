@@ -268,7 +268,11 @@ def _encipher(values: NDArray[np.int64], a: Any, b: Any, keys: Any) -> None:  # 
 
 
 class GroupShuffle:
-    """An order of each of many groups, of any sizes, none of which is stored."""
+    """An order of each of many groups, of any sizes, none of which is stored.
+
+    Any order of a small group is possible, but some are likelier than others: of 5 items by a third
+    more or less.
+    """
 
     def __init__(self, sizes: NDArray[np.int64], seed: int, *which: int) -> None:
         """Choose the orders, a pure function of the arguments; fewer than 2^31 items a group."""

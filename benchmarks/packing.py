@@ -41,10 +41,42 @@ Command
     python benchmarks/packing.py --peers PYTHON --save
 
 Result
-    TODO
+    2026-11-27, 3 rounds; M documents/s; padding in percent of the places; imbalance in percent:
+
+                                      M documents/s    padding   tokens   squares   peak MB
+    11.4 million pieces, rows of 2,048
+    penstock                                   4.22     0.0014   0.0001      0.18       456
+    torch, concat (35 % cut)                  17.4      0        0          65
+    torch, one a row                          37.5     65      162         293
+    grain first, 30,000                        0.010    0.75     0.76       56
+    grain best, 30,000                         0.008    0.62     0.63       56
+    trl, 30,000                                0.026    0.20     0.21        5.8
+    10.1 million pieces, rows of 8,192
+    penstock                                   5.07     0.0004   0.00002     0.26       434
+    torch, concat (10 % cut)                  22.0      0        0         115
+    torch, one a row                          26.9     90      228         400
+    grain first, 30,000                        0.010    0.14     0.14      142
+    grain best, 30,000                         0.009    0.14     0.14      142
+    trl, 30,000                                0.024    0.50     0.55       27
+    standard library, 77,880 pieces, rows of 2,048
+    penstock                                   1.65     0.0094   0.005       0.22        72
+    grain best, 30,000                         0.010    0.30     0.30      101
+    trl, 30,000                                0.034    0.27     0.27       13
+    standard library, 75,023 pieces, rows of 8,192
+    penstock                                   1.19     0.016    0.015       0.56        68
+    grain best, 30,000                         0.007    0.13     0.13      195
+    trl, 30,000                                0.033    1.03     1.1        50
+
+    Making the sampler is 0.5 s of the 2.7 s for 11.4 million pieces (22.6 M/s); the rest is the
+    batches of the epoch. Of few documents most have a length of their own, and are packed one by
+    one: the library's 78,000 take 0.05 s in all. Going on at step 50,000 (of the library at
+    the middle) takes 1.4 to 4 ms, with a state of 253 bytes. TRL gives rows in the order of their
+    longest document, so those of a step are alike. All targets are met.
 
 What it does not show
-    Whether a model learns as well from rows that are packed.
+    Whether a model learns as well from rows that are packed. What Grain and TRL take for planning
+    alone: they copy tokens as they pack. How they would pad 10 million documents: of 30,000, a last
+    row or two that are half empty are 0.1 % of rows of 8,192.
 """
 
 from __future__ import annotations

@@ -45,8 +45,9 @@ class PackingSampler(BatchSampler):
 
     Documents are packed once: the longest first, each into the row where it leaves least room. So
     every epoch has the same number of rows, and `len()` is exact. In each epoch documents of one
-    length change places, and rows come in another order. Every document comes once; an empty one,
-    or one that is too long, is left out. None is ever cut.
+    length change places, and rows come in another order; documents of lengths that no other has
+    stay together. Every document comes once; an empty one, or one that is too long, is left out.
+    None is ever cut.
 
     A batch is the list of the documents of `rows` rows, in descending length within each row. A new
     row begins where a document has no room left: with lengths 5 3 | 4 4 | 3 2 and rows of 8, the

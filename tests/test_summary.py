@@ -95,6 +95,7 @@ MAKE = {
     "penstock.sampling.BalancedShuffle": lambda: sampling.BalancedShuffle(Stream()),
     "penstock.sampling.BatchSampler": lambda: sampling.BatchSampler(range(90), 7, False),
     "penstock.sampling.BucketBatchSampler": lambda: sampling.BucketBatchSampler(ARRAY, 7),
+    "penstock.sampling.PackingSampler": lambda: sampling.PackingSampler([5] * 90, 20),
     "penstock.sampling.SequentialSampler": lambda: sampling.SequentialSampler(range(90)),
     "penstock.sampling.ShardSampler": lambda: sampling.ShardSampler([5] * 90),
     "penstock.stores.LMDBDataset": on_disk(lambda root: stores.LMDBDataset(root / "packed.lmdb")),

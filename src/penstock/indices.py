@@ -18,7 +18,7 @@ from penstock.errors import ConfigError
 from penstock.randomness.generators import GuardedIterator, guarded_draws
 from penstock.randomness.keys import Purpose, seed_sequence
 from penstock.sampling import BatchSampler, DistributedSampler, IndexSampler, Sampler
-from penstock.sampling.samplers import BatchLayout, batches_of, digest, pieces_of
+from penstock.sampling.samplers import BatchLayout, batches_of, digest
 from penstock.warn import warn_user
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.engine.plan import Progress
-    from penstock.sampling.samplers import Indices
 
 _SKIPPED_AT_A_TIME: Final = 1024
 _MOST_PARTS: Final = 16  # of one sampler: those that people write have 2 to 4
@@ -126,9 +125,7 @@ class SeededIndices(IndexSource):
         with guarded_draws(self._outer, sequence):
             tell_epoch(epoch, *self._parts)
         if self._order is not None:
-            return self._by_position(
-                self._order.indices(), self._layout(), progress.given.num_steps
-            )
+            return self._by_position(progress.given.num_steps)
         drawn = GuardedIterator(self._outer, sequence)
         first = drawn.take(1)
         return self._one_by_one(first, drawn, progress.given.num_steps)
@@ -149,7 +146,7 @@ class SeededIndices(IndexSource):
         ):
             return None
         with _in_epoch(parts, epoch, self._seed):
-            return self._by_position(self._order.indices(), self._layout(), first)
+            return self._by_position(first)
 
     def _layout(self) -> BatchLayout:
         """Where the batches of the sampler's epoch lie; a sample by itself is a batch of one."""
@@ -159,15 +156,22 @@ class SeededIndices(IndexSource):
         ranks = self._order.world_size
         return BatchLayout(self._order.rank, ranks, ranks)
 
-    def _by_position(self, order: Indices, layout: BatchLayout, first: int) -> Iterator[object]:
-        if layout.offsets is None:
-            size = self._batch_size or 1
-            batches = batches_of(order, size, self._drop_last, first * size)
+    def _by_position(self, first: int) -> Iterator[object]:
+        """Return the batches from number `first` on, in the sampler's epoch at this moment."""
+        assert self._order is not None
+        layout = self._layout()
+        if self._batches is None:
+            batches = batches_of(self._order.indices(), 1, False, first)
         else:
-            batches = pieces_of(order, layout.offsets[first:])
-        for step, batch in enumerate(batches, first):
-            indices = int(batch[0]) if self._batch_size is None else batch
-            yield BatchIndices(indices, layout.first + step * layout.per_batch, layout.stride)
+            batches = self._batches._ordered(layout, first)
+        return (
+            BatchIndices(
+                int(batch[0]) if self._batch_size is None else batch,
+                layout.first + step * layout.per_batch,
+                layout.stride,
+            )
+            for step, batch in enumerate(batches, first)
+        )
 
     def _one_by_one(
         self, first: list[Any], drawn: GuardedIterator, num_skipped: int

@@ -21,6 +21,7 @@ from penstock.sampling import (
     BatchSampler,
     BucketBatchSampler,
     DistributedSampler,
+    PackingSampler,
     RandomSampler,
     SequentialSampler,
     WeightedRandomSampler,
@@ -194,6 +195,7 @@ def test_of_ranks_the_whole_epoch_is_counted_and_the_report_says_so():
         BatchSampler(DistributedSampler(inner, 2, 1), 5, False),
         BalancedBatchSampler(labels, 2, 5, num_batches=10, num_replicas=2, rank=1),
         BucketBatchSampler(labels, 5, num_replicas=2, rank=0),
+        PackingSampler([9] * 100, 20, 5, num_replicas=2, rank=1),
     ):
         report = balance_report(batches, labels)
         assert report.epoch_size == 100

@@ -15,6 +15,7 @@ import penstock
 from penstock import Loader
 from penstock.errors import ConfigError, StateError
 from penstock.sampling.buckets import BucketBatchSampler
+from penstock.sampling.costs import dealt
 
 LENGTHS = np.random.default_rng(4).integers(1, 200, 503)
 
@@ -247,3 +248,76 @@ def test_ranks_may_change_where_the_global_sizes_are_the_same():
 def test_arguments_out_of_range_are_refused(options, message):
     with pytest.raises(ConfigError, match=message):
         BucketBatchSampler(**{"keys": [1, 2, 9, 9], **options})
+
+
+# By cost.
+
+COSTS = np.random.default_rng(6).lognormal(2, 0.7, len(LENGTHS))
+BY_COST = {
+    "buckets": {"batch_size": 8, "boundaries": [50, 100, 150]},
+    "tokens": {"max_tokens": 2000},
+    "window": {"batch_size": 8, "window": 4},
+}
+
+
+def loads_of(samplers):
+    """Return the costs of each rank in the steps in which all have several samples."""
+    steps = [step for step in zip(*samplers, strict=True) if min(map(len, step)) > 3]
+    return np.array([[COSTS[batch].sum() for batch in step] for step in steps])
+
+
+@pytest.mark.parametrize("kind", BY_COST)
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_samples_of_a_step_are_dealt_by_cost_and_are_the_same_ones(kind, shuffle):
+    options = {"keys": LENGTHS, "shuffle": shuffle, **BY_COST[kind]}
+    by_turns, by_cost = ranks_of(4, **options), ranks_of(4, cost=COSTS, **options)
+    together = [
+        [sorted(i for batch in step for i in batch) for step in zip(*samplers, strict=True)]
+        for samplers in (by_turns, by_cost)
+    ]
+    if kind == "window":  # the first samples of the order come once more at its end
+        together = [steps[:-1] for steps in together]
+    assert together[0] == together[1]
+    for step in zip(*by_cost, strict=True):
+        assert len({len(batch) for batch in step}) == 1
+    ratios = [
+        (loads.max(axis=1) / loads.mean(axis=1)).mean() - 1
+        for loads in map(loads_of, (by_turns, by_cost))
+    ]
+    assert ratios[1] < ratios[0] / 3
+    if shuffle:
+        heaviest = np.bincount(loads_of(by_cost).argmax(axis=1), minlength=4)
+        assert heaviest.max() < 2 * heaviest.mean()
+
+
+@pytest.mark.parametrize("kind", BY_COST)
+def test_the_cost_is_a_setting_where_there_is_one(kind):
+    def state_of(**options):
+        return BucketBatchSampler(LENGTHS, **BY_COST[kind], **options).state_dict()["fingerprint"]
+
+    plain = state_of()
+    assert "cost" not in str(plain)
+    assert state_of(cost=COSTS) != plain
+    assert state_of(cost=COSTS) != state_of(cost=COSTS + 1)
+
+
+def test_costs_that_are_none_are_named():
+    for costs in ([1.0], ["a"] * len(LENGTHS), -COSTS):
+        with pytest.raises(ConfigError, match="cost"):
+            BucketBatchSampler(LENGTHS, 8, cost=costs)
+
+
+@given(st.integers(1, 6), st.integers(1, 5), st.integers(1, 5), st.integers(0, 9))
+def test_every_rank_gets_as_many_and_each_item_once(steps, ranks, turns, seed):
+    rng = np.random.default_rng(seed)
+    costs = rng.integers(0, 5, (steps, ranks * turns))
+    for begins in (None, rng.integers(ranks, size=steps)):
+        shares = dealt(costs, ranks, begins)
+        assert shares.shape == (steps, ranks, turns)
+        assert (np.sort(shares.reshape(steps, -1), axis=1) == np.arange(ranks * turns)).all()
+        loads = np.take_along_axis(costs[:, None], shares, axis=2).sum(axis=2)
+        at_random = costs.reshape(shares.shape).sum(axis=2)
+        assert (loads.max(axis=1) <= at_random.max(axis=1) + costs.max(axis=1) / 3).all()
+        if turns == 1:
+            first = np.zeros(steps, int) if begins is None else begins
+            assert (loads[np.arange(steps), first] == costs.max(axis=1)).all()

@@ -21,6 +21,7 @@ from penstock.sampling import (
     DistributedSampler,
     IndexSampler,
     MixtureSampler,
+    PackingSampler,
     RandomSampler,
     RepeatFactorSampler,
     SequentialSampler,
@@ -74,6 +75,10 @@ BATCHES = {
     ),
     "buckets of a rank": lambda seed: BucketBatchSampler(
         LABELS, 8, boundaries=[1, 2], seed=seed, num_replicas=2, rank=1
+    ),
+    "packed": lambda seed: PackingSampler(1 + LABELS, 6, 3, seed=seed),
+    "packed for a rank": lambda seed: PackingSampler(
+        1 + LABELS, 6, 3, seed=seed, cost=LABELS, window=2, num_replicas=2, rank=1
     ),
     "of a sampler": lambda seed: BatchSampler(RandomSampler(range(90), seed=seed), 8, False),
 }

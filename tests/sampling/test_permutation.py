@@ -19,7 +19,13 @@ from scipy import stats
 
 from penstock.errors import ConfigError
 from penstock.sampling import permutation
-from penstock.sampling.permutation import LARGEST, TABLE_LIMIT, Permutation, replace_in_turn
+from penstock.sampling.permutation import (
+    LARGEST,
+    TABLE_LIMIT,
+    GroupShuffle,
+    Permutation,
+    replace_in_turn,
+)
 
 HUGE = 10**10
 # Where the two ways of making an order meet, and where the halves of a position change their sizes.
@@ -333,3 +339,24 @@ def test_several_orders_at_once_are_each_its_own(lengths):
     replace_in_turn(orders, np.array(list(map(len, asked))), values)
     expected = [order[positions] for order, positions in zip(orders, asked, strict=True)]
     assert values.tolist() == np.concatenate(expected).tolist()
+
+
+@given(st.lists(st.integers(0, 90), min_size=1, max_size=30), st.integers(0, 9))
+def test_each_group_is_shuffled_by_itself(sizes, seed):
+    shuffle = GroupShuffle(np.array(sizes), seed, 1)
+    groups = np.repeat(np.arange(len(sizes)), sizes)
+    positions = np.concatenate([np.arange(size) for size in sizes]).astype(np.int64)
+    values = shuffle.replaced(positions, groups)
+    for group, size in enumerate(sizes):
+        assert sorted(values[groups == group].tolist()) == list(range(size))
+    places = np.random.default_rng(seed).permutation(len(positions))
+    assert (shuffle.replaced(positions[places], groups[places]) == values[places]).all()
+
+
+def test_small_groups_have_all_orders_about_as_often():
+    sizes = np.full(6000, 3)
+    positions, groups = np.tile(np.arange(3), 6000), np.repeat(np.arange(6000), 3)
+    orders = GroupShuffle(sizes, 7).replaced(positions, groups).reshape(-1, 3)
+    counts = np.unique(orders, axis=0, return_counts=True)[1]
+    assert len(counts) == 6
+    assert counts.min() > 800

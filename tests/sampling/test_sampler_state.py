@@ -24,6 +24,7 @@ from penstock.sampling import (
 )
 from penstock.sampling.balanced_batches import BalancedBatchSampler
 from penstock.sampling.buckets import BucketBatchSampler
+from penstock.sampling.packing import PackingSampler
 from penstock.torch import DataLoader
 
 LENGTHS = np.random.default_rng(3).integers(1, 60, 41)
@@ -70,6 +71,7 @@ MAKERS = {
     "bucket batches": lambda: BucketBatchSampler(LENGTHS, max_tokens=200, seed=3),
     "bucket share": lambda: BucketBatchSampler(LENGTHS, 4, num_replicas=2, rank=1),
     "balanced": lambda: BalancedBatchSampler(LENGTHS % 4, 2, 3, 9, num_replicas=2, rank=1),
+    "packed": lambda: PackingSampler(LENGTHS, 100, 2, num_replicas=2, rank=1),
 }
 
 
@@ -251,6 +253,7 @@ STATEFUL = {
     "others": lambda: {"batch_sampler": BatchSampler(Halves(), 4, False)},
     "buckets": lambda: {"batch_sampler": BucketBatchSampler(LENGTHS, max_tokens=200)},
     "balanced": lambda: {"batch_sampler": BalancedBatchSampler(LENGTHS % 4, 2, 3, 9)},
+    "packed": lambda: {"batch_sampler": PackingSampler(LENGTHS, 100, 2)},
 }
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from penstock.sampling.buckets import BucketBatchSampler
     from penstock.sampling.class_balanced import ClassBalancedSampler
     from penstock.sampling.mixture import MixtureSampler
+    from penstock.sampling.packing import PackingSampler
     from penstock.sampling.repeat_factor import RepeatFactorSampler
     from penstock.sampling.shards import AbsentShard, ShardSampler, assign_shards
 
@@ -36,6 +37,7 @@ __all__ = [
     "DistributedSampler",
     "IndexSampler",
     "MixtureSampler",
+    "PackingSampler",
     "Permutation",
     "RandomSampler",
     "RepeatFactorSampler",
@@ -57,6 +59,7 @@ __getattr__, __dir__ = lazy_names(
         ".buckets": ("BucketBatchSampler",),
         ".class_balanced": ("ClassBalancedSampler",),
         ".mixture": ("MixtureSampler",),
+        ".packing": ("PackingSampler",),
         ".repeat_factor": ("RepeatFactorSampler",),
         ".shards": ("AbsentShard", "ShardSampler", "assign_shards"),
     },

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 
 from penstock.errors import ConfigError
+from penstock.sampling.costs import checked_costs, dealt
 from penstock.sampling.distributed import DistributedSampler, chosen_rank
 from penstock.sampling.samplers import (
     BatchLayout,
@@ -45,6 +46,9 @@ class BucketBatchSampler(BatchSampler):
     cut into batches, and all batches are put in random order. Batches are of one size, and at most
     one of an epoch is shorter. With ranks, step k is of similar samples on all of them.
 
+    With a `cost` of each sample, such as its boxes or pixels, the samples of a step are dealt out
+    so that the sums on all ranks are about equal. Which samples a step has does not depend on it.
+
     Attributes:
         boundaries: Between the buckets, as given or found, shape (buckets - 1,); None by a window.
 
@@ -71,6 +75,7 @@ class BucketBatchSampler(BatchSampler):
         max_tokens: float | None = None,
         boundaries: ArrayLike | None = None,
         window: int | None = None,
+        cost: ArrayLike | None = None,
         shuffle: bool = True,
         seed: int | None = None,
         num_replicas: int | None = None,
@@ -94,6 +99,9 @@ class BucketBatchSampler(BatchSampler):
                 10 %, so that less than that of a batch is padding; keys are 0 or more then.
             window: Batches that are sorted together, instead of buckets; at least 1. More make
                 batches more alike, and epochs too.
+            cost: What a sample takes to compute, 0 or more, shape (n,). None: ranks take turns,
+                whatever their samples are. With it, the random numbers of a sample depend on the
+                number of ranks.
             shuffle: Whether orders are random. Otherwise by key, smallest first: for validation.
             seed: Decides the orders. The same on all ranks. None: that of the loader.
             num_replicas: Number of ranks that share an epoch; None asks as
@@ -110,6 +118,7 @@ class BucketBatchSampler(BatchSampler):
         check_bool("shuffle", shuffle)
         chosen = chosen_rank(rank, num_replicas)
         numbers = _checked_keys(_shape_keys(keys) if key == "aspect_ratio" else keys)
+        costs = None if cost is None else checked_costs(cost, len(numbers))
         if window is None and key == "aspect_ratio":
             window = _WINDOW
         self.boundaries: NDArray[Any] | None = None
@@ -119,9 +128,11 @@ class BucketBatchSampler(BatchSampler):
             window = checked_positive("window", window)
             if max_tokens is not None or boundaries is not None:
                 raise ConfigError(f"with a window leave out {max_tokens=}, {boundaries=}.")
-            order: IndexSampler = _WindowOrder(
+            similar = _WindowOrder(
                 numbers, size * chosen.world_size, window, seed, is_shuffled=shuffle
             )
+            similar.costs, similar.num_dealt_to = costs, chosen.world_size
+            order: IndexSampler = similar
             if chosen.world_size > 1:
                 order = DistributedSampler(order, chosen.world_size, chosen.rank)
             super().__init__(order, size, drop_last)
@@ -139,6 +150,7 @@ class BucketBatchSampler(BatchSampler):
         self._order = _BucketOrder(numbers, buckets, sizes * chosen.world_size, seed)
         self._order.rank, self._order.num_replicas = chosen
         self._order.is_shuffled, self._order.is_cut = shuffle, drop_last
+        self._order.costs = costs
         self.is_even = False
         super().__init__(self._order, int(sizes.max(initial=1)), drop_last)
 
@@ -157,7 +169,13 @@ class BucketBatchSampler(BatchSampler):
 
 
 class _WindowOrder(IndexSampler):
-    """Every index once, in random order, each run of `batch_size` of similar ones."""
+    """Every index once, in random order, each run of `batch_size` of similar ones.
+
+    With `costs`, the shares of `num_dealt_to` ranks that take turns in a run cost about the same.
+    """
+
+    costs: NDArray[np.float64] | None = None
+    num_dealt_to: int = 1
 
     def __init__(
         self,
@@ -179,11 +197,14 @@ class _WindowOrder(IndexSampler):
         return len(self._keys)
 
     def indices(self) -> NDArray[np.int64]:
+        num_groups, num_left = divmod(len(self._keys), self._batch_size)
         if not self._is_shuffled:
-            return np.argsort(self._keys, kind="stable").astype(np.int64, copy=False)
+            order = np.argsort(self._keys, kind="stable").astype(np.int64, copy=False)
+            order, left = np.split(order, [len(order) - num_left])
+            groups = self._dealt(order.reshape(num_groups, self._batch_size), None)
+            return np.append(groups, left)
         rng = self.rng()
         order = rng.permutation(len(self._keys))
-        num_groups, num_left = divmod(len(order), self._batch_size)
         # Those left over are taken before anything is sorted: otherwise they would be those with
         # the largest keys, and `drop_last` would hardly ever show them.
         grouped = order[: len(order) - num_left]
@@ -192,7 +213,18 @@ class _WindowOrder(IndexSampler):
             part = grouped[start : start + size]
             part[:] = part[np.argsort(self._keys[part], kind="stable")]
         groups = rng.permutation(grouped.reshape(num_groups, self._batch_size))
-        return np.concatenate((groups.ravel(), order[len(order) - num_left :]))
+        return np.append(self._dealt(groups, rng), order[len(order) - num_left :])
+
+    def _dealt(
+        self, groups: NDArray[np.int64], rng: np.random.Generator | None
+    ) -> NDArray[np.int64]:
+        """Put each group into the order in which ranks that take turns get their shares."""
+        if self.costs is None or self.num_dealt_to == 1:
+            return groups
+        begins = None if rng is None else rng.integers(self.num_dealt_to, size=len(groups))
+        shares = dealt(self.costs[groups], self.num_dealt_to, begins)
+        turns = shares.transpose(0, 2, 1).reshape(groups.shape)
+        return np.take_along_axis(groups, turns, axis=1)
 
     def settings(self) -> dict[str, Any]:
         return {
@@ -202,6 +234,7 @@ class _WindowOrder(IndexSampler):
             "batch_size": self._batch_size,
             "shuffle": self._is_shuffled,
             "window": self._window,
+            **({} if self.costs is None else {"cost": digest(self.costs)}),
         }
 
 
@@ -210,6 +243,7 @@ class _BucketOrder(BatchOrder):
 
     is_shuffled: bool = True
     is_cut: bool = False
+    costs: NDArray[np.float64] | None = None
 
     def __init__(
         self,
@@ -260,14 +294,42 @@ class _BucketOrder(BatchOrder):
         bucket = np.repeat(np.arange(len(self.sizes)), num_batches)  # of each batch
         number = np.arange(len(bucket)) - (np.cumsum(num_batches) - num_batches)[bucket]
         starts = np.cumsum(self._counts) - self._counts
+        first = (starts[bucket] + number * self.sizes[bucket])[turns]
+        if self.costs is not None and ranks > 1:
+            return self._by_cost(samples, first, lengths, bucket[turns], rng)
         # Index j of this rank in a batch is index j * ranks + rank of the batch of all ranks.
-        first = (starts[bucket] + number * self.sizes[bucket])[turns] + self.rank
+        first += self.rank
         places = np.repeat(first - (np.cumsum(lengths) - lengths) * ranks, lengths)
         places += np.arange(0, len(places) * ranks, ranks)
         if ranks > 1:  # behind the end of a bucket its first samples come once more
             own = np.repeat(bucket[turns], lengths)
             places = starts[own] + (places - starts[own]) % self._counts[own]
         return samples[places]  # type: ignore[no-any-return]
+
+    def _by_cost(
+        self,
+        samples: NDArray[np.int64],
+        first: NDArray[Any],
+        lengths: NDArray[np.int64],
+        buckets: NDArray[np.integer[Any]],
+        rng: np.random.Generator,
+    ) -> NDArray[np.int64]:
+        """Return the order, given where in `samples` each step begins, and its batches' length."""
+        assert self.costs is not None
+        order = np.empty(int(lengths.sum()), np.int64)
+        offsets = np.cumsum(lengths) - lengths
+        starts = np.cumsum(self._counts) - self._counts
+        for length in np.unique(lengths).tolist():
+            steps = np.flatnonzero(lengths == length)
+            own = buckets[steps, None]
+            places = (first[steps] - starts[buckets[steps]])[:, None]
+            places = places + np.arange(length * self.num_replicas)
+            groups = samples[starts[own] + places % self._counts[own]]
+            begins = rng.integers(self.num_replicas, size=len(steps)) if self.is_shuffled else None
+            shares = dealt(self.costs[groups], self.num_replicas, begins)
+            batches = np.take_along_axis(groups, shares[:, self.rank], axis=1)
+            order[offsets[steps, None] + np.arange(length)] = batches
+        return order
 
     def _samples(self, rng: np.random.Generator) -> NDArray[np.int64]:
         """All samples, those of the first bucket first."""
@@ -285,6 +347,7 @@ class _BucketOrder(BatchOrder):
             "global_batch_sizes": digest(self.sizes),
             "shuffle": self.is_shuffled,
             "drop_last": self.is_cut,
+            **({} if self.costs is None else {"cost": digest(self.costs)}),
         }
 
 

@@ -59,6 +59,7 @@ _ROUNDS: Final = 8
 # Scalars of the arrays' own types, so that numpy computes in those.
 _MULTIPLIER_1: Final = np.uint32(0x7FEB352D)
 _MULTIPLIER_2: Final = np.uint32(0x846CA68B)
+_GOLDEN: Final = np.uint32(0x9E3779B1)
 _SHIFT_15: Final = np.uint32(15)
 _SHIFT_16: Final = np.uint32(16)
 _SHIFT_32: Final = np.uint64(32)
@@ -264,3 +265,34 @@ def _encipher(values: NDArray[np.int64], a: Any, b: Any, keys: Any) -> None:  # 
         half, other = other, half
     np.multiply(left, b, out=wide, dtype=np.uint64)
     wide += right
+
+
+class GroupShuffle:
+    """An order of each of many groups, of any sizes, none of which is stored.
+
+    Any order of a small group is possible, but some are likelier than others: of 5 items by a third
+    more or less.
+    """
+
+    def __init__(self, sizes: NDArray[np.int64], seed: int, *which: int) -> None:
+        """Choose the orders, a pure function of the arguments; fewer than 2^31 items a group."""
+        self._n = sizes
+        roots = np.ceil(np.sqrt(np.maximum(sizes, 1)))
+        self._b = roots.astype(np.uint64)
+        self._a = np.ceil(sizes / roots).astype(np.uint64)
+        words = seed_sequence(seed, Purpose.ORDER, *which).generate_state(2 * _ROUNDS, np.uint32)
+        self._keys = words.reshape(_ROUNDS, 2, 1)
+
+    def replaced(
+        self, positions: NDArray[np.int64], groups: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Return what is at positions of groups: in each group other positions, each once."""
+        values = positions.copy()
+        for start in range(0, len(values), _PIECE):
+            piece, which = values[start : start + _PIECE], groups[start : start + _PIECE]
+            keys = np.repeat(self._keys, len(piece), axis=2)
+            keys[:, 0] ^= which.astype(np.uint32) * _GOLDEN  # wraps
+            n, a, b = self._n[which], self._a[which], self._b[which]
+            _encipher(piece, a, b, keys)
+            _walk(piece, n, a, b, keys)
+        return values

@@ -737,28 +737,31 @@ class BatchSampler(Resumable, Sampler[list[int]]):
 
     def _from(self, place: SamplerPosition) -> Iterator[list[int]]:
         place.begin(getattr(self, "epoch", None))
-        for batch in itertools.islice(self._drawn(), place.given, None):
+        for batch in self._drawn(place.given):
             place.given += 1
             yield batch
 
-    def _drawn(self) -> Iterator[list[int]]:
+    def _drawn(self, start: int) -> Iterator[list[int]]:
         if has_order(self.sampler):
-            yield from (batch.tolist() for batch in self._ordered())
+            yield from (batch.tolist() for batch in self._ordered(self.layout(), start))
             return
         # A generator, since islice calls iter(), where what is its own iterator may begin again.
         indices = (index for index in self.sampler)
+        for _ in range(start):
+            if not list(itertools.islice(indices, self.batch_size)):
+                return
         while batch := list(itertools.islice(indices, self.batch_size)):
             if len(batch) == self.batch_size or not self.drop_last:
                 yield batch
             if len(batch) < self.batch_size:
                 return
 
-    def _ordered(self) -> Iterator[NDArray[np.int64]]:
-        """All batches; the order is that of the epoch at the time of the call."""
-        order, offsets = cast("IndexSampler", self.sampler).indices(), self.layout().offsets
-        if offsets is not None:
-            return pieces_of(order, offsets)
-        return batches_of(order, self.batch_size, self.drop_last)
+    def _ordered(self, layout: BatchLayout, start: int = 0) -> Iterator[NDArray[np.int64]]:
+        """The batches from number `start` on, in the epoch at the time of the call."""
+        order = cast("IndexSampler", self.sampler).indices()
+        if layout.offsets is not None:
+            return pieces_of(order, layout.offsets[start:])
+        return batches_of(order, self.batch_size, self.drop_last, start * self.batch_size)
 
     def index_batches(self) -> Iterator[NDArray[np.int64] | list[Any]]:
         """Return the batches as int64 arrays if the sampler is an `IndexSampler`, else as lists.
@@ -766,7 +769,7 @@ class BatchSampler(Resumable, Sampler[list[int]]):
         The arrays are views of the order of the epoch at the time of the call: do not write.
         """
         if has_order(self.sampler) and is_current(type(self), "index_batches", ("__iter__",)):
-            return self._ordered()
+            return self._ordered(self.layout())
         return iter(self)
 
     def settings(self) -> dict[str, Any]:

@@ -227,6 +227,15 @@ def test_a_damaged_index_is_replaced_where_the_store_may_be(tmp_path):
     assert samples_of(address) == [0, 1, 2, 3, 4]
 
 
+def test_an_object_of_the_index_s_name_that_is_no_index_is_not_replaced(tmp_path):
+    path = tmp_path / "index"
+    path.write_text("of a book")
+    for overwrite in (False, True):
+        with pytest.raises(StoreError):
+            pack(numbers(0, 5), f"shards:{tmp_path}", overwrite=overwrite)
+    assert path.read_text() == "of a book"
+
+
 def test_a_store_that_was_replaced_is_read_by_the_index_that_was_read(address):
     pack(numbers(0, 40), address, shard_size=2000)
     with open_store(address) as store:

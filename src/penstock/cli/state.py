@@ -29,7 +29,7 @@ def state(
         ),
     ],
 ) -> None:
-    """Say in words where a run was when its state was saved: epoch, batches, order, data."""
+    """Say in words where a run was when its state was saved."""
     found = list(_states(_read(Path(file)), ""))
     if not found:
         raise StateError(

@@ -290,6 +290,11 @@ def size_of(data: Any, name: str) -> int:  # noqa: ANN401
     raise StoreError(f"{name} is no whole record.")
 
 
+def begins_as_record(data: memoryview) -> bool:
+    """Return whether data were written as a record, damaged or not."""
+    return data[: len(_MAGIC)] == _MAGIC
+
+
 def decode_record(
     data: Any,  # noqa: ANN401
     name: str = "the record",

@@ -25,7 +25,13 @@ from penstock.blobs.folder import PARTIAL
 from penstock.errors import ConfigError, StoreError
 from penstock.stores.index import IndexBuilder, joined
 from penstock.stores.placing import Lock, already_there
-from penstock.stores.records import check_record, decode_record, encode_record, size_of
+from penstock.stores.records import (
+    begins_as_record,
+    check_record,
+    decode_record,
+    encode_record,
+    size_of,
+)
 from penstock.stores.shards.store import INDEX_NAME, Shards, read_index
 from penstock.stores.store import other_source
 from penstock.warn import warn_user
@@ -137,9 +143,15 @@ class ShardWriter:
         except BlobNotFound:
             return None
         except StoreError as error:
-            if may_be_damaged and type(error) is StoreError and self._version:
+            if not (may_be_damaged and type(error) is StoreError and self._version):
+                raise
+            (data,) = self._blobs.read([ByteRange(INDEX_NAME)])
+            if begins_as_record(data):
                 return None
-            raise
+            raise StoreError(
+                f"{INDEX_NAME!r} in {self._blobs.address} is no index that Penstock wrote, so it "
+                "is not replaced. Remove it, or name another prefix."
+            ) from error
 
     def _check_classes(self, there: PackedShards) -> None:
         """Raise unless labels mean the same in both parts."""

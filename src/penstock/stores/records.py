@@ -292,7 +292,7 @@ def size_of(data: Any, name: str) -> int:  # noqa: ANN401
 
 def begins_as_record(data: memoryview) -> bool:
     """Return whether data were written as a record, damaged or not."""
-    return data[: len(_MAGIC)] == _MAGIC
+    return bytes(data[: len(_MAGIC)]) == _MAGIC
 
 
 def decode_record(

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contender of cache.py that is run by an interpreter with TensorFlow: tf.data's `cache()`.
+"""tf.data's `cache()`: the contender of cache.py that needs an interpreter with TensorFlow.
 
     python benchmarks/_cache_tensorflow.py FOLDER NUM_EPOCHS
 
-It prints JSON: of the first epoch and of later ones seconds, CPU seconds, images and batches; and
-the memory of the process in MB. It decodes with two threads, as there are two workers elsewhere.
+It prints JSON: seconds, CPU seconds, images and batches, for the first epoch and for later ones;
+and the memory of the process in MB. It decodes with two threads, as the other contenders have two
+workers.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ SIZE_PX, BATCH_SIZE = 224, 16
 
 
 def decoded(path: Any) -> Any:  # noqa: ANN401
-    """Return the pixels of a file, by the JPEG library's fast transform, as Penstock has them."""
+    """Return the pixels of a file, decoded with the JPEG library's fast transform, as Penstock."""
     return tf.io.decode_jpeg(tf.io.read_file(path), channels=3, dct_method="INTEGER_FAST")
 
 
@@ -45,7 +46,7 @@ def augmented(image: Any) -> Any:  # noqa: ANN401
 
 
 def main(folder: str, num_epochs: int) -> None:
-    """Load the photos once, and then so many times more."""
+    """Load the photos once, and then in `num_epochs` more epochs."""
     tf.config.threading.set_intra_op_parallelism_threads(1)
     files = sorted(map(str, Path(folder).glob("*/*.jp*g")))
     dataset = tf.data.Dataset.from_tensor_slices(files).map(decoded, num_parallel_calls=2).cache()

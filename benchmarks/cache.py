@@ -10,17 +10,18 @@ Method
     no cache           `penstock.torch.DataLoader` over `ImageFolder` with `ImagePipeline.train`.
     first epoch        The same with `cache="ram:4GB"`, which is empty.
     later epochs       The same, when all are kept.
-    tf.data, cache     `cache()` behind the decoding of whole images, and the same crop, flip and
-                       normalisation in TensorFlow's own operations, by two threads of one process.
-                       Of an interpreter in PENSTOCK_BENCH_TENSORFLOW; without, it is left out.
-    ..., 8 workers     With 8 workers, for what they take together: "PSS MB" counts what processes
-                       share once.
+    tf.data, cache     `cache()` after the decoding of whole images; then the same crop, flip and
+                       normalisation in TensorFlow's own operations, on two threads of one process.
+                       PENSTOCK_BENCH_TENSORFLOW names its interpreter; without, it is left out.
+    ..., 8 workers     With 8 workers, for their memory in all: "PSS MB" counts memory that
+                       processes share once.
 
-    An epoch is 445 images; "later" and "no cache" are eight, after one that is not counted, with
-    the same workers. Of the first epoch what the workers make before its second batch comes is not
-    counted either. The consumer reads the first and the last number of each batch.
+    An epoch is 445 images. "later" and "no cache" are eight epochs with the same workers, after one
+    that is not counted. In the first epoch, what the workers have made by the time the first batch
+    comes is not counted. Otherwise, the consumer reads the first and the last number of each batch.
 
-    Another folder of class folders: PENSTOCK_BENCH_IMAGES=/path. Without any, noise is drawn.
+    PENSTOCK_BENCH_IMAGES=/path names another folder of class folders. If there is none, the images
+    are noise.
 
 Left out
     FFCV with raw images: version 1.0.2 could be built here, and packs the photos; its loader gave
@@ -82,7 +83,7 @@ class Size:
 
 
 def load(epoch: str, num_workers: int, size: Size) -> Reading:
-    """Load the photos, in the epoch "first", in "later" ones, or in any, without a "cache"."""
+    """Load the photos: the "first" epoch or "later" ones with a cache, or "any" without."""
     from penstock.vision import ImageFolder, ImagePipeline
 
     cache = None if epoch == "any" else "ram:4GB"

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast are documents packed into rows of tokens, how full are these, and how equal are ranks?
+"""How fast is packing into rows of tokens, how full are the rows, and how equal are the ranks?
 
 Question
     10 million documents with long-tailed lengths, and the functions of Python's own standard
-    library, in rows of 2,048 and 8,192 tokens: documents per second of planning, padding, memory,
-    what the ranks of a step differ by, and the time to go on at step 50,000.
+    library, in rows of 2,048 and 8,192 tokens: documents planned per second, padding, memory, how
+    much the ranks of a step differ, and the time to resume at step 50,000.
 
 Method
     Lengths: lognormal (median 403 tokens, mean 830); or the bytes of each function or class in the
@@ -13,22 +13,23 @@ Method
 
     penstock            `PackingSampler`, 8 rows in a batch. Timed: making it, and all batches of an
                         epoch as arrays of indices, on one rank.
-    torch, concat       What is often written by hand: documents in the order of torch.randperm in
-                        one line, cut at every row's end. No padding; documents are cut.
-    torch, one a row    A document in each row: padding without any packing.
-    grain first, best   Grain's FirstFitPackIterDataset and BestFitPackIterDataset with 512 rows
-                        open, of the first so many documents; their tokens are zeros. The time has
-                        the copying of tokens in it, which is part of what they do.
-    trl                 TRL's `pack_dataset(strategy="bfd")` of the same documents; likewise.
+    torch, concat       What is often written by hand: documents in the order of torch.randperm are
+                        joined, and cut at every row's end. No padding; documents are cut.
+    torch, one a row    One document in each row: the padding without any packing.
+    grain first, best   Grain's FirstFitPackIterDataset and BestFitPackIterDataset with 512 open
+                        rows, on as many of the first documents as the name says; all tokens are
+                        zeros. The time includes copying tokens, which is part of what they do.
+    trl                 TRL's `pack_dataset(strategy="bfd")` on the same documents; the time
+                        includes copying, too.
 
-    "imbalance" is the largest load of 8 ranks over the mean one, less 1, in the mean over steps of
-    one row a rank (Penstock: 4,096 of them, of 2 million documents). A load is tokens; or the
-    squared lengths of the documents, for which Penstock is given `cost=lengths**2`. Peers' rows go
-    to the ranks by turns. "resume ms" is loading a state of step 50,000, or of the middle, and the
-    batch that follows.
+    "imbalance" is the largest load of 8 ranks divided by their mean load, less 1, averaged over
+    steps of one row per rank (Penstock: 4,096 steps, of 2 million documents). A load is the tokens;
+    or the sum of the documents' squared lengths, for which Penstock is given `cost=lengths**2`.
+    Peers' rows go to the ranks by turns. "resume ms" is the time to load a state of step 50,000, or
+    of the middle of a shorter epoch, and to get the next batch.
 
-    Peers in another environment: --peers /path/to/its/python, or PENSTOCK_BENCH_PEERS. Those whose
-    packages are not there are left out, and named.
+    Peers may be in another environment: --peers /path/to/its/python, or PENSTOCK_BENCH_PEERS. Those
+    whose packages are missing are left out, and named.
 
 Left out
     Reading tokens.
@@ -67,16 +68,16 @@ Result
     grain best, 30,000                         0.007    0.13     0.13      195
     trl, 30,000                                0.033    1.03     1.1        50
 
-    Making the sampler is 0.5 s of the 2.7 s for 11.4 million pieces (22.6 M/s); the rest is the
-    batches of the epoch. Of few documents most have a length of their own, and are packed one by
-    one: the library's 78,000 take 0.05 s in all. Going on at step 50,000 (of the library at
-    the middle) takes 1.4 to 4 ms, with a state of 253 bytes. TRL gives rows in the order of their
-    longest document, so those of a step are alike. All targets are met.
+    Making the sampler takes 0.5 s of the 2.7 s for 11.4 million pieces (22.6 M/s), and the batches
+    of the epoch take the rest. Among few documents, most have a length of their own and are packed
+    one by one: the library's 78,000 take 0.05 s in all. Resuming at step 50,000 (the library: in
+    the middle) takes 1.4 to 4 ms, with a state of 253 bytes. TRL yields rows in the order of their
+    longest document, so the rows of a step are alike. All targets are met.
 
 What it does not show
-    Whether a model learns as well from rows that are packed. What Grain and TRL take for planning
-    alone: they copy tokens as they pack. How they would pad 10 million documents: of 30,000, a last
-    row or two that are half empty are 0.1 % of rows of 8,192.
+    Whether a model learns as well from packed rows. How long Grain and TRL take for planning alone:
+    they copy tokens as they pack. How much padding they would have with 10 million documents: with
+    30,000, one or two last rows that are half empty are 0.1 % of the rows of 8,192.
 """
 
 from __future__ import annotations
@@ -120,10 +121,10 @@ class Size:
     """How many documents there are.
 
     Attributes:
-        num_documents: Of the long-tailed lengths.
-        num_for_peers: Of these or of the library's, for what is slower.
-        num_files: Of the standard library.
-        num_steps: In which ranks are compared.
+        num_documents: Documents with long-tailed lengths.
+        num_for_peers: Documents, of either kind, for the slower peers.
+        num_files: Files of the standard library.
+        num_steps: Steps in which ranks are compared.
     """
 
     num_documents: int
@@ -133,7 +134,7 @@ class Size:
 
 
 def long_tailed(size: Size) -> npt.NDArray[np.int64]:
-    """Return lengths as texts of the web have them."""
+    """Return lengths that are distributed like those of texts of the web."""
     lengths = np.random.default_rng(0).lognormal(6, 1.2, size.num_documents)
     return lengths.astype(np.int64) + 1
 
@@ -149,7 +150,7 @@ def standard_library(size: Size) -> npt.NDArray[np.int64]:
 
 
 def cut(lengths: npt.NDArray[np.int64], row_tokens: int) -> npt.NDArray[np.int64]:
-    """Return the lengths of documents none of which is longer than a row."""
+    """Return the lengths after every document longer than a row is cut."""
     num_whole = lengths // row_tokens
     rests = lengths - num_whole * row_tokens
     pieces = np.concatenate((np.full(int(num_whole.sum()), row_tokens), rests[rests > 0]))
@@ -157,7 +158,7 @@ def cut(lengths: npt.NDArray[np.int64], row_tokens: int) -> npt.NDArray[np.int64
 
 
 def imbalance(costs: npt.NDArray[np.float64]) -> float:
-    """Return max / mean - 1 over ranks, in the mean over steps; shape (steps, ranks)."""
+    """Return max / mean - 1 over ranks, averaged over steps; `costs` is (steps, ranks)."""
     return float((costs.max(axis=1) / costs.mean(axis=1)).mean() - 1)
 
 
@@ -248,7 +249,7 @@ def one_a_row(size: Size, lengths_of: Callable[[Size], Any], row_tokens: int) ->
 
 
 def concatenated(size: Size, lengths_of: Callable[[Size], Any], row_tokens: int) -> Reading:
-    """Cut one line of all documents at every row's end."""
+    """Join all documents, and cut at every row's end."""
     import torch
 
     lengths = cut(lengths_of(size), row_tokens)

@@ -13,29 +13,30 @@ Method
     (_remote_loaders.py) has a process, a server and an empty cache of its own.
 
     penstock            `Loader` over `StoreDataset("s3://...")`, a store of shards.
-    penstock, 60 %      With `local_cache=` of that size: what is needed last is thrown out.
-    penstock, LRU, 60 % With `eviction="lru"`: what was not needed for longest is.
-    torch, boto3        torch's `DataLoader`, one object a sample, read in `__getitem__`; also with
-                        16 workers, as one does to hide latency.
-    torch, obstore      The same, with the library that Penstock has below.
+    penstock, 60 %      With `local_cache=` of that size: the record needed last is evicted.
+    penstock, LRU, 60 % With `eviction="lru"`: the record read longest ago is evicted.
+    torch, boto3        torch's `DataLoader`, one object per sample, read in `__getitem__`; also
+                        with 16 workers, which hide latency.
+    torch, obstore      The same, with the library that Penstock uses.
     streaming, litdata  MosaicML's and Lightning's, in 50 shards (their defaults would make 3 of
-                        these data), with that `cache_limit` or `max_cache_size`.
-    webdataset          50 tar files, over plain HTTP; a fourth of the samples in the buffer.
+                        these data), with `cache_limit` or `max_cache_size` of that size.
+    webdataset          50 tar files, over plain HTTP; a shuffle buffer of a fourth of the samples.
     huggingface         `datasets` streaming 50 Parquet files, the same buffer.
 
-    What is packed is in mixed order. The sample's bytes are checked, and that each comes once an
-    epoch. The first epoch has the opening and the start of the workers in it. Memory is the sum of
-    the proportional sizes (PSS) of the contender's processes, looked at twice a second.
+    Samples are packed in mixed order. Each sample's bytes are checked, and that it comes once per
+    epoch. The first epoch includes opening the data and starting the workers. Memory is the sum of
+    the proportional sizes (PSS) of the contender's processes, measured twice a second.
 
-    "of optimum" is the bytes fetched in epochs 2 and 3 over the least with a cache of that size,
-    for the order in which the samples came: what is needed last is thrown out, or not kept at all
-    (Belady; where sizes differ that is close to the least, not the least). "LRU / optimum" is the
-    same of a simulated LRU cache. Both fetch single samples. What workers have read ahead lies
-    outside of the cache: where that is much of the data, less than the optimum can be fetched.
+    "of optimum" is the bytes fetched in epochs 2 and 3, divided by the least possible with a cache
+    of that size and the order in which the samples came. The least is by Belady's rule: the sample
+    needed last is evicted, or not kept at all. (If sizes differ, that is close to the least.) "LRU
+    / optimum" is the same for a simulated LRU cache. Both fetch single samples. What workers have
+    read ahead is outside the cache. If that is much of the data, a contender can fetch less than
+    the optimum.
 
-    A peer whose run ends with an error is tried three times; "failed runs" says how often it did.
-    Peers in another environment: --peers /path/to/its/python, or PENSTOCK_BENCH_PEERS. A contender
-    whose packages are not there is left out, and named.
+    A peer whose run ends with an error is tried three times; "failed runs" says how many failed.
+    Peers may be in another environment: --peers /path/to/its/python, or PENSTOCK_BENCH_PEERS. A
+    contender whose packages are missing is left out, and named.
 
 Left out
     Packing. The time of the server, which uses the same cores.
@@ -144,7 +145,7 @@ class Size:
 def optimal_bytes(orders: Sequence[Sequence[int]], sizes: Sequence[int], capacity: int) -> int:
     """Return the least bytes fetched after the first epoch, with a cache of `capacity` bytes.
 
-    When it is full, what is needed last is thrown out; that may be what just came.
+    When it is full, the sample needed last is evicted; that may be the one just fetched.
 
     Args:
         orders: The samples of each epoch, in the order in which they are needed.
@@ -179,7 +180,7 @@ def optimal_bytes(orders: Sequence[Sequence[int]], sizes: Sequence[int], capacit
 
 
 def lru_bytes(orders: Sequence[Sequence[int]], sizes: Sequence[int], capacity: int) -> int:
-    """Return what `optimal_bytes` does, if what was not needed for longest is thrown out."""
+    """Return the same as `optimal_bytes`, if the sample used longest ago is evicted."""
     kept: OrderedDict[int, None] = OrderedDict()
     used = fetched = 0
     for number, order in enumerate(orders):
@@ -201,7 +202,7 @@ def lru_bytes(orders: Sequence[Sequence[int]], sizes: Sequence[int], capacity: i
 def load(
     size: Size, way: str, percent: int = 0, num_workers: int = 2, eviction: str = "foresight"
 ) -> Reading:
-    """Pack if need be, start a server, and load in a process of its own."""
+    """Pack if necessary, start a server, and load in a process of its own."""
     sizes = sizes_of(size.num_samples).tolist()
     # A cache "of all" has room for what a format adds.
     capacity = sum(sizes) * (105 if percent == 100 else percent) // 100
@@ -252,7 +253,7 @@ def load(
 
 
 def _measured(size: Size, job: Job) -> tuple[list[dict[str, Any]], int, int]:
-    """Return epochs, most memory, and the runs that failed before: some peers' do, now and then.
+    """Return epochs, most memory, and how many runs failed before: some peers sometimes fail.
 
     There are no epochs if all runs of a peer failed; the other contenders go on.
     """
@@ -353,7 +354,7 @@ def _missing(way: str) -> list[str]:
 
 
 def _has_cache() -> bool:
-    """Return whether this Penstock keeps what comes from far away on this machine."""
+    """Return whether this release of Penstock has `local_cache=`."""
     from penstock.errors import ConfigError
     from penstock.stores import open_store
 
@@ -368,7 +369,7 @@ def _has_cache() -> bool:
 
 
 class Remote(Benchmark[Size]):
-    """Has a distance, leaves out who is not installed, and shows each epoch."""
+    """Takes a distance, leaves out contenders that are not installed, and shows each epoch."""
 
     def main(self, arguments: Sequence[str] | None = None) -> int:
         """Run from the command line, with the options of a size."""
@@ -480,7 +481,7 @@ def _contenders() -> dict[str, Callable[[Size], Reading]]:
 
 
 def _given(base: Size) -> Size:
-    """Return the size that the parent process tells, or `base`."""
+    """Return the size that the parent process gives, or `base`."""
     told = os.environ.get(_SIZE)
     return Size(**json.loads(told)) if told else base
 

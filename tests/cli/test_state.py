@@ -69,7 +69,7 @@ def test_states_are_found_in_a_checkpoint_of_torch(tmp_path, capsys):
     assert f"loaders[0]:\n{TEXT}" in out
     assert "loaders[1].inner:\nepoch 0, after 1 item of all ranks\n" in out
     assert "stream:\nepoch 0, after 1 batch\n" in out
-    assert "a stream: the places of 1 worker\n" in out
+    assert "a stream: the positions of 1 worker\n" in out
 
 
 class Runs:
@@ -82,8 +82,8 @@ class Runs:
     [
         (b"[1, 2", "is neither JSON nor a checkpoint of torch"),
         (b'{"epoch": 3}', "holds no state of a Penstock loader"),
-        (b"PK\x03\x04 cut off", "torch reads no plain data"),
-        (None, "torch reads no plain data"),
+        (b"PK\x03\x04 cut off", "torch cannot read file as plain data"),
+        (None, "torch cannot read file as plain data"),
     ],
 )
 def test_what_is_no_state_is_an_error_and_no_program(content, says, tmp_path, monkeypatch, capsys):

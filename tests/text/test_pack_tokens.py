@@ -176,10 +176,10 @@ def test_an_empty_corpus_is_an_empty_file(tmp_path, tokenizer):
 BAD_LINES = [
     (b'{"text": "w1"', r"line 3: Expecting ',' delimiter"),
     (b'{"text": "\xff"}', r"line 3: 'utf-8' codec can't decode byte 0xff"),
-    (b'{"body": "w1"}', r"line 3: it has no 'text', but body: --text-key"),
-    (b'["w1"]', r"line 3: it is JSON, but a list and no object"),
-    (b'{"text": 5}', r"line 3: 'text' is no text, but int"),
-    (b'{"text": null}', r"line 3: 'text' is no text, but NoneType"),
+    (b'{"body": "w1"}', r"line 3: it has no 'text', but body: name a field with --text-key"),
+    (b'["w1"]', r"line 3: it is JSON, but a list, not an object"),
+    (b'{"text": 5}', r"line 3: 'text' is not text, but int"),
+    (b'{"text": null}', r"line 3: 'text' is not text, but NoneType"),
     (rb'{"text": "\ud800"}', r"line 3: 'utf-8' codec can't encode character"),
     (b'{"text": ' + b"[" * 100_000, r"line 3: .*recursion"),
 ]
@@ -214,7 +214,7 @@ def test_rows_that_are_no_document_are_named_or_left_out(tmp_path, tokenizer):
     with pytest.raises(StoreError, match=r"c\.parquet, row 1: 'utf-8' codec"):
         pack_tokens(tmp_path / "c.parquet", tmp_path / "t", tokenizer)
     report = pack_tokens(tmp_path / "c.parquet", tmp_path / "t", tokenizer, on_error="skip")
-    assert [why for _, why in report.left_out][1] == "'text' is no text, but NoneType"
+    assert [why for _, why in report.left_out][1] == "'text' is not text, but NoneType"
     assert documents_in(tmp_path / "t") == [[3]]
 
 

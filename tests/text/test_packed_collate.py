@@ -165,10 +165,10 @@ def test_a_document_that_is_longer_than_a_row_is_named():
 @pytest.mark.parametrize(
     ("samples", "said"),
     [
-        ([[1], "text"], "sample 1 of the batch is no document: a str"),
-        ([[0.5]], r"no document: a list of float64, shape \(1,\)"),
-        ([[[1, 2]]], r"no document: a list of int64, shape \(1, 2\)"),
-        ([{"text": "a"}], r"all dicts with 'input_ids': .* a dict of \['text'\]"),
+        ([[1], "text"], "sample 1 of the batch is not a document: a str"),
+        ([[0.5]], r"not a document: a list of float64, shape \(1,\)"),
+        ([[[1, 2]]], r"not a document: a list of int64, shape \(1, 2\)"),
+        ([{"text": "a"}], r"all dicts with 'input_ids'\. .* a dict of \['text'\]"),
         ([{"input_ids": [1]}, [2]], "all dicts with 'input_ids'"),
         ([{"input_ids": [1], "labels": [1]}, {"input_ids": [1]}], "all dicts with 'labels'"),
     ],
@@ -187,7 +187,7 @@ def test_a_value_per_token_beside_the_tokens_says_what_to_do():
     samples = [{"input_ids": [1] * n, "attention_mask": [1] * n} for n in (2, 3)]
     with pytest.raises(CollateError) as caught:
         PackedCollate(8)(samples)
-    assert any("as attention_mask" in note for note in caught.value.__notes__)
+    assert any("such as attention_mask" in note for note in caught.value.__notes__)
 
 
 @pytest.mark.parametrize("arguments", [{"max_tokens": 0}, {"max_tokens": 8, "layout": "padded"}])

@@ -265,9 +265,9 @@ def test_changed_tokens_are_found_by_verify(path):
     [
         ({"format": "x"}, "is not the header of a folder of tokens"),
         ({"version": 2}, "is of version 2 of the layout"),
-        ({"dtype": "float32"}, "its dtype, counts or checksums are none"),
-        ({"num_tokens": -1}, "its dtype, counts or checksums are none"),
-        ({"crc32": 3}, "its dtype, counts or checksums are none"),
+        ({"dtype": "float32"}, "its dtype, counts or checksums are missing or wrong"),
+        ({"num_tokens": -1}, "its dtype, counts or checksums are missing or wrong"),
+        ({"crc32": 3}, "its dtype, counts or checksums are missing or wrong"),
     ],
 )
 def test_a_header_that_is_none_is_an_error(path, values, said):

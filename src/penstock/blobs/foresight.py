@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Foresight`: reads ahead what a rank's order says, into the cache of its machine.
+"""`Foresight`: reads records ahead, in a rank's order, into the cache of its machine.
 
     this epoch's records                       | the next epoch's, as far as they are known
     … used up │ asked for by workers │ read ahead ──▶ at
             clock                  asked
 
-An epoch is a function of its number, so both are known before anything is read. Each record's next
-use is written down for eviction (`Order`): what is needed last goes first, which no other rule can
-better. L. A. Belady, A study of replacement algorithms for a virtual-storage computer, IBM Systems
-Journal 5(2), 1966; for training: R. Böhringer et al., Clairvoyant Prefetching (NoPFS), SC 2021.
+The order of an epoch is a function of its number, so both are known before anything is read. Each
+record's next use is noted for eviction (`Order`): the record needed last is evicted first. No other
+rule evicts better. L. A. Belady, A study of replacement algorithms for a virtual-storage computer,
+IBM Systems Journal 5(2), 1966; for training: R. Böhringer et al., Clairvoyant Prefetching (NoPFS),
+SC 2021.
 """
 
 from __future__ import annotations
@@ -36,17 +37,17 @@ if TYPE_CHECKING:
 _REQUESTS_AHEAD: Final = 96  # of the 128 of a process: a worker that waits finds one
 _MOST_FAILED: Final = 100  # requests of an epoch
 _LOOK_AHEAD: Final = 4096  # samples
-_PAUSE_S: Final = 0.005  # until it is looked again whether more is to be read ahead
+_PAUSE_S: Final = 0.005  # until the next check whether more is to be read ahead
 _LONGEST_PAUSE_S: Final = 0.2  # while nothing happens
 
 
 class _Walk:
-    """How far a loader is in its order, and what room it makes thereby.
+    """How far a loader is in its order, and how much room its used records leave.
 
     Attributes:
-        ends: Bytes of the records up to each sample, each record once an epoch.
-        used_up: How many samples are.
-        share: Of the cache, which is this loader's: by the bytes of its epoch.
+        ends: Bytes of all records up to each sample; a record counts once per epoch.
+        used_up: How many samples are used up.
+        share: This loader's share of the cache, by the bytes of its epoch.
     """
 
     def __init__(
@@ -68,14 +69,14 @@ class _Walk:
         self._num_spared = cache.num_spared_bytes
 
     def catch_up(self) -> int:
-        """Write down when those that are used up are next; return how many they are."""
+        """Note the next use of samples that are used up; return how many these are in all."""
         clock = int(self.order.clock[0])
         if clock > self.used_up:
             done = slice(self.used_up, clock)
             records = self.records[done]
             self.order.due[records] = self._following[done]
             self.used_up = clock
-            # What is needed, by any rank, only after what fills the cache will be evicted before.
+            # A record that no rank needs before others have filled the cache is evicted by then.
             most = self._cache.max_bytes + self._cache.ahead_bytes
             in_next_epoch = self._cache.distances(records) - (self._num_now - clock)
             is_lost = in_next_epoch * self._mean_bytes > most * self.share
@@ -84,12 +85,12 @@ class _Walk:
 
     @property
     def num_spared_bytes(self) -> int:
-        """This loader's part of what can be evicted for what is read ahead, without a loss."""
+        """This loader's part of the bytes that reading ahead may evict without a loss."""
         return int(max(0, self._cache.num_spared_bytes - self._num_spared) * self.share)
 
 
 class Foresight:
-    """Fetches records of one store for a process, each once, whoever asks.
+    """Fetches records of one store for a process; several requests for a record fetch it once.
 
     Concurrency:
         One event loop.
@@ -111,7 +112,7 @@ class Foresight:
     async def follow(
         self, path: str, counts: str, num_now: int, records: NDArray[np.int64]
     ) -> None:
-        """Read ahead in an order, which has a file, until that is removed."""
+        """Read ahead in an order, until the order's file is removed."""
         if self._counts is None or self._counts.path != counts:
             self._counts = Counts.shared(counts)
         order = Order.shared(path, len(self._ranges))
@@ -133,7 +134,7 @@ class Foresight:
             pause_s = _PAUSE_S if clock > before else min(2 * pause_s, _LONGEST_PAUSE_S)
             at = max(at, clock)
             records, num_ahead = self._ahead(walk, at, max(clock, int(order.asked[0])))
-            # What would not be kept, or fails, is not asked for ahead.
+            # Nothing is read ahead while nothing can be kept, or after too many failures.
             if num_ahead and self._cache.is_keeping and self._num_failed <= _MOST_FAILED:
                 self._begin(records)
                 at += num_ahead
@@ -146,10 +147,10 @@ class Foresight:
                 await asyncio.sleep(pause_s)
 
     def _ahead(self, walk: _Walk, at: int, num_asked: int) -> tuple[NDArray[np.int64], int]:
-        """Return records to be read now, and of how many samples in the order, from `at` on.
+        """Return the records to read now, and how many samples, from `at` on, these serve.
 
-        What takes room that is spared may be any distance ahead; what takes free room, which it
-        leaves to none, is near. What workers have asked for is read in any case.
+        Records that take spared room may be any distance ahead. Records that take free room are
+        near, as others need that room, too. What workers have asked for is read in any case.
         """
         cache, look = self._cache, slice(at, at + _LOOK_AHEAD)
         records = walk.records[look]
@@ -167,12 +168,12 @@ class Foresight:
         fits[: max(0, num_asked - at)] = True
         fits &= np.cumsum(is_absent) <= _REQUESTS_AHEAD - len(self._requests)
         num_ahead = len(fits) if fits.all() else int(np.argmin(fits))
-        if num_ahead == 0 and at == num_asked and not self._requests:  # a large one, too
+        if num_ahead == 0 and at == num_asked and not self._requests:  # one that is too large
             num_ahead = min(1, len(fits))
         return records[:num_ahead][is_absent[:num_ahead]], num_ahead
 
     async def fetch(self, numbers: Sequence[int]) -> list[memoryview]:
-        """Return records, read now if they are not there or under way."""
+        """Return records; those that are neither there nor under way are read now."""
         found = {number: view for number in numbers if (view := self._cache.get(number))}
         absent = [number for number in numbers if number not in found]
         self._begin(np.array(absent, np.int64))
@@ -182,7 +183,7 @@ class Foresight:
         return [found[number] for number in numbers]
 
     def _begin(self, numbers: NDArray[np.int64], gap_bytes: int = GAP_BYTES) -> None:
-        """Begin to read records, but those that are under way."""
+        """Begin to read those of some records that are not under way."""
         wanted = dict.fromkeys(numbers.tolist())  # a batch may have one several times
         numbers = np.array([n for n in wanted if n not in self._under_way], np.int64)
         requests, places = plan_requests(self._ranges.at(numbers), gap_bytes)
@@ -193,7 +194,7 @@ class Foresight:
             all_in = self._all_in(request, members)
             assert request.stop is not None  # a record's is known
             num_new = int(self._sizes[all_in].sum())
-            if gap_bytes and 2 * num_new < request.stop - request.start:  # most of it is there
+            if gap_bytes and 2 * num_new < request.stop - request.start:  # most bytes are there
                 self._begin(np.array(members, np.int64), 0)
                 continue
             task = asyncio.create_task(self._read(request, all_in))
@@ -203,7 +204,7 @@ class Foresight:
             task.add_done_callback(self._ended)
 
     def _all_in(self, request: ByteRange, members: list[int]) -> list[int]:
-        """Return the records that a request brings; those between two are worth keeping, too."""
+        """Return the records that a request brings, also those in gaps: they are worth keeping."""
         ranges, first, last = self._ranges, min(members), max(members)
         if last - first + 1 == len(members):
             return members
@@ -220,7 +221,7 @@ class Foresight:
 
     def _ended(self, task: asyncio.Task[dict[int, memoryview]]) -> None:
         self._requests.discard(task)
-        if not task.cancelled() and task.exception() is not None:  # who asked for it is told
+        if not task.cancelled() and task.exception() is not None:  # its caller gets the error
             self._num_failed += 1
 
     async def _read(self, request: ByteRange, numbers: list[int]) -> dict[int, memoryview]:
@@ -231,7 +232,7 @@ class Foresight:
                 self._counts.rows[FETCHER_ROW, :2] += len(parts_of(request)), len(data)
             starts = self._ranges.starts
             views = {}
-            for walk in self._walks.values():  # else what was just used up would seem never needed
+            for walk in self._walks.values():  # else records just used up would have no next use
                 walk.catch_up()
             for number in numbers:
                 at = int(starts[number]) - request.start
@@ -248,9 +249,9 @@ class Uses(NamedTuple):
     """When records are used.
 
     Attributes:
-        due: Which sample each record is first; `NEVER` if none.
-        following: Which sample each sample's record is next; else `NEVER`.
-        is_first: Whether a sample is the first of its record in its epoch.
+        due: The first sample that uses each record; `NEVER` if none does.
+        following: The next sample that uses each sample's record; `NEVER` if none does.
+        is_first: Whether a sample is the first of its epoch that uses its record.
     """
 
     due: NDArray[np.int64]
@@ -259,9 +260,9 @@ class Uses(NamedTuple):
 
 
 def next_uses(num_now: int, records: NDArray[np.int64], num_records: int) -> Uses:
-    """Return the uses of records by samples, of which the first `num_now` are this epoch's.
+    """Return when records are used.
 
-    The rest are the next epoch's.
+    The first `num_now` samples are this epoch's, the rest the next epoch's.
 
     Example:
         >>> due, following, is_first = next_uses(2, np.array([2, 0, 2]), 3)
@@ -300,7 +301,7 @@ class CachingSessions(Sessions):
         names: tuple[list[str], list[str]],
         numbers: tuple[bytes, bytes, bytes],
     ) -> None:
-        """Know where the records of a store are, and where they are kept."""
+        """Register a store: where its records lie, and the cache that keeps them."""
         kinds = np.int32, np.int64, np.int64
         arrays = (np.frombuffer(part, kind) for part, kind in zip(numbers, kinds, strict=True))
         where = RecordRanges(*names, *arrays)
@@ -311,7 +312,7 @@ class CachingSessions(Sessions):
     ) -> bool:
         """Read ahead in an order; return whether its store is known.
 
-        The order is its file, that of the counts, how many samples this epoch has, and the records.
+        `order` is: its file, the file of the counts, the samples of this epoch, and the records.
         """
         foresight = self._foresights.get(cache)
         if foresight is not None:
@@ -325,5 +326,5 @@ class CachingSessions(Sessions):
         """Return records of a store that is known."""
         foresight = self._foresights.get(cache)
         if foresight is None:
-            raise ConnectionError("it was started anew, and was not told the order")
+            raise ConnectionError("it was started anew, and does not know the store")
         return await foresight.fetch(numbers)

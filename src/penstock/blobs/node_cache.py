@@ -3,15 +3,16 @@
 
     FOLDER/DIGEST/table      the header below, then when each record was read last (8 bytes), its
                              checksum (8 bytes), and whether it is there (1 byte)
-                 /users      locked by all that use the cache
-                 /lock       locked by who changes the table
+                 /users      locked by all processes that use the cache
+                 /lock       locked by the process that changes the table
                  /orders/…   when each rank needs each record: `penstock.blobs.order`
                  /1f/a03     record 0x1fa03: exactly the bytes that lie far away
 
-A file appears by rename. Eviction is unlink: who has it open keeps it. What is counted in the table
-is counted before its file is there, and no more after it is gone: a kill at any moment may leave
-room that is counted and not used, which the next process that is alone with the cache gives back.
-No failure of the disk is one of the training: what cannot be kept is read from far away again.
+A file appears by rename. Eviction unlinks it; a process that has it open can still read it. The
+table counts a record from before its file is there until after it is gone. So a kill at any moment
+may leave space that is counted but not used; the next process that is alone with the cache corrects
+that. A failure of the disk does not end the training: what cannot be kept is read from far away
+again.
 """
 
 from __future__ import annotations
@@ -51,10 +52,10 @@ _TABLE_AT: Final = 64
 _SPARE_BYTES: Final = 1 << 30  # of a disk, left to others
 _FOLDER: Final = re.compile(r"[0-9a-f]{1,13}")
 _FILE: Final = re.compile(r"[0-9a-f]{3}|new-[0-9a-f]{16}")
-_AHEAD_SHARE: Final = 16  # this part of the cache may be had once more for what is read ahead
-_LEAST_AHEAD_BYTES: Final = 16 << 20  # at least this, of a cache that is larger
+_AHEAD_SHARE: Final = 16  # one part in 16 of the cache comes on top for what is read ahead
+_LEAST_AHEAD_BYTES: Final = 16 << 20  # unless the cache is smaller
 MOST_AHEAD_BYTES: Final = 256 << 20
-_VICTIMS_SHARE: Final = 256  # of the records that are there, chosen at a time
+_VICTIMS_SHARE: Final = 256  # one part in 256 of the records that are there is chosen at a time
 _PAUSE_S: Final = 5.0  # after a write that failed
 
 
@@ -78,15 +79,15 @@ class CacheArguments(NamedTuple):
 
 
 class NodeCache:
-    """Records by number, within a size.
+    """Records by number, in files of a limited total size.
 
-    Without a known order, and by "foresight", nothing is evicted: in a shuffled epoch any record is
-    worth as much as another. With one, the record goes that will be needed last.
+    With "foresight", the record that will be needed last is evicted. While no order is known,
+    nothing is evicted: in a shuffled epoch, all records are worth the same.
 
     Attributes:
         folder: Where the files are.
-        max_bytes: What they take at most. With an order that is known, what is read ahead comes on
-            top: a sixteenth, but at least 16 MiB, unless it is smaller itself, and at most 256.
+        max_bytes: What they take at most. While an order is known, what is read ahead comes on top:
+            a sixteenth of this, at least 16 MiB (unless the cache is smaller), at most 256 MiB.
 
     Concurrency:
         Any thread and process of this machine, all at the same time.
@@ -115,7 +116,7 @@ class NodeCache:
             self._users_fd = os.open(self.folder / "users", FLAGS | os.O_CREAT, 0o600)
             self._open_lock()
             while not self._is_open(max_bytes):
-                fcntl.flock(self._users_fd, fcntl.LOCK_UN)  # who set it up was killed
+                fcntl.flock(self._users_fd, fcntl.LOCK_UN)  # the one that set it up was killed
         except OSError as error:
             self.close()
             raise StoreError(
@@ -125,7 +126,7 @@ class NodeCache:
         _caches.add(self)
 
     def _is_open(self, max_bytes: int | None) -> bool:
-        """Open the cache, set up by whoever is alone with it; return whether that has been done."""
+        """Open the cache, and set it up if no other process has it; return whether it is set up."""
         if locks(self._users_fd):
             self._map(is_alone=True)
             self._set_up(max_bytes)
@@ -158,7 +159,7 @@ class NodeCache:
         return True
 
     def _set_up(self, max_bytes: int | None) -> None:
-        """Bring table and files together, alone with the cache."""
+        """Make table and files agree, while no other process has the cache."""
         header = self._header
         if header["magic"] != _MAGIC:
             self._states[:] = 0
@@ -170,7 +171,7 @@ class NodeCache:
                 if not entry.is_dir(follow_symlinks=False):
                     raise StoreError(
                         f"{entry.path} is no folder of this cache. It was not made by Penstock: "
-                        "take it away, or name another folder."
+                        "remove it, or name another folder for the cache."
                     )
                 self._look_into(entry, there)
         for path in (*self.folder.glob("*-*"), *self.folder.glob("orders/*")):
@@ -182,7 +183,7 @@ class NodeCache:
             free = shutil.disk_usage(self.folder).free - _SPARE_BYTES
             max_bytes = max(0, free) + int(header["used"])
         header["limit"] = max_bytes
-        for number in np.flatnonzero(there).tolist():  # it may have had more room
+        for number in np.flatnonzero(there).tolist():  # its limit may have been larger
             if header["used"] <= max_bytes:
                 break
             self._evict(number)
@@ -218,7 +219,7 @@ class NodeCache:
 
     @property
     def num_free_bytes(self) -> int:
-        """What more they may take, with what is read ahead."""
+        """What more the files may take, including what is read ahead."""
         return self.max_bytes + self.ahead_bytes - self.num_bytes
 
     @property
@@ -228,11 +229,11 @@ class NodeCache:
 
     @property
     def num_spared_bytes(self) -> int:
-        """What may be evicted at no loss, against an earlier time; less than that, if it was."""
+        """Running count of the bytes that may be evicted at no loss; only differences matter."""
         return int(self._header["spared"])
 
     def spare(self, num_bytes: int) -> None:
-        """Count records that are used up and will be evicted before they are needed next."""
+        """Count bytes of records that are used up and would be evicted before their next use."""
         if num_bytes:
             with self._locked():
                 self._header["spared"] += num_bytes
@@ -271,9 +272,9 @@ class NodeCache:
         return memoryview(data)
 
     def put(self, number: int, data: memoryview) -> None:
-        """Keep a record, if there is room for it, or for it rather than for others.
+        """Keep a record, if there is room, or if records that are needed later can make room.
 
-        A disk that takes nothing is a warning, once a process; the next try is some seconds later.
+        If the disk takes nothing, there is a warning, and the next try is some seconds later.
         """
         if not self.is_keeping:
             return
@@ -301,12 +302,12 @@ class NodeCache:
             with contextlib.suppress(OSError):
                 self.drop(number)
             warn_user(
-                f"{self.folder} takes no more records ({error.strerror}): what is not there is "
-                "read from far away again."
+                f"{self.folder} takes no more records ({error.strerror}): those that it lacks are "
+                "read from far away each time. Free some space, or name another folder."
             )
 
     def _has_room(self, number: int) -> bool:
-        """Count a record, with others evicted for it that are needed later."""
+        """Make room for a record, by evicting others that are needed later; count it if it fits."""
         size, header = int(self._sizes[number]), self._header
         if size > self.max_bytes:
             return False
@@ -323,7 +324,7 @@ class NodeCache:
         if victim is None or not self._is_needed_before(number, victim):
             self._num_refused += 1
             if victim is not None and self._num_refused < self._num_chosen:
-                return False  # to choose anew for each would take long where nothing comes of it
+                return False  # choosing anew for each record would take long, and in vain
             self._choose_victims()
             victim = self._first_victim()
             if victim is None or not self._is_needed_before(number, victim):
@@ -367,7 +368,7 @@ class NodeCache:
         return least
 
     def find_orders(self) -> int:
-        """Know the orders of the loaders that run, and of no others; return their epochs' bytes."""
+        """Find the orders of the loaders that run; return the bytes of their epochs."""
         paths = {file.path for file in os.scandir(self.folder / "orders")}
         for path in paths - self._orders.keys():
             if (order := Order.opened(path, len(self._sizes))) is not None:
@@ -390,7 +391,7 @@ class NodeCache:
         self._header["spared"] -= self._sizes[number]
 
     def drop(self, number: int) -> None:
-        """Take a record away, as one that is damaged."""
+        """Remove a record, such as one that is damaged."""
         with self._locked():
             if self._states[number]:
                 self._evict(number)
@@ -398,7 +399,7 @@ class NodeCache:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         with self._mutex:
-            if self._lock_fd < 0:  # a lock is that of an open file: none is shared by a fork
+            if self._lock_fd < 0:  # a lock belongs to an open file, which a fork must not share
                 self._open_lock()
             fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
             try:
@@ -407,14 +408,14 @@ class NodeCache:
                 fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
 
     def after_fork(self) -> None:
-        """Hold no lock, in a process that was forked."""
+        """Drop the inherited locks, in a process that was forked."""
         self._mutex = threading.Lock()
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
             self._lock_fd = -1
 
     def close(self) -> None:
-        """Let go of the files; they stay."""
+        """Close the files; they stay on the disk."""
         with self._mutex:
             self._close()
 

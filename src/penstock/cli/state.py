@@ -24,8 +24,7 @@ def state(
         str,
         typer.Argument(
             metavar="FILE",
-            help="JSON, or a checkpoint that torch.save has written. Anything else in it is passed "
-            "over.",
+            help="JSON, or a checkpoint that torch.save wrote. Whatever else it holds is ignored.",
         ),
     ],
 ) -> None:
@@ -56,8 +55,8 @@ def _read(file: Path) -> Any:  # noqa: ANN401
         return torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:
         raise StateError(
-            f"torch reads no plain data from {file}: it is damaged, or holds objects of classes, "
-            "which may run code when they are loaded. Save the loader's state as JSON beside it."
+            f"torch cannot read {file} as plain data: it is damaged, or holds objects that may run "
+            "code when they are loaded. Save the loader's state as JSON beside it."
         ) from error
 
 
@@ -83,14 +82,14 @@ def _lines(state: dict[str, Any]) -> Iterator[str]:
         yield (
             f"seed {seed}"
             if seed is not None
-            else "no seed: the order goes on, random numbers do not"
+            else "no seed: a resumed run continues the order, but not the random numbers"
         )
     else:
         yield f"epoch {epoch}, after {counted(state['position'], 'item')} of all ranks"
     if failed := state.get("failed"):
         yield f"{failed[0]:,} of {failed[1]:,} samples failed in this epoch"
     if shares := state.get("shares"):
-        yield f"a stream: the places of {counted(len(shares), 'worker')}"
+        yield f"a stream: the positions of {counted(len(shares), 'worker')}"
     yield from _settings(state["fingerprint"], "")
     if contents := state.get("contents"):
         yield f"contents of the data: {contents}"

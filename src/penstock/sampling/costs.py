@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dealing of the items of a step to ranks, so that each has about as much to compute."""
+"""Dealing of the items of a step to ranks, so that the ranks' costs are about equal."""
 
 from __future__ import annotations
 
@@ -33,22 +33,23 @@ def checked_costs(costs: ArrayLike, length: int) -> NDArray[np.float64]:
 def dealt(
     costs: NDArray[np.float64], num_ranks: int, begins: NDArray[np.int64] | None = None
 ) -> NDArray[np.int64]:
-    """Deal the items of each step to ranks, as many to each, with sums as equal as can be.
+    """Deal the items of each step to ranks: the same number to each, with about equal sums.
 
-    The largest go first, each to the rank that has least so far, of those that lack one (Graham's
-    LPT rule, with as many items for each). It takes some 0.4 us per item.
+    The item of the highest cost comes first. Each goes to the rank with the lowest sum so far, of
+    those that still lack an item: Graham's LPT rule, with equal numbers. This takes some 0.4 us per
+    item.
 
     Args:
         costs: Shape (steps, items); a step's items divide evenly.
         num_ranks: At least 1.
-        begins: The rank that gets the largest item of each step, shape (steps,); None: 0.
+        begins: The rank that gets the first item of each step, shape (steps,); None: 0.
 
     Returns:
         Which items of its step each rank has, int64 (steps, ranks, items / ranks).
     """
-    # Rejected: as many turns as a rank has items, in each of which every rank gets one. numpy has
-    # that for all steps at once, but the rank with an item that is far larger cannot get the
-    # smallest ones only: of lognormal costs, 8 ranks with 16 items differed 6 times as much.
+    # Rejected: rounds in each of which every rank gets one item. numpy does that for all steps at
+    # once, but a rank with one very large item cannot get only the smallest ones besides: with
+    # lognormal costs, 8 ranks with 16 items differed 6 times as much.
     num_steps, num_items = costs.shape
     falling = np.argsort(-costs, axis=1, kind="stable")
     shares = falling.copy().reshape(num_steps, num_ranks, num_items // num_ranks)
@@ -63,7 +64,7 @@ def dealt(
 
 
 def _dealt_falling(costs: list[float], num_ranks: int) -> list[list[int]]:
-    """Return which of some costs, the largest first, each rank has."""
+    """Return which items each rank gets, given their costs in descending order."""
     own: list[list[int]] = [[] for _ in range(num_ranks)]
     most = len(costs) // num_ranks
     loads = [(0.0, rank) for rank in range(num_ranks)]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`PackingSampler`: documents packed into rows of a fixed number of tokens."""
-# Rejected: *windows of documents, drawn anew and packed in each epoch*. What is packed tightly
-# depends on the lengths alone, so that there is no more chance in it; but each epoch has another
-# number of rows, which is known only once all of it is packed, and so is the place to resume at.
-# *First fit*: it leaves more padding, and cannot be packed by lengths.
+# Rejected: *windows of documents, drawn and packed anew in each epoch*. The lengths alone decide
+# what is packed tightly, so little randomness is gained. But each epoch has another number of rows.
+# That number, and the place to resume at, are known only once the whole epoch is packed.
+# *First fit*: it leaves more padding, and cannot pack all documents of one length at once.
 
 from __future__ import annotations
 
@@ -44,29 +44,29 @@ class PackingSampler(BatchSampler):
     """Batches of documents that fill a number of rows, each of at most `max_tokens` tokens.
 
     Documents are packed once: the longest first, each into the row where it leaves least room. So
-    every epoch has the same number of rows, and `len()` is exact. In each epoch documents of one
-    length change places, and rows come in another order; documents of lengths that no other has
-    stay together. Every document comes once; an empty one, or one that is too long, is left out.
-    None is ever cut.
+    every epoch has the same number of rows, and `len()` is exact. In each epoch, documents of one
+    length change places, and rows come in another order. Two documents of a row stay together if no
+    other document has their lengths. An epoch has every document once, but for its last step (see
+    `drop_last`). Empty documents are left out. None is ever cut.
 
     A batch is the list of the documents of `rows` rows, in descending length within each row. A new
-    row begins where a document has no room left: with lengths 5 3 | 4 4 | 3 2 and rows of 8, the
-    batch is 5 3 4 4 3 2. `penstock.text.PackedCollate` finds the rows by that.
+    row begins where a document does not fit: with lengths 5 3 | 4 4 | 3 2 and rows of 8 tokens, the
+    batch is 5 3 4 4 3 2. `penstock.text.PackedCollate` finds the rows in this way.
 
-    With ranks, each has `rows` rows in every step, and these are dealt out so that the ranks' costs
-    are about equal. The rows of a step are the same for any number of ranks, as long as they are as
-    many; so a run may go on with another number of ranks. (A dataset that draws random numbers for
-    a document draws others there.)
+    With several ranks, each gets `rows` rows in every step, dealt so that the ranks' costs are
+    about equal. Which rows a step has depends on how many these are, not on the number of ranks. So
+    a run may resume with another number of ranks if ranks times `rows` stays the same. (A dataset
+    that draws random numbers for a document then draws others.)
 
-    Packing 10 million documents takes some 0.6 s; 50 MB of it are kept. An epoch takes no memory,
-    and begins anywhere in milliseconds.
+    Packing 10 million documents takes some 0.6 s, and the plan some 50 MB of memory. An epoch takes
+    no more, and begins at any step in milliseconds.
 
     Attributes:
-        max_tokens: Of a row.
-        num_rows: Of an epoch, over all ranks.
-        padding: Share of the places in all rows that hold no token, 0 to 1.
-        dropped: Documents that are left out, ascending: those that are empty, and with
-            `too_long="drop"` those longer than a row; int64.
+        max_tokens: Most tokens in a row.
+        num_rows: Rows in an epoch, over all ranks.
+        padding: Share of padding in all rows, 0 to 1.
+        dropped: Indices of the documents that are left out, ascending, int64: those that are empty,
+            and with `too_long="drop"` those longer than a row.
 
     Example:
         >>> lengths = [5, 3, 4, 2, 4, 3]
@@ -100,23 +100,24 @@ class PackingSampler(BatchSampler):
             lengths: Tokens of each document, integers, 0 or more, shape (n,).
             max_tokens: Most tokens in a row, at least 1.
             rows: Rows in a batch of this rank, at least 1.
-            drop_last: Whether the last step of all ranks is left out if it has fewer rows: other
-                ones in each epoch. Otherwise ranks may differ by one row there; and where there is
-                not one for each, some rows come twice.
-            too_long: What happens if a document is longer than a row. To cut it is up to the
-                dataset: an index always means one and the same sample.
-            cost: What a document takes to compute, 0 or more, shape (n,), such as `lengths**2`; of
-                a row it is the sum. None: its tokens.
-            window: Steps whose rows are sorted by cost together, at least 1, so that a step has
-                rows of similar cost. More make the ranks more equal, and epochs more alike.
-            shuffle: Whether orders are random. Otherwise rows come as they were packed.
+            drop_last: Whether to leave out a last step that has fewer rows than the others; which
+                rows these are differs from epoch to epoch. Otherwise, ranks may differ by one row
+                in it; if it has fewer rows than there are ranks, some rows come twice.
+            too_long: What happens if a document is longer than a row: "error" raises, "drop" leaves
+                it out. Only the dataset can cut it, as an index always means the same sample.
+            cost: What a document costs to compute, 0 or more, shape (n,), such as `lengths**2`. The
+                cost of a row is the sum over its documents. None: the number of tokens.
+            window: Number of steps whose rows are sorted by cost together, at least 1, so that the
+                rows of a step have similar costs. A larger one makes the ranks more equal, and
+                epochs more alike.
+            shuffle: Whether orders are random. Otherwise rows come in the order of packing.
             seed: Decides the orders. The same on all ranks. None: that of the loader.
             num_replicas: Number of ranks that share an epoch; None asks as
                 `DistributedSampler` does.
             rank: This one; None asks likewise.
 
         Raises:
-            ConfigError: one of the above does not hold, a document is longer than a row, or there
+            ConfigError: an argument is not as said above, a document is longer than a row, or there
                 are fewer rows than ranks.
         """
         self.max_tokens = checked_positive("max_tokens", max_tokens)
@@ -133,10 +134,9 @@ class PackingSampler(BatchSampler):
             which = int(is_long.argmax())
             raise ConfigError(
                 f"document {which} has {numbers[which]} tokens, more than max_tokens={max_tokens} "
-                f"({np.count_nonzero(is_long)} such of {len(numbers)}). A sampler cannot cut it: "
-                "an index means one and the same sample. Have the dataset cut it, as "
-                f"penstock.text.TokenFile(..., max_tokens={max_tokens}) does, and take the lengths "
-                "from there; or leave such documents out with too_long='drop'."
+                f"({np.count_nonzero(is_long)} such of {len(numbers)}). Only a dataset can cut "
+                f"documents: penstock.text.TokenFile(..., max_tokens={max_tokens}) does. Then give "
+                "the lengths of that dataset. Or leave such documents out: too_long='drop'."
             )
         self.dropped: NDArray[np.int64] = np.flatnonzero(is_long | (numbers == 0))
         plan = RowPlan(numbers, self.max_tokens)
@@ -168,7 +168,7 @@ class PackingSampler(BatchSampler):
         return BatchLayout(self._order.rank * per_rank, per_rank * self._order.world_size, 1)
 
     def rows(self, epoch: int | None = None) -> Iterator[list[int]]:
-        """Yield the documents of each row of this rank in an epoch; None is the current one."""
+        """Yield the list of documents of each row of this rank; None is the current epoch."""
         order = self._order.in_epoch(epoch)
         for documents, counts in order.blocks(0):
             for row in _cut(documents, counts.ravel()):
@@ -182,7 +182,7 @@ class PackingSampler(BatchSampler):
 
 
 class _RowOrder(BatchOrder):
-    """The rows of one rank: of its steps one after the other, in each by their numbers."""
+    """The rows of one rank, step after step; within a step, in ascending order of number."""
 
     is_cut = False
 
@@ -212,7 +212,7 @@ class _RowOrder(BatchOrder):
         return 0 if self.is_cut else self.plan.num_rows % self._step_size
 
     def __len__(self) -> int:
-        """Rows of a rank that has one more than others in the last step."""
+        """Rows of a rank, of which some have one less in the last step."""
         return self.plan.num_rows // self._step_size * self._rows + -(
             -self._num_left // self.num_replicas
         )
@@ -241,7 +241,7 @@ class _RowOrder(BatchOrder):
             yield from _cut(documents, counts.sum(axis=1))
 
     def blocks(self, start: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """Yield the documents of some steps, and how many each row has, shape (steps, rows)."""
+        """Yield the documents of some steps at a time, and each row's count, (steps, rows)."""
         shuffle = self._shuffle()
         size = max(self._block // self._rows, 1)
         for window in self._windows(start):
@@ -274,7 +274,7 @@ class _RowOrder(BatchOrder):
             yield self._share(rows[skipped:], costs[skipped:], begins[skipped:])
         if self._num_left and start <= num_steps:
             rows = np.arange(num_rows - self._num_left, num_rows)
-            # Where there is not one for each rank, the first ones of the epoch come once more.
+            # If there are fewer rows than ranks, the first rows of the epoch come once more.
             rows = np.append(rows, np.arange(self.num_replicas - len(rows)))
             yield self._share(*self._drawn(rows, (1, len(rows)), order, -(-num_steps // size)))
 
@@ -285,7 +285,7 @@ class _RowOrder(BatchOrder):
         order: Permutation | None,
         window: int,
     ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
-        """Return the rows of steps that are sorted together, their costs, and who begins."""
+        """Return the rows of a window's steps, their costs, and the rank that is dealt to first."""
         shuffle = self._shuffle()
         if order is None:
             costs = self._costs_of(rows, None)
@@ -315,7 +315,7 @@ class _RowOrder(BatchOrder):
         """Return this rank's rows of some steps, given those of all ranks and their costs."""
         if self.num_replicas == 1:
             return np.sort(rows, axis=1)
-        # Only those of a last step may not divide evenly: rows that are none fill it up.
+        # Only a last step may not divide evenly: it is filled up with rows of number -1.
         missing = ((0, 0), (0, -rows.shape[1] % self.num_replicas))
         rows = np.pad(rows, missing, constant_values=-1)
         places = dealt(np.pad(costs, missing), self.num_replicas, begins)[:, self.rank]
@@ -324,7 +324,7 @@ class _RowOrder(BatchOrder):
 
 
 def _cut(documents: NDArray[np.int64], counts: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    """Yield so many documents at a time; np.split takes ten times as long."""
+    """Yield the documents in pieces of `counts`; np.split takes ten times as long."""
     stops = np.cumsum(counts)
     for start, stop in zip((stops - counts).tolist(), stops.tolist(), strict=True):
         yield documents[start:stop]

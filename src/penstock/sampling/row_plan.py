@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Packing of documents into rows of a fixed number of tokens: best fit, the longest first.
 
-Lengths are integers, and documents of one length are alike. So lengths are packed, not documents:
+Documents of one length are interchangeable. So lengths are packed, not documents:
 
     16 x 700 tokens, rows of 2,048     8 rows of 700 700           free: 648 each
     11 x 648                           8 of them get 648           free: 0
                                        1 row of 648 648 648        free: 104
 
-Rows that are packed alike are one `_Run`, and each step above takes time once, however many rows it
-is about. 10 million documents take some thousands of such steps.
+Rows that are packed alike are one `_Run`, and each line above is one step, however many rows it
+covers. 10 million documents take some thousands of such steps.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class _Layer(NamedTuple):
-    """Documents of one length in the rows of a run, and what was put into these rows before.
+    """Documents of one length in the rows of a run, and the layer put there `before`, if any.
 
     Row r has the documents `base + r * per_row` to `base + (r + 1) * per_row - 1` of that length.
     """
@@ -47,7 +47,7 @@ class RowPlan:
     """Which documents make up each row; a pure function of the lengths.
 
     Rows are numbered in the order in which they were opened, and documents of a row are in
-    descending length. So the first document of a row has no room in any row of a lower number.
+    descending length. So the first document of a row does not fit into any row of a lower number.
 
     Attributes:
         num_rows: Number of rows.
@@ -63,7 +63,7 @@ class RowPlan:
             packed = np.flatnonzero(is_packed)
             lengths = lengths[packed]
         lengths = lengths.astype(np.min_scalar_type(max_tokens))
-        order = np.argsort(lengths, kind="stable")  # of 16 bits, by counting
+        order = np.argsort(lengths, kind="stable")  # linear time for up to 16 bits
         if packed is not None:
             order = packed[order]
         #: Documents by length, those of one length in ascending order.
@@ -98,7 +98,7 @@ class RowPlan:
         return len(self._by_length)
 
     def tokens(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the tokens in each of some rows."""
+        """Return the number of tokens in each of some rows."""
         return self._run_tokens[self._runs_of(rows)]
 
     def _runs_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -124,7 +124,7 @@ class RowPlan:
         return self._by_length[numbers].astype(np.int64), counts
 
     def group_shuffle(self, seed: int, *which: int) -> GroupShuffle:
-        """Return orders of the documents of each length."""
+        """Return a shuffle of the documents of each length."""
         return GroupShuffle(self._sizes, seed, *which)
 
 
@@ -137,7 +137,7 @@ def _packed(sizes: NDArray[np.int64], max_tokens: int) -> tuple[int, list[_Run]]
         left, taken = int(sizes[length]), 0
         while left:
             if fitting := is_free >> length:
-                # The lowest bit: the least room that is enough.
+                # The lowest bit is the least room that is enough.
                 free = length + (fitting & -fitting).bit_length() - 1
                 runs = by_free[free]
                 first_row, count, before = runs.pop()
@@ -149,8 +149,8 @@ def _packed(sizes: NDArray[np.int64], max_tokens: int) -> tuple[int, list[_Run]]
                 per_row = free // length
                 count = -(-left // per_row)
                 num_rows += count
-            # A row takes as many as it has room for, before the next one does: after each its room
-            # is less than that of the others.
+            # A row is filled before the next one: after each document it has less room than the
+            # others.
             whole = min(count, left // per_row)
             rest = left % per_row if whole < count else 0
             for rows, each in (

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Documents of tokens: files of them, their lengths, and batches of rows packed with them.
+"""Tokenized documents: files of tokens, lengths of documents, and batches of packed rows.
 
-`penstock.sampling.PackingSampler` decides which documents share a row; `penstock pack corpus.jsonl
-tokens:OUT --tokenizer FILE` makes a `TokenFile`.
+`penstock pack corpus.jsonl tokens:OUT --tokenizer FILE` makes a `TokenFile`.
+`penstock.sampling.PackingSampler` decides which documents share a row, and `PackedCollate` makes
+the batch.
 """
 
 from penstock.text.lengths import lengths_of

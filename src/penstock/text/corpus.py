@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A corpus read from its beginning, or on from a place: JSON lines, Parquet and Arrow."""
+"""`Corpus`: the records of JSON lines, Parquet and Arrow files, in order, from any place on."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CHUNK_ROWS: Final = 1024
 
 
 class CorpusPlace(NamedTuple):
-    """How far a corpus was read: `num_records` of its file or table number `source`."""
+    """How far a corpus was read: `num_records` lines of file `source`, or rows of all tables."""
 
     source: int = 0
     num_records: int = 0
@@ -36,11 +36,11 @@ class Chunk:
     """Some lines of a file, or rows of a table.
 
     Attributes:
-        path: What they are of.
-        first: The number of the first line, from 1, or row, from 0.
-        records: Whole lines, as bytes; or the values of rows.
-        end: Where the corpus goes on.
-        num_bytes: How much of all files lies before that.
+        path: The file that they are from; for rows, the path of the corpus.
+        first: Number of the first record: lines count from 1, rows from 0.
+        records: Whole lines, as bytes; or the values of rows, as a list.
+        end: The place after the last record.
+        num_bytes: Bytes of all files up to that place.
     """
 
     path: str
@@ -55,7 +55,7 @@ class Chunk:
         return isinstance(self.records, bytes)
 
     def named(self) -> Iterator[tuple[str, Any]]:
-        """Yield each record, but blank lines, with its name."""
+        """Yield each record with its name, such as "a.jsonl, line 3"; blank lines are left out."""
         lines = self.records.split(b"\n") if isinstance(self.records, bytes) else self.records
         kind = "line" if self.is_lines else "row"
         for number, record in enumerate(lines, self.first):
@@ -64,20 +64,20 @@ class Chunk:
 
 
 class Corpus:
-    """The files of a corpus.
+    """The files of a corpus, read in chunks.
 
     Attributes:
-        size_bytes: Of all files.
-        fingerprint: Their names, sizes and times.
+        size_bytes: Total size of the files.
+        fingerprint: Names, sizes and times of the files.
     """
 
     def __init__(self, path: str | Path, key: str) -> None:
-        """Find the files: of a folder those of one kind, in order of their names.
+        """Find the files: in a folder, the JSON lines files, or else the tables, by name.
 
         Args:
             path: A file of JSON lines, also compressed by gzip or Zstandard; a Parquet or Arrow
                 file; a folder of these; or one that Hugging Face's `save_to_disk` wrote.
-            key: The column of a table that is read.
+            key: The column of the tables to read.
         """
         self.path = Path(path)
         self.key = key
@@ -91,8 +91,9 @@ class Corpus:
             self._lines = [self.path]
         elif self.path.suffix not in _TABLES:
             raise ConfigError(
-                f"{path}: a corpus is a file of JSON lines ({', '.join(_LINES)}, also with "
-                f"{' or '.join(_PACKED)}), a table ({', '.join(_TABLES)}), or a folder of these."
+                f"{path} is not a corpus. A corpus is a file of JSON lines ({', '.join(_LINES)}, "
+                f"also with {' or '.join(_PACKED)}), a table ({', '.join(_TABLES)}), or a folder "
+                "of these."
             )
         files = self._lines or self._table_paths()
         states = list(map(FileState.of, files))
@@ -110,8 +111,8 @@ class Corpus:
         """Yield the records from a place on.
 
         Raises:
-            ConfigError: a table has no such column, or one of another type.
-            StoreError: a file is cut off or damaged, or a line longer than 256 MiB.
+            ConfigError: the tables have no such column.
+            StoreError: a file is cut off or damaged, or has a line longer than 256 MiB.
         """
         if not self._lines:
             yield from self._of_table(start)
@@ -139,7 +140,7 @@ class Corpus:
             is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
             row = 0
             for column in tables.chunks(self.key):
-                if is_text:  # decoded by itself each, as one may be no UTF-8
+                if is_text:  # as bytes: each is decoded by itself, as one may not be UTF-8
                     large = pa.types.is_large_string(kind)
                     column = column.view(pa.large_binary() if large else pa.binary())
                 for first in range(0, len(column), _CHUNK_ROWS):
@@ -161,12 +162,12 @@ def _is_lines(path: Path) -> bool:
     name = path.name
     for suffix in _PACKED:
         name = name.removesuffix(suffix)
-    # Beside a dataset of Hugging Face's lie files of JSON that are no corpus.
+    # A dataset of Hugging Face also has JSON files that are not a corpus.
     return name.endswith(_LINES) and name not in ("state.json", "dataset_info.json")
 
 
 def _of_lines(path: Path, source: int, skip: int, num_before: int) -> Iterator[Chunk]:
-    """Yield the lines of a file, but the first `skip`."""
+    """Yield the lines of a file after the first `skip`."""
     number = 0  # of the lines read
     with open_file(path) as file:
         try:
@@ -190,7 +191,7 @@ def _broken(path: Path, number: int, error: object) -> StoreError:
 
 
 def _whole_lines(path: Path, blocks: Iterator[bytes]) -> Iterator[bytes]:
-    """Yield pieces that end with a line."""
+    """Yield pieces that end where a line ends."""
     parts: list[bytes] = []
     for block in blocks:
         cut = block.rfind(b"\n") + 1
@@ -201,8 +202,8 @@ def _whole_lines(path: Path, blocks: Iterator[bytes]) -> Iterator[bytes]:
             parts.append(block)
             if sum(map(len, parts)) > MAX_TREE_BYTES:
                 raise StoreError(
-                    f"{path} has a line of more than {MAX_TREE_BYTES:,} bytes: it is no file of "
-                    "JSON lines."
+                    f"{path} has a line of more than {MAX_TREE_BYTES:,} bytes: it is not a file "
+                    "of JSON lines."
                 )
     if parts:
         yield b"".join(parts)
@@ -223,7 +224,7 @@ def _of_zstandard(path: Path, file: FileIO) -> Iterator[bytes]:
         import zstandard
     except ModuleNotFoundError as error:
         raise missing_extra(error, str(path)) from error
-    # Not `stream_reader`, which takes a file that is cut off for one that has ended.
+    # Not `stream_reader`, which does not notice that a file is cut off.
     frame = None
     try:
         while data := file.read(_CHUNK_BYTES // 4):

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of tokens on disk: our own folder, Megatron's pair of files, datatrove's.
+"""Layouts of token files: Penstock's own folder, and the files of Megatron-LM and datatrove.
 
-A folder of ours, all numbers little-endian:
+Penstock's folder, all numbers little-endian:
 
     header.json    format, version, dtype, counts, checksums (CRC-32), the tokenizer's digest
-    tokens         uint16 or uint32, all documents in a row
+    tokens         uint16 or uint32, all documents one after the other
     offsets        int64, documents + 1: document i is tokens[offsets[i] : offsets[i + 1]]
 """
 
@@ -42,8 +42,8 @@ class Mapped(NamedTuple):
     Attributes:
         tokens: Integers of the file's own type, shape (tokens,).
         offsets: int64, shape (documents + 1,), from 0 to the number of tokens.
-        header: Of our own layout; empty for others.
-        files: The files, as they were when they were opened.
+        header: The header of Penstock's own layout; empty for other layouts.
+        files: The states of the files when they were opened.
     """
 
     tokens: NDArray[Any]
@@ -56,11 +56,13 @@ def open_tokens(path: Path, known: tuple[FileState, ...] = ()) -> Mapped:
     """Map a file of tokens.
 
     Args:
-        path: A folder of our own layout, Megatron's `.bin` or datatrove's `.ds`.
-        known: The files as they were when they were checked; they are not checked again.
+        path: A folder in Penstock's own layout, Megatron's `.bin` or datatrove's `.ds`.
+        known: The states of the files when they were opened before. If these are still the same,
+            a folder's offsets are not checked again.
 
     Raises:
-        StoreError: it is none, damaged, cut off, or not the one that is `known`.
+        StoreError: `path` is not a file of tokens; it is damaged or cut off; or it was changed
+            since it was `known`.
     """
     try:
         if path.suffix == ".bin":
@@ -74,7 +76,7 @@ def open_tokens(path: Path, known: tuple[FileState, ...] = ()) -> Mapped:
 
 def _own(path: Path, known: tuple[FileState, ...]) -> Mapped:
     if not path.is_dir():
-        there = "is no folder" if path.exists() else "does not exist"
+        there = "is not a folder" if path.exists() else "does not exist"
         raise StoreError(
             f"{path} {there}. Name a folder that `penstock pack SRC tokens:FOLDER` made, a .bin "
             "file of Megatron's, or a .ds file of datatrove's."
@@ -92,7 +94,7 @@ def _own(path: Path, known: tuple[FileState, ...]) -> Mapped:
 
 
 def read_header(path: Path) -> dict[str, Any]:
-    """Return the header of a folder; StoreError if it has none that can be read."""
+    """Return the header of a folder; StoreError if there is none, or it cannot be read."""
     file = path / "header.json"
     if not file.exists():
         partial = ""
@@ -115,18 +117,18 @@ def _facts(path: Path, header: dict[str, Any]) -> tuple[np.dtype[Any], int, int]
     sums = header.get("crc32")
     known = header.get("dtype") in DTYPES and isinstance(sums, dict) and "offsets" in sums
     if not (known and all(type(count) is int and count >= 0 for count in counts)):
-        raise damaged(path / "header.json", "its dtype, counts or checksums are none")
+        raise damaged(path / "header.json", "its dtype, counts or checksums are missing or wrong")
     return DTYPES[header["dtype"]], *counts  # type: ignore[return-value]  # integers, as checked
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """Return a JSON object that is in a file; StoreError if it is none."""
+    """Return the JSON object in a file; StoreError if there is none."""
     try:
         found = json.loads(read_annotation(file, _MAX_HEADER_BYTES))
     except (ValueError, RecursionError) as error:
         raise damaged(file, str(error)) from error
     if not isinstance(found, dict):
-        raise damaged(file, "it is no JSON object")
+        raise damaged(file, "it is not a JSON object")
     return found
 
 
@@ -140,14 +142,14 @@ def _megatron(path: Path, known: tuple[FileState, ...]) -> Mapped:
     with open_file(index) as file:
         head = file.read(_MEGATRON_HEAD.size)
     if len(head) < _MEGATRON_HEAD.size or not head.startswith(_MEGATRON_MAGIC):
-        raise StoreError(f"{index} is not an index of Megatron's: it does not begin like one.")
+        raise StoreError(f"{index} is not an index of Megatron's: its first bytes are others.")
     _, version, code, num_sequences, num_bounds = _MEGATRON_HEAD.unpack(head)
     if version != 1 or code not in _MEGATRON_DTYPES:
         raise StoreError(
-            f"{index} is of version {version} with values of type {code}; known are version 1 and "
-            f"integers, types {sorted(_MEGATRON_DTYPES)}."
+            f"{index} is of version {version}, with values of type {code}. Penstock reads version "
+            f"1 with integers, types {sorted(_MEGATRON_DTYPES)}."
         )
-    # Of multi-modal data a mode per sequence follows.
+    # An index of multi-modal data ends with a mode per sequence.
     size_bytes = _MEGATRON_HEAD.size + 12 * num_sequences + 8 * num_bounds
     if files[1].size_bytes not in (size_bytes, size_bytes + num_sequences):
         raise wrong_size(index, files[1].size_bytes, size_bytes)
@@ -169,8 +171,8 @@ def _megatron(path: Path, known: tuple[FileState, ...]) -> Mapped:
 def _datatrove(path: Path, known: tuple[FileState, ...]) -> Mapped:
     """Map what datatrove's DocumentTokenizer writes: NAME.ds and NAME.ds.index.
 
-    The index has the end of each document, in tokens, as uint64. A token takes 2 bytes or 4, as the
-    two sizes say. Reference: `datatrove/pipeline/tokens/tokenizer.py`.
+    The index has the end of each document, in tokens, as uint64. Whether a token takes 2 or 4 bytes
+    follows from the sizes of both files. Reference: `datatrove/pipeline/tokens/tokenizer.py`.
     """
     index = path.with_name(f"{path.name}.index")
     files = _unchanged([path, index], known)
@@ -197,12 +199,12 @@ def _unchanged(paths: list[Path], known: tuple[FileState, ...]) -> tuple[FileSta
 
 
 def map_file(path: Path, dtype: DTypeLike, count: int) -> NDArray[Any]:
-    """Return a file as an array of so many numbers, which it must have."""
+    """Map a file as an array of `count` numbers; StoreError if it has another size."""
     with open_file(path) as file:
         size_bytes = os.fstat(file.fileno()).st_size
         if size_bytes != count * np.dtype(dtype).itemsize:
             raise wrong_size(path, size_bytes, count * np.dtype(dtype).itemsize)
-        if not size_bytes:  # nothing cannot be mapped
+        if not size_bytes:  # an empty file cannot be mapped
             return np.empty(0, dtype)
         memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     return np.frombuffer(memory, dtype)
@@ -223,7 +225,7 @@ def _check_offsets(path: Path, offsets: NDArray[np.int64], last: int) -> None:
 
 
 def wrong_size(path: Path, size_bytes: int, right_bytes: int) -> StoreError:
-    """Return the error of a file that was cut off, or is too long, to be raised."""
+    """Return the error, to be raised, for a file that is cut off or too long."""
     what = "is cut off" if size_bytes < right_bytes else "is too long"
     return StoreError(
         f"{path} {what}: it has {size_bytes:,} bytes and should have {right_bytes:,}. Copy it "
@@ -232,19 +234,19 @@ def wrong_size(path: Path, size_bytes: int, right_bytes: int) -> StoreError:
 
 
 def damaged(path: Path, why: str) -> StoreError:
-    """Return the error of a file that is not what was written, to be raised."""
+    """Return the error, to be raised, for a file that is not what was written."""
     return StoreError(f"{path} is damaged: {why}. Copy it again, or pack it again.")
 
 
 def check_tokens(mapped: Mapped) -> None:
-    """Read all tokens of our own layout; StoreError if they are not those that were written."""
+    """Read all tokens of Penstock's own layout; StoreError if their checksum is another."""
     path = Path(mapped.files[0].path)
     if checksum_of(mapped.tokens.view(np.uint8)) != mapped.header["crc32"].get("tokens"):
         raise damaged(path, "its checksum is not that of the header")
 
 
 def checksum_of(data: NDArray[np.uint8]) -> int:
-    """Return the CRC-32 of bytes, some at a time: they may be more than the memory."""
+    """Return the CRC-32 of bytes, computed in parts, as they may exceed the memory."""
     start = 0
     for first in range(0, len(data), _PART_BYTES):
         start = zlib.crc32(data[first : first + _PART_BYTES].data, start)

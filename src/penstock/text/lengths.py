@@ -18,20 +18,23 @@ if TYPE_CHECKING:
 
 
 def lengths_of(dataset: Any) -> NDArray[np.int32] | NDArray[np.int64]:  # noqa: ANN401
-    """Return the number of tokens of every document; no token is read where that can be avoided.
+    """Return the number of tokens of each document, where possible without reading a token.
 
     Args:
-        dataset: With an attribute `lengths`, as `TokenFile` has it. Or a Hugging Face dataset with
-            a column "length", or else "input_ids", whose lengths are those of Arrow's offsets.
-            Subsets and concatenations of these are looked through. Or a list of documents: token
-            IDs, or dicts with "input_ids". Or the lengths themselves: integers, in an array or a
-            list.
+        dataset: One of these:
+
+            - a dataset with an attribute `lengths`, such as `TokenFile`
+            - a Hugging Face dataset with a column "length", or else "input_ids", of which only
+              the offsets are read
+            - a list of documents: token IDs, or dicts with "input_ids"
+            - a subset or a concatenation of these
+            - the lengths themselves: an array or a list of integers
 
     Returns:
         int32 or int64, shape (len(dataset),); it may be the dataset's own array.
 
     Raises:
-        ConfigError: the lengths are not known, or no lengths.
+        ConfigError: the lengths are not known, or are not integers of 0 or more.
 
     Example:
         >>> from penstock.data import Subset
@@ -54,7 +57,10 @@ def lengths_of(dataset: Any) -> NDArray[np.int32] | NDArray[np.int64]:  # noqa: 
         )
     if len(lengths) and lengths.min() < 0:
         place = int(lengths.argmin())
-        raise ConfigError(f"document {place} of {kind_of(dataset)} has {lengths[place]} tokens.")
+        raise ConfigError(
+            f"document {place} of {kind_of(dataset)} has {lengths[place]} tokens: a length is 0 or "
+            "more."
+        )
     return lengths if lengths.dtype == np.int32 else lengths.astype(np.int64, copy=False)
 
 
@@ -85,8 +91,8 @@ def _length(number: int, sample: Any) -> int:  # noqa: ANN401
         return len(sample["input_ids"] if isinstance(sample, Mapping) else sample)
     except (TypeError, KeyError) as error:
         raise ConfigError(
-            f"document {number} is a {type(sample).__name__}: a list of documents has token IDs, "
-            "or dicts with 'input_ids'."
+            f"document {number} is a {type(sample).__name__}. It should be a list of token IDs, or "
+            "a dict with 'input_ids'."
         ) from error
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`PackedCollate`: documents of any length as rows of a fixed number of tokens."""
+"""`PackedCollate`: packs documents into rows of a fixed number of tokens."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ _PER_TOKEN: Final = ("input_ids", "labels")
 
 
 class PackedCollate:
-    """Makes a batch of rows out of documents; several of them share a row.
+    """Collate function that packs documents into rows; several documents share a row.
 
     A sample is a document: a list or 1-D array of token IDs, or a dict with "input_ids". Documents
     keep their order. A row takes as many of them as fit into `max_tokens`, then the next row
-    begins: the rows are those that `PackingSampler` planned. The batch is a dict:
+    begins. With the batches of a `PackingSampler`, these are the rows that it planned. The batch is
+    a dict:
 
-    - `input_ids`: int64, (rows, max_tokens); behind the documents of a row stands `pad_id`.
-    - `labels`: int64, likewise: what is to be predicted. The same tokens, but `ignore_index` at the
-      first of each document, which the document before it says nothing about, and in padding. Where
-      the samples are dicts with "labels", one for each token, these take the tokens' place.
-    - `position_ids`: int64, likewise: from 0 in each document.
-    - `document_ids`: int32, likewise: 0 for the first document of a row, 1 for the second; -1 in
+    - `input_ids`: int64, (rows, max_tokens): the documents of a row, then `pad_id`.
+    - `labels`: int64, same shape: what is to be predicted. These are the tokens, or the "labels" of
+      samples that are dicts, one per token. The first token of each document cannot be predicted:
+      it has `ignore_index`, as padding has.
+    - `position_ids`: int64, same shape: from 0 in each document.
+    - `document_ids`: int32, same shape: 0 for the first document of a row, 1 for the second; -1 in
       padding.
-    - `cu_seqlens`: int32, (sequences + 1,): where documents begin in the flattened batch, and its
-      end, as flash-attention takes it. The padding of a row is a sequence by itself.
+    - `cu_seqlens`: int32, (sequences + 1,): where each document begins in the flattened batch, and
+      where the last one ends, as flash-attention takes it. The padding of a row is a sequence, too.
     - `max_seqlen`: int, the length of the longest sequence.
-    - `num_tokens`: int, how many labels are not `ignore_index`: what a sum of losses is divided by.
+    - `num_tokens`: int, how many labels are not `ignore_index`. Divide a sum of losses by it.
 
-    All else in samples that are dicts is collated beside these, by the default collate: one value
-    per document.
+    Other values of samples that are dicts go through the default collate: one value per document.
 
-    In a loader of Penstock the arrays are made in the slot that goes to the main process, and are
-    tensors in a loader of tensors. Called by itself, or in torch's own loader, it gives arrays.
+    In a loader of Penstock, the arrays are made in the slot that goes to the main process; a loader
+    of tensors gives tensors. Called directly, or by torch's own loader, it returns arrays.
 
     Example:
         >>> batch = PackedCollate(max_tokens=6)([[5, 6, 7], [8, 9], [3, 4]])
@@ -70,19 +70,20 @@ class PackedCollate:
         """Choose the form of the batch.
 
         Args:
-            max_tokens: Tokens of a row. A document has no more: give the same number to
+            max_tokens: Tokens of a row. A longer document is an error: give the same number to
                 `TokenFile(max_tokens=)` or `PackingSampler`.
-            layout: "rows" is as above. "flat" has no padding: all documents in one row, arrays of
-                shape (1, tokens), as models take it that separate documents by `cu_seqlens` or
-                `position_ids` alone, the padding-free form of Hugging Face.
-            shift_labels: False: the label at a place is the token there, as models of Hugging Face
-                take it, which shift inside. True: the label is the next token, to be compared with
-                the logits at the same place; then the last of each document has `ignore_index`.
+            layout: "rows" is as above. "flat" puts all documents into one row without padding,
+                arrays of shape (1, tokens). It is for models that find the documents by
+                `cu_seqlens` or `position_ids` alone; Hugging Face calls it padding-free.
+            shift_labels: False: the label at a place is the token there, for models that shift
+                labels themselves, as Hugging Face's do. True: the label is the next token, to be
+                compared with the logits at the same place; then the last token of each document,
+                not the first, has `ignore_index`.
             pad_id: Token in padding.
             ignore_index: Label of what is not predicted; torch's cross_entropy leaves out -100.
 
         Raises:
-            ConfigError: `max_tokens` is less than 1, or there is no such layout.
+            ConfigError: `max_tokens` is less than 1, or the layout is unknown.
         """
         if max_tokens < 1:
             raise ConfigError(f"{max_tokens=}: a row has 1 token or more.")
@@ -98,14 +99,14 @@ class PackedCollate:
         """Return the batch in memory of its own.
 
         Raises:
-            CollateError: a document has more than `max_tokens`; what is beside the tokens differs
-                in shape; or a sample has more or fewer labels than tokens.
-            TypeError: a sample is no document.
+            CollateError: a document has more than `max_tokens` tokens; other values of the samples
+                differ in shape; or a sample has more or fewer labels than tokens.
+            TypeError: a sample is not a document.
         """
         return self.collate_into(samples, Collator(np.empty))
 
     def collate_into(self, samples: Sequence[Any], out: BatchMemory) -> dict[str, Any]:
-        """Return the batch in memory of `out`; otherwise as calling it does."""
+        """Return the same batch in memory from `out`."""
         documents = _documents(samples)
         rows = self._rows(documents.lengths)
         shape = len(rows.num_documents), rows.width
@@ -145,13 +146,13 @@ class PackedCollate:
         }
 
     def _rows(self, lengths: NDArray[np.int64]) -> _Rows:
-        """Return how many documents each row takes; CollateError for one that fits into none."""
+        """Return how many documents each row takes; CollateError if one is longer than a row."""
         if len(lengths) and lengths.max() > self.max_tokens:
             place = int(lengths.argmax())
             raise CollateError(
                 f"{{first}} has {lengths[place]} tokens, and a row takes max_tokens="
-                f"{self.max_tokens}. Cut documents into pieces, TokenFile(path, max_tokens="
-                f"{self.max_tokens}), or leave them out: PackingSampler(..., too_long='drop').",
+                f"{self.max_tokens}. Cut long documents: TokenFile(path, max_tokens="
+                f"{self.max_tokens}). Or leave them out: PackingSampler(..., too_long='drop').",
                 (place, place),
             )
         if self.layout == "flat":
@@ -165,7 +166,7 @@ class PackedCollate:
         return _Rows(self.max_tokens, np.diff(stops), np.diff(ends[stops]))
 
     def _mask(self, labels: NDArray[np.int64], bounds: NDArray[np.int32]) -> None:
-        """Shift flat labels, and mask what no token of the same sequence says anything about."""
+        """Shift flat labels if asked to; mask those that no token of their sequence predicts."""
         if self.shift_labels:
             labels[:-1] = labels[1:].copy()
             labels[bounds[1:] - 1] = self.ignore_index
@@ -174,7 +175,7 @@ class PackedCollate:
 
 
 class _Documents(NamedTuple):
-    """The documents of a batch, their values in a row."""
+    """The documents of a batch, their values one after the other."""
 
     tokens: NDArray[np.int64]
     lengths: NDArray[np.int64]
@@ -198,7 +199,7 @@ class _Rows(NamedTuple):
 
 
 def _documents(samples: Sequence[Any]) -> _Documents:
-    if isinstance(samples, RaggedArray):  # of a TokenFile: in a row already
+    if isinstance(samples, RaggedArray):  # from a TokenFile: joined already
         return _Documents(samples.values, np.diff(samples.offsets), None)
     if not isinstance(samples[0], Mapping):
         return _Documents(*_joined(samples), None)
@@ -210,7 +211,7 @@ def _documents(samples: Sequence[Any]) -> _Documents:
         place = wrong[0]
         raise CollateError(
             f"{{first}} has {lengths[place]} input_ids and {num_labels[place]} labels: a document "
-            "has a label for each token.",
+            "needs one label per token.",
             (place, place),
         )
     return _Documents(tokens, lengths, labels)
@@ -221,8 +222,8 @@ def _column(samples: Sequence[Any], name: str) -> list[Any]:
         return [sample[name] for sample in samples]
     except (KeyError, TypeError, IndexError) as error:
         raise TypeError(
-            f"PackedCollate takes documents, all token IDs or all dicts with {name!r}: a sample of "
-            f"the batch has none. The first is {_described(samples[0])}."
+            "In a batch for PackedCollate, samples are all lists of token IDs, or all dicts with "
+            f"{name!r}. One of this batch has no {name!r}; the first is {_described(samples[0])}."
         ) from error
 
 
@@ -233,23 +234,23 @@ def _described(sample: object) -> str:
 
 
 def _joined(documents: Sequence[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the values of documents in a row, and their lengths."""
+    """Return the values of documents one after the other, and the documents' lengths."""
     arrays = [np.asarray(document) for document in documents]
     for place, array in enumerate(arrays):
         if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
             raise TypeError(
-                f"sample {place} of the batch is no document: {_described(documents[place])} of "
+                f"sample {place} of the batch is not a document: {_described(documents[place])} of "
                 f"{array.dtype}, shape {array.shape}. It should be a list of token IDs, or a dict "
                 "with them as 'input_ids'."
             )
     lengths = np.fromiter(map(len, arrays), np.int64, len(arrays))
-    # What is empty is an array of floats, if it was a list.
+    # An empty list became an array of floats.
     values = [array for array in arrays if array.size] or [np.empty(0, np.int64)]
     return np.concatenate(values, dtype=np.int64, casting="same_kind"), lengths
 
 
 def _beside(samples: Sequence[Any], out: BatchMemory) -> dict[str, Any]:
-    """Return all but what there is one of per token, collated by the default."""
+    """Return the values that there are not per token, collated by the default."""
     if isinstance(samples, RaggedArray) or not isinstance(samples[0], Mapping):
         return {}
     keys = [key for key in samples[0] if key not in _PER_TOKEN]
@@ -258,7 +259,7 @@ def _beside(samples: Sequence[Any], out: BatchMemory) -> dict[str, Any]:
     except CollateError as error:
         annotate(
             error,
-            f"(PackedCollate stacks all but {' and '.join(_PER_TOKEN)}: leave out of the samples "
-            "what has a value per token, as attention_mask)",
+            f"(PackedCollate stacks all values but {' and '.join(_PER_TOKEN)}. Leave out of the "
+            "samples whatever else has a value per token, such as attention_mask)",
         )
         raise

@@ -3,8 +3,8 @@
 
     this process: Corpus ──▶ workers: parse, tokenize ──▶ this process: TokenWriter
 
-A chunk of the corpus is what a worker is asked for, so the loader keeps their order, and reads no
-further ahead than its workers need. A tokenizer is slower by far than one process can decompress.
+A chunk of the corpus is an index of the loader. So the loader keeps the chunks in order, and reads
+no further ahead than its workers need. One process decompresses: a tokenizer is far slower.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ _ENCODE_TEXTS: Final = 64  # at a time: more keeps more of a tokenizer's results
 
 @dataclass(frozen=True, slots=True)
 class PackedTokens:
-    """What was packed.
+    """What `pack_tokens` packed.
 
     Attributes:
-        path: Of the folder.
+        path: The folder.
         num_documents: Documents in it.
         num_tokens: Tokens in it.
-        num_resumed: Documents that an interrupted run had packed.
-        num_empty: Documents without a token, which are not in it.
-        num_left_out: Records that are no document, with `on_error="skip"`.
-        left_out: The last 10,000 of those of this run: where each is, and why.
-        wall_s: Seconds it took.
+        num_resumed: Documents that an earlier run had packed.
+        num_empty: Documents without a token, which were left out.
+        num_left_out: Records that are not documents, left out with `on_error="skip"`.
+        left_out: Where each of these is, and why it was left out; the last 10,000 of this run.
+        wall_s: Seconds that this run took.
     """
 
     path: str
@@ -67,7 +67,7 @@ class PackedTokens:
 
 
 class _Position(NamedTuple):
-    """Where a run is, for the journal: with what the file does not say."""
+    """How far a run is in its corpus, and counts that the files do not hold; for the journal."""
 
     source: int = 0
     num_records: int = 0
@@ -88,26 +88,30 @@ def pack_tokens(
     on_error: Literal["raise", "skip"] = "raise",
     progress: Callable[[int, int, int], object] | None = None,
 ) -> PackedTokens:
-    """Pack a corpus into a folder that `TokenFile` reads; it is there when it is complete.
+    """Pack a corpus into a folder that `TokenFile` reads; it appears when it is complete.
 
     Args:
-        src: See `Corpus`.
-        dst: Of the folder.
-        tokenizer: A `tokenizer.json` of Hugging Face's library. Its special tokens are not added,
-            and its truncation and padding are off. None: the corpus has token IDs.
-        text_key: Of the texts, "text" if None; of the IDs, "input_ids".
-        append_token: Token at the end of each document: its text, as "</s>", or its number.
+        src: The corpus, as `Corpus` takes it.
+        dst: Path of the folder.
+        tokenizer: A `tokenizer.json` of Hugging Face's library `tokenizers`. No special tokens are
+            added, and no text is truncated or padded. None: the corpus has token IDs.
+        text_key: Field or column of the texts, or of the token IDs; None: "text" with a tokenizer,
+            "input_ids" without.
+        append_token: Token to put at the end of each document: its text, such as "</s>", or its
+            number.
         num_workers: Processes that tokenize; None takes the usable cores, and none at all for a
             small corpus. The file is the same for any number.
-        resume: Whether to go on where an interrupted run with the same arguments stopped.
-        overwrite: Whether a folder of tokens that is at `dst` is replaced.
-        on_error: Whether a record that is no document ends it, or is left out.
-        progress: Called with bytes of the corpus read, bytes of it in all, and tokens made.
+        resume: Whether to continue an interrupted run with the same arguments.
+        overwrite: Whether a folder of tokens at `dst` may be replaced.
+        on_error: What happens to a record that is not a document: "raise" ends the run with an
+            error, "skip" leaves the record out.
+        progress: Called with the bytes of the corpus that were read, its size in bytes, and the
+            number of tokens made.
 
     Raises:
-        ConfigError: arguments that do not fit each other, or the corpus.
-        StoreError: the corpus is cut off, or a record is no document, named with its file and line;
-            or `dst` is something that may not be replaced.
+        ConfigError: the arguments do not fit each other, or the corpus.
+        StoreError: the corpus is cut off; a record is not a document (the message names its file
+            and line); or `dst` may not be replaced.
         MissingExtraError: a library is not installed; the message names the extra.
     """
     began_s = time.monotonic()
@@ -133,8 +137,9 @@ def pack_tokens(
                 if made["bad"] and on_error == "raise":
                     where, why = made["bad"][0]
                     raise StoreError(
-                        f"{where}: {why}. Correct it, or leave such records out: --skip-bad "
-                        "(on_error='skip' in Python); with --resume it goes on from here."
+                        f"{where}: {why}. Correct it and pack from the start, or leave such "
+                        "records out with --skip-bad (on_error='skip' in Python): together with "
+                        "--resume, the run goes on from here."
                     )
                 at = _Position(
                     *CorpusPlace(*made["end"]),
@@ -169,12 +174,12 @@ def _loader(
 
 
 class Encoder(Dataset[dict[str, Any]]):
-    """Makes tokens of a chunk, which is its key.
+    """Dataset that tokenizes chunks of a corpus; an index is a chunk.
 
     Attributes:
-        key: Of the texts, or token IDs, in a record.
-        dtype: Of the tokens.
-        end_token: Appended to each document; None: nothing is.
+        key: Field or column of the texts, or token IDs, in a record.
+        dtype: Type of the tokens.
+        end_token: Token appended to each document; None: none is.
         digest: SHA-256 of the tokenizer's file; None without one.
     """
 
@@ -209,7 +214,7 @@ class Encoder(Dataset[dict[str, Any]]):
         return int(found)
 
     def __getitem__(self, chunk: Chunk) -> dict[str, Any]:
-        """Return the tokens of a chunk, lengths of its documents, and what is not among them."""
+        """Return a chunk's tokens, the lengths of its documents, and the records left out."""
         texts: list[Any] = []
         bad: list[tuple[str, str]] = []
         for where, record in chunk.named():
@@ -238,10 +243,12 @@ class Encoder(Dataset[dict[str, Any]]):
         if is_line:
             record = json.loads(record.decode("utf-8"))
             if not isinstance(record, dict):
-                raise ValueError(f"it is JSON, but a {type(record).__name__} and no object")
+                raise ValueError(f"it is JSON, but a {type(record).__name__}, not an object")
             if self.key not in record:
                 keys = ", ".join(list(record)[:8])
-                raise ValueError(f"it has no {self.key!r}, but {keys or 'nothing'}: --text-key")
+                raise ValueError(
+                    f"it has no {self.key!r}, but {keys or 'nothing'}: name a field with --text-key"
+                )
             record = record[self.key]
         elif isinstance(record, bytes):
             record = record.decode("utf-8")
@@ -251,8 +258,8 @@ class Encoder(Dataset[dict[str, Any]]):
                 raise ValueError(f"{self.key!r} {why}")
             return ids
         if not isinstance(record, str):
-            raise ValueError(f"{self.key!r} is no text, but {type(record).__name__}")
-        record.encode("utf-8")  # JSON can have halves of surrogate pairs, which are no text
+            raise ValueError(f"{self.key!r} is not text, but {type(record).__name__}")
+        record.encode("utf-8")  # JSON can have halves of surrogate pairs, which are not text
         return record
 
     def _tokens(self, documents: list[Any]) -> Iterator[Sequence[int]]:
@@ -269,7 +276,7 @@ class Encoder(Dataset[dict[str, Any]]):
                 yield encoding.ids
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return all but the tokenizer, which its file makes anew."""
+        """Return all but the tokenizer, which is made again from its file."""
         return {**self.__dict__, "_tokenizer": None}
 
 

@@ -27,19 +27,19 @@ if TYPE_CHECKING:
 class TokenFile(Dataset["NDArray[np.int64]"]):
     """The documents of a tokenized corpus, by index: `tokens[i]` is document i.
 
-    The file is mapped into memory: opening it reads the offsets of the documents, and a document
-    costs what is read of it. A sample is an int64 array of shape (tokens,), a copy of its own.
+    The file is mapped into memory. Opening it reads only the offsets of the documents; tokens are
+    read as they are used. A sample is an int64 array of shape (tokens,), a copy of its own.
 
     Attributes:
-        path: Of the folder, or of the `.bin` or `.ds` file.
+        path: The folder, or the `.bin` or `.ds` file.
         max_tokens: As given.
-        dtype: Of the tokens in the file.
+        dtype: Type of the tokens in the file.
         num_tokens: Tokens in the file.
         tokenizer_digest: SHA-256 of the tokenizer's file, in hexadecimal; None if it is not known.
 
     Concurrency:
-        Any thread or process. A forked worker shares the map; a spawned one opens the file again,
-        and raises `StoreError` if it was changed since. A pickle has the path.
+        Any thread or process. A forked worker shares the map. A pickle has the path, so a spawned
+        worker opens the file again, and raises `StoreError` if it was changed since.
 
     Example:
         >>> TokenFile.write("/tmp/penstock-doc-tokens", [[5, 6, 7], [8], [9, 10]], overwrite=True)
@@ -63,14 +63,14 @@ class TokenFile(Dataset["NDArray[np.int64]"]):
         Args:
             path: A folder that `penstock pack` or `write` made; the `.bin` file of Megatron-LM,
                 with its `.idx` beside it; or the `.ds` file of datatrove, with its `.ds.index`.
-            max_tokens: Documents that are longer come in pieces of so many tokens, the last one
-                shorter. An index is that of a piece then, and empty documents have none. None:
-                documents are whole.
+            max_tokens: Longer documents are cut into pieces of this many tokens; the last piece
+                may be shorter. Then an index is that of a piece, and an empty document has no
+                piece. None: documents are whole.
 
         Raises:
             ConfigError: `max_tokens` is less than 1.
-            StoreError: it is no file of tokens, or damaged: files cut off, offsets that do not
-                ascend. The tokens themselves are not read: see `verify`.
+            StoreError: it is not a file of tokens, or it is damaged: a file is cut off, or its
+                offsets do not ascend. The tokens themselves are not read: see `verify`.
         """
         if max_tokens is not None and operator.index(max_tokens) < 1:
             raise ConfigError(f"{max_tokens=}: a piece has 1 token or more; None keeps documents.")
@@ -96,16 +96,17 @@ class TokenFile(Dataset["NDArray[np.int64]"]):
         *,
         overwrite: bool = False,
     ) -> None:
-        """Write documents as a folder, which is there when all of them are.
+        """Write documents to a folder, which appears when it is complete.
 
         Args:
-            path: Of the folder.
+            path: The folder.
             documents: Each a list or array of token IDs. They are read once, one at a time.
             dtype: uint16 or uint32.
-            overwrite: Whether a folder of tokens that is there is replaced.
+            overwrite: Whether a folder of tokens that is there may be replaced.
 
         Raises:
-            ConfigError: another dtype, or a document of something else than IDs that fit into it.
+            ConfigError: the dtype is another one, or a document is not a list of token IDs that
+                fit into it.
             StoreError: there is something at `path` that may not be replaced.
         """
         from penstock.text.token_writer import TokenWriter  # it needs what stores need
@@ -125,7 +126,7 @@ class TokenFile(Dataset["NDArray[np.int64]"]):
     def lengths(self) -> NDArray[np.int32] | NDArray[np.int64]:
         """The number of tokens of each sample, shape (length,), a new array; no token is read.
 
-        int32, unless a document has more than 2^31 - 1 tokens: int64 then.
+        int32; or int64 if a document has more than 2^31 - 1 tokens.
         """
         lengths = np.diff(self._offsets)
         fits = not len(lengths) or lengths.max() <= np.iinfo(np.int32).max
@@ -133,13 +134,13 @@ class TokenFile(Dataset["NDArray[np.int64]"]):
 
     @property
     def fingerprint(self) -> str:
-        """What the samples are made of; a loader warns if its state was saved with another one."""
-        # Of our own layout a copy has the same.
+        """Identifies the samples; a loader warns if its state was saved with another one."""
+        # In Penstock's own layout, a copy of the folder has the same fingerprint.
         sums = self._mapped.header.get("crc32") or fingerprint_of(self._files)
         return f"{sums} {self.max_tokens}"
 
     def document_of(self, index: int) -> tuple[int, int]:
-        """Return which document of the file a sample is of, and at which token in it it begins."""
+        """Return the document that a sample is part of, and at which of its tokens it begins."""
         place = int(self._checked([index])[0])
         if self.max_tokens is None:
             return place, 0
@@ -149,10 +150,10 @@ class TokenFile(Dataset["NDArray[np.int64]"]):
         return document, int(first - self._mapped.offsets[document])
 
     def blocks(self, length: int) -> TokenBlocks:
-        """Return a dataset of the file's tokens in a row, `length` at a time.
+        """Return a dataset of all tokens one after the other, `length` at a time.
 
-        Documents are joined and cut wherever a block ends; what is left of the last block is not in
-        it. `max_tokens` makes no difference.
+        Documents are joined and cut wherever a block ends. An incomplete last block is left out.
+        `max_tokens` makes no difference.
 
         Raises:
             ConfigError: `length` is less than 1.
@@ -193,7 +194,7 @@ class TokenFile(Dataset["NDArray[np.int64]"]):
         """Return samples of one length as int64 (batch, tokens).
 
         Raises:
-            CollateError: they are of several lengths. `PackedCollate` takes these.
+            CollateError: their lengths differ. `PackedCollate` takes such samples.
         """
         places = self._checked(indices)
         starts, stops = self._offsets[places], self._offsets[places + 1]
@@ -202,7 +203,7 @@ class TokenFile(Dataset["NDArray[np.int64]"]):
             check_shapes([(length,) for length in lengths.tolist()])
         except CollateError as error:
             error.name_samples(places.tolist())
-            error.add_note("(documents of several lengths: collate_fn=penstock.text.PackedCollate)")
+            error.add_note("(lengths differ: give collate_fn=penstock.text.PackedCollate(...))")
             raise
         out = alloc((len(places), int(lengths[0])), np.int64)
         gathered(self._mapped.tokens, starts, stops, out.reshape(-1))
@@ -222,7 +223,7 @@ class TokenFile(Dataset["NDArray[np.int64]"]):
 
 
 class TokenBlocks(Dataset["NDArray[np.int64]"]):
-    """The tokens of a `TokenFile` in a row, so many at a time; `TokenFile.blocks` makes one."""
+    """All tokens of a `TokenFile`, in blocks of one length; `TokenFile.blocks` makes one."""
 
     is_drawless = True
     _shows = ("length", "block_length")
@@ -263,8 +264,8 @@ def gathered(
     stops: NDArray[np.int64],
     out: NDArray[np.int64] | None = None,
 ) -> NDArray[np.int64]:
-    """Return `tokens[start:stop]` of all pairs in a row, as int64."""
-    # A slice takes 0.1 us, less than the places of its tokens one by one would from 20 of them on.
+    """Return `tokens[start:stop]` of all pairs, one after the other, as int64."""
+    # A slice takes 0.1 us. From 20 tokens on that is less than an index for each of them.
     pieces = [tokens[a:b] for a, b in zip(starts.tolist(), stops.tolist(), strict=True)]
     if not pieces:
         return np.empty(0, np.int64)
@@ -283,7 +284,7 @@ def in_range(indices: Sequence[int] | NDArray[Any], length: int, what: str) -> N
 
 
 def why_no_ids(ids: NDArray[Any], dtype: np.dtype[Any]) -> str:
-    """Return why an array is no document of token IDs of this dtype; "" if it is one."""
+    """Return why an array is not a document of token IDs of this dtype; "" if it is one."""
     if ids.ndim != 1 or (len(ids) and ids.dtype.kind not in "iu"):
         return f"is an array of {ids.dtype}, shape {ids.shape}, not a list of token IDs"
     low, high = (ids.min(), ids.max()) if len(ids) else (0, 0)
@@ -294,7 +295,7 @@ def why_no_ids(ids: NDArray[Any], dtype: np.dtype[Any]) -> str:
 
 
 def _cut(offsets: NDArray[np.int64], max_tokens: int) -> NDArray[np.int64]:
-    """Return the offsets of pieces of at most so many tokens; the same if they are documents."""
+    """Return the offsets of pieces of at most so many tokens; `offsets` if nothing is cut."""
     lengths = np.diff(offsets)
     if not len(lengths) or (lengths.max() <= max_tokens and lengths.min() > 0):
         return offsets

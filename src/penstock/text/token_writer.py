@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`TokenWriter`: documents into a folder of tokens, which is there when it is complete.
+"""`TokenWriter`: writes documents to a folder of tokens, which appears when it is complete.
 
-It works in `NAME.partial`, with `journal.json` in the place of the header: how much of both files
-is on the disk, with which checksums, and where in the source that was.
+It works in `NAME.partial`, with `journal.json` in place of the header: how much of both files is on
+the disk, their checksums, and how far the source was read by then.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _COMMIT_BYTES: Final = 32 << 20  # of tokens that a kill may cost
 
 
 class Written(NamedTuple):
-    """What is in the files of a writer, and how far in its source that was."""
+    """What the files of a writer hold, and how far its source was read for that."""
 
     num_documents: int = 0
     num_tokens: int = 0
@@ -49,11 +49,11 @@ class Written(NamedTuple):
 
 
 class TokenWriter:
-    """Writes a folder of our own layout, which takes its place when it is complete.
+    """Writes a folder in Penstock's own layout, which appears when it is complete.
 
     Attributes:
-        finished: Whether a writer that resumes found the folder complete.
-        written: What an interrupted run has left, and what was put since.
+        finished: Whether the folder is complete; a writer that resumes may find it so.
+        written: What an interrupted run left, and what was put since.
 
     Concurrency:
         One thread; a second writer to the same place is refused.
@@ -72,17 +72,17 @@ class TokenWriter:
         """Begin a folder, or go on with one.
 
         Args:
-            path: Where it is to be.
+            path: The folder.
             dtype: uint16 or uint32.
             tokenizer_digest: For the header.
-            what: Says what is being written; a writer that resumes has to be given the same.
+            what: Identifies what is written; a writer that resumes has to be given the same.
             resume: Whether to go on with what an interrupted writer left, if it left anything.
             overwrite: Whether a folder of tokens that is there may be replaced.
 
         Raises:
-            ConfigError: another dtype.
-            StoreError: there is something that may not be replaced; another writer is at it; or it
-                left a part of something else, or one that is damaged.
+            ConfigError: the dtype is another one.
+            StoreError: something at `path` may not be replaced; another writer is writing there; or
+                what an interrupted writer left is of something else, or damaged.
         """
         self.dtype = np.dtype(dtype).newbyteorder("<")
         if self.dtype not in DTYPES.values():
@@ -104,7 +104,7 @@ class TokenWriter:
         journal = self._partial / "journal.json"
         has_rest = resume and journal.exists()
         if self._path.exists():
-            header = read_header(self._path)  # anything else stays
+            header = read_header(self._path)  # an error for anything else, which stays
             if resume and not has_rest and header.get("what") == self._what:
                 self.finished = True
                 counts = header["num_documents"], header["num_tokens"]
@@ -123,7 +123,7 @@ class TokenWriter:
             self._commit()
 
     def _take_over(self, journal: Path) -> None:
-        """Cut the files to what the journal has of them, and compare their checksums."""
+        """Truncate the files to what the journal says, and compare their checksums."""
         found = read_json(journal)
         if found.pop("what", None) != self._what:
             raise other_source(self._partial)
@@ -145,9 +145,9 @@ class TokenWriter:
         """Append documents.
 
         Args:
-            values: Their tokens in a row, of the writer's dtype.
-            lengths: Of each document.
-            position: Where the source is now, as JSON has it.
+            values: Their tokens one after the other, of the writer's dtype.
+            lengths: Tokens of each document.
+            position: How far the source was read, as a value that JSON can hold.
         """
         before = self.written
         offsets = before.num_tokens + np.cumsum(lengths, dtype="<i8")
@@ -207,13 +207,13 @@ class TokenWriter:
             self.finished = True
 
     def close(self) -> None:
-        """Let go of everything; keep what was written for a writer that resumes."""
+        """Close the files and release the lock; a writer that resumes finds what was written."""
         try:
             if self._files and not self.finished and self.written is not self._committed:
                 self._commit()
         finally:
             for file in self._files:
-                with contextlib.suppress(OSError):  # a full disk, which the commit has told of
+                with contextlib.suppress(OSError):  # a full disk, which the commit has reported
                     file.close()
             self._files = []
             self._lock.close()

@@ -133,7 +133,7 @@ class Corpus:
             if self.key not in tables.schema.names:
                 raise ConfigError(
                     f"{self.path} has no column {self.key!r}, but {tables.schema.names}: name one "
-                    "with --text-key."
+                    "with --text-key; texts need --tokenizer."
                 )
             kind = tables.schema.field(self.key).type
             is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
@@ -162,7 +162,8 @@ def _is_lines(path: Path) -> bool:
     for suffix in _PACKED:
         name = name.removesuffix(suffix)
     # Beside a dataset of Hugging Face's lie files of JSON that are no corpus.
-    return name.endswith(_LINES) and name not in ("state.json", "dataset_info.json")
+    of_datasets = ("state.json", "dataset_info.json", "dataset_dict.json")
+    return name.endswith(_LINES) and name not in of_datasets
 
 
 def _of_lines(path: Path, source: int, skip: int, num_before: int) -> Iterator[Chunk]:

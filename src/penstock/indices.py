@@ -361,10 +361,9 @@ def _check_length(order: IndexSampler, length: int | None) -> None:
     made_for = order.source_length
     if made_for is None or length is None or made_for == length:
         return
-    found = (
-        f"{type(order).__name__} was made for a dataset of {made_for} samples, but this one has "
-        f"{length}"
-    )
+    # Not the class: the order inside a sampler of batches is a class that no user knows.
+    kind = order.settings().get("kind", type(order).__name__)
+    found = f"{kind} was made for a dataset of {made_for} samples, but this one has {length}"
     advice = "Make it from the very dataset that the loader gets, a Subset of it perhaps"
     if made_for > length:
         raise ConfigError(f"{found}: some indices are not there. {advice}.")

@@ -13,6 +13,7 @@ from tests.blobs.object_storage import KEY_ID, SECRET, bucket, object_server, we
 from penstock.blobs.blobs import ByteRange, open_blobs
 from penstock.blobs.requests import REQUEST_BYTES, parts_of, plan_requests
 from penstock.errors import ConfigError, StoreError, StoreUnreachable
+from penstock.redact import without_password
 from penstock.stores import open_store
 from penstock.testing.blobs import BlobsContract
 
@@ -207,6 +208,7 @@ def test_without_credentials_the_error_names_the_bucket_and_what_to_set(
     ):
         blobs.list()
     assert not [secret for secret in SECRETS if secret in repr(one.getrepr(chain=True))]
+    assert "_SKIP_SIGNATURE, set to true" in without_password(str(one.value))  # as commands do
 
 
 @pytest.mark.parametrize("scheme", ["s3", "gs", "az"])

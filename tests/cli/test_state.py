@@ -95,3 +95,9 @@ def test_what_is_no_state_is_an_error_and_no_program(content, says, tmp_path, mo
     assert main(["state", "file"]) == 1
     assert says in capsys.readouterr().err
     assert not Path("it-ran").exists()
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path, capsys):
+    for path in (tmp_path / "none.json", tmp_path):
+        assert main(["state", str(path)]) == 1
+        assert f"penstock: cannot read {path}: " in capsys.readouterr().err

@@ -217,6 +217,17 @@ def test_workers_that_starve_the_main_process_are_to_be_fewer():
     assert verdict.expected_gain == pytest.approx(20e-3 / (14 * MS + HANDED))
 
 
+def test_workers_that_use_less_than_the_main_process_lacks_are_not_blamed():
+    verdict = training(
+        workers=2, compute=1 * MS, trainer=250 * MS, cores=2.0, trainer_starved_s=200 * 160 * MS,
+        trainer_cpu=80 * MS, num_ready=4,
+    )  # fmt: skip
+    assert verdict.bottleneck == "contention"
+    assert "Other programs, or threads of the loop itself" in verdict.text
+    assert verdict.expected_gain is None
+    assert "num_workers" not in verdict.remedy
+
+
 def test_without_workers_the_main_process_makes_batches_itself():
     verdict = training(workers=0, compute=40 * MS, cores=8.0)
     assert verdict.bottleneck == "workers"

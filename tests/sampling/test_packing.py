@@ -384,3 +384,9 @@ def test_a_state_of_other_documents_is_refused():
     ):
         with pytest.raises(StateError, match="another order"):
             other.load_state_dict(state)
+
+
+def test_a_loader_of_other_documents_names_the_sampler():
+    batches = PackingSampler([5, 3, 4], max_tokens=8, seed=7)
+    with pytest.raises(ConfigError, match=r"^PackingSampler was made for a dataset of 3 samples"):
+        Loader([[1], [2]], batch_sampler=batches, collate_fn=list)

@@ -218,7 +218,29 @@ def test_rows_that_are_no_document_are_named_or_left_out(tmp_path, tokenizer):
     assert documents_in(tmp_path / "t") == [[3]]
 
 
-@pytest.mark.parametrize("ids", ["[-1]", "[4294967296]", "[0.5]", '"w1"', "[[1]]"])
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_a_forgotten_tokenizer_is_named(tmp_path, lines, kind):
+    if kind == "parquet":
+        pa = pytest.importorskip("pyarrow")
+        import pyarrow.parquet as pq
+
+        lines = tmp_path / "c.parquet"
+        pq.write_table(pa.table({"text": TEXTS}), lines)
+    with pytest.raises((ConfigError, StoreError), match=r"no .*'input_ids', but .*--tokenizer"):
+        pack_tokens(lines, tmp_path / "t")
+    with pytest.raises(StoreError, match=r"'text' is a text, and no token IDs: give --tokenizer"):
+        pack_tokens(lines, tmp_path / "t", text_key="text")
+
+
+def test_of_several_splits_one_is_to_be_named(tmp_path, tokenizer):
+    datasets = pytest.importorskip("datasets")
+    split = datasets.Dataset.from_dict({"text": TEXTS})
+    datasets.DatasetDict(train=split, test=split).save_to_disk(tmp_path / "hf")
+    with pytest.raises(StoreError, match="holds several splits: name one"):
+        pack_tokens(tmp_path / "hf", tmp_path / "t", tokenizer)
+
+
+@pytest.mark.parametrize("ids", ["[-1]", "[4294967296]", "[0.5]", "[[1]]"])
 def test_what_are_no_token_ids_is_named(tmp_path, ids):
     (tmp_path / "c.jsonl").write_text(f'{{"input_ids": {ids}}}\n')
     with pytest.raises(StoreError, match=r"line 1: 'input_ids' (has token IDs|is an array)"):

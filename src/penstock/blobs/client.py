@@ -291,8 +291,9 @@ def _failure(error: Exception, place: Place, name: str) -> Exception:
         names = _CREDENTIALS[scheme]
         return StoreError(
             f"{place.address} {why}. Credentials are taken from the environment: {names}. A public "
-            "bucket is opened with anonymous=True, by commands with "
-            f"{names.partition('_')[0]}_SKIP_SIGNATURE=true."
+            "bucket is opened with anonymous=True, by commands with the variable "
+            # Not NAME=true, of which commands would mask the value as a secret.
+            f"{names.partition('_')[0]}_SKIP_SIGNATURE, set to true."
         )
     if isinstance(error, exceptions.NotSupportedError) and "ange" in text:
         return StoreError(

@@ -122,7 +122,7 @@ def pack(
 
     With tokens:PATH, SRC is a corpus of texts: JSON lines, plain or compressed (.gz, .zst), Parquet
     or Arrow, a folder of these or one that Hugging Face's save_to_disk wrote. DST is what
-    penstock.text.TokenFile reads. Of the options above --workers, --resume, --overwrite and
+    penstock.text.TokenFile reads. Of the options below, --workers, --resume, --overwrite and
     --skip-bad are for it.
     """
     if dst.startswith(_TOKENS):

@@ -41,7 +41,10 @@ def state(
 
 
 def _read(file: Path) -> Any:  # noqa: ANN401
-    data = file.read_bytes()
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise StateError(f"cannot read {file}: {error.strerror}.") from error
     try:
         return json.loads(data)
     except ValueError as error:

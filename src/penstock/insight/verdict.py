@@ -288,6 +288,13 @@ def _contention(inputs: Inputs) -> Advice:
     at = inputs.at
     starved = percent(at.trainer_starved_s * at.rate)
     both = f"{inputs.waits} for batches, and for {starved} of it for a core"
+    if at.worker_cpu_s < at.trainer_starved_s / 2:  # they cannot take more than they use
+        return Advice(
+            f"{both}. Workers are not the cause: a batch takes {duration(at.worker_cpu_s)} of "
+            "their CPU. Other programs, or threads of the loop itself, take the "
+            f"{amount(at.cores)} cores.",
+            "Give the job more cores, or the loop fewer threads (torch.set_num_threads).",
+        )
     workers = counted(at.num_workers, "worker")
     text = f"{both}: {workers} and the main process share {amount(at.cores)} cores."
     fewer = min(at.enough_workers, at.num_workers - 1)

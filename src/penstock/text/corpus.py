@@ -134,7 +134,7 @@ class Corpus:
             if self.key not in tables.schema.names:
                 raise ConfigError(
                     f"{self.path} has no column {self.key!r}, but {tables.schema.names}: name one "
-                    "with --text-key."
+                    "with --text-key; texts need --tokenizer."
                 )
             kind = tables.schema.field(self.key).type
             is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
@@ -163,7 +163,8 @@ def _is_lines(path: Path) -> bool:
     for suffix in _PACKED:
         name = name.removesuffix(suffix)
     # A dataset of Hugging Face also has JSON files that are not a corpus.
-    return name.endswith(_LINES) and name not in ("state.json", "dataset_info.json")
+    of_datasets = ("state.json", "dataset_info.json", "dataset_dict.json")
+    return name.endswith(_LINES) and name not in of_datasets
 
 
 def _of_lines(path: Path, source: int, skip: int, num_before: int) -> Iterator[Chunk]:

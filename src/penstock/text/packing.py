@@ -246,13 +246,16 @@ class Encoder(Dataset[dict[str, Any]]):
                 raise ValueError(f"it is JSON, but a {type(record).__name__}, not an object")
             if self.key not in record:
                 keys = ", ".join(list(record)[:8])
-                raise ValueError(
-                    f"it has no {self.key!r}, but {keys or 'nothing'}: name a field with --text-key"
+                remedy = "a field with --text-key" + (
+                    "" if self._data else ", or a tokenizer with --tokenizer if it has texts"
                 )
+                raise ValueError(f"it has no {self.key!r}, but {keys or 'nothing'}: name {remedy}")
             record = record[self.key]
         elif isinstance(record, bytes):
             record = record.decode("utf-8")
         if self._data is None:
+            if isinstance(record, str):
+                raise ValueError(f"{self.key!r} is a text, and no token IDs: give --tokenizer")
             ids = np.asarray(record)
             if why := why_no_ids(ids, self.dtype):
                 raise ValueError(f"{self.key!r} {why}")

@@ -23,6 +23,7 @@ pytest.importorskip("rich")
 
 from penstock.cli import main  # noqa: E402 - it needs the above
 from penstock.text import corpus, token_writer  # noqa: E402 - like that
+from penstock.text.corpus import CorpusPlace  # noqa: E402
 from penstock.text.packing import pack_tokens  # noqa: E402 - like that
 
 WORDS = [f"w{k}" for k in range(90)]
@@ -236,6 +237,18 @@ def test_a_corpus_that_is_cut_off_says_after_which_line(
     with pytest.raises(StoreError, match=r"is cut off or damaged, after line [1-9][\d,]*: .*again"):
         pack_tokens(path, tmp_path / "t", tokenizer, num_workers=num_workers, on_error="skip")
     assert not (tmp_path / "t").exists()
+
+
+@pytest.mark.parametrize(("suffix", "write"), [("gz", write_gzip), ("zst", write_zstandard)])
+def test_a_small_file_that_becomes_a_large_one_comes_in_pieces(
+    tmp_path, monkeypatch, suffix, write
+):
+    monkeypatch.setattr(corpus, "_CHUNK_BYTES", 1 << 20)
+    path, num_bytes = tmp_path / f"c.jsonl.{suffix}", 200 << 20
+    write(path, b"\n" * num_bytes)
+    sizes = [len(chunk.records) for chunk in corpus.Corpus(path, "text").chunks(CorpusPlace())]
+    assert sum(sizes) == num_bytes
+    assert max(sizes) < 40 << 20
 
 
 @pytest.mark.parametrize("suffix", ["gz", "zst"])

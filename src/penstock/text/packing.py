@@ -133,8 +133,8 @@ def pack_tokens(
                 if made["bad"] and on_error == "raise":
                     where, why = made["bad"][0]
                     raise StoreError(
-                        f"{where}: {why}. Correct it, or leave such records out: --skip-bad "
-                        "(on_error='skip' in Python); with --resume it goes on from here."
+                        f"{where}: {why}. Leave such records out: --skip-bad (on_error='skip' in "
+                        "Python), with --resume from here on. Or correct it, and pack anew."
                     )
                 at = _Position(
                     *CorpusPlace(*made["end"]),

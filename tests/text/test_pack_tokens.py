@@ -437,3 +437,21 @@ def test_ctrl_c_keeps_what_was_packed(tmp_path, tokenizer):
     report = pack_tokens(tmp_path / "c.jsonl", tmp_path / "t", tokenizer, resume=True)
     assert 500 < report.num_resumed < len(TEXTS)
     assert documents_in(tmp_path / "t") == EXPECTED
+
+
+def test_what_cannot_be_put_in_place_is_not_lost(lines, tmp_path, tokenizer, monkeypatch):
+    def fail(*_):
+        raise StoreError("cannot be replaced")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(token_writer, "put_in_place", fail)
+        with pytest.raises(StoreError, match="cannot be replaced"):
+            pack_tokens(lines, tmp_path / "t", tokenizer)
+    report = pack_tokens(lines, tmp_path / "t", tokenizer, resume=True)
+    assert report.num_resumed == len(TEXTS)
+    assert documents_in(tmp_path / "t") == EXPECTED
+    assert {path.name for path in (tmp_path / "t").iterdir()} == {
+        "header.json",
+        "tokens",
+        "offsets",
+    }

@@ -201,10 +201,10 @@ class TokenWriter:
             write_whole(
                 self._partial / "header.json", json.dumps(header, indent=1) + "\n", to_disk=True
             )
-            (self._partial / "journal.json").unlink()
             fsync_folder(self._partial)
             put_in_place(self._partial, self._path)
             self.finished = True
+            (self._path / "journal.json").unlink()  # until here a writer could go on
 
     def close(self) -> None:
         """Let go of everything; keep what was written for a writer that resumes."""

@@ -27,7 +27,9 @@ class PackedCollate:
 
     A sample is a document: a list or 1-D array of token IDs, or a dict with "input_ids". Documents
     keep their order. A row takes as many of them as fit into `max_tokens`, then the next row
-    begins: the rows are those that `PackingSampler` planned. The batch is a dict:
+    begins: the rows are those that `PackingSampler` planned. Where a loader's `on_error` leaves bad
+    documents out, a batch may have fewer; with "replace" also more, as others may be longer. The
+    batch is a dict:
 
     - `input_ids`: int64, (rows, max_tokens); behind the documents of a row stands `pad_id`.
     - `labels`: int64, likewise: what is to be predicted. The same tokens, but `ignore_index` at the

@@ -25,7 +25,7 @@ from tests.support.processes import python
 from penstock import Loader
 from penstock.blobs import node_cache
 from penstock.blobs.foresight import Foresight, next_uses
-from penstock.blobs.node_cache import CacheArguments, NodeCache
+from penstock.blobs.node_cache import MOST_AHEAD_BYTES, CacheArguments, NodeCache
 from penstock.blobs.order import NEVER, Counts, Order
 from penstock.blobs.ranges import RecordRanges
 from penstock.data import Subset
@@ -545,6 +545,58 @@ def test_what_will_be_lost_makes_room_for_reads_far_ahead(tmp_path, monkeypatch)
     assert cache.has(later[: most + 1][later[: most + 1] < 50]).all()
     order.remove()
     cache.close()
+
+
+def looked_at(tmp_path, sizes, limit, now, later, look):
+    """Return what `look` does of a loader that is followed, and reads nothing ahead by itself."""
+    starts = np.arange(len(sizes)) * 1_000_000_000
+    ranges = RecordRanges([""], [""], np.zeros(len(sizes), np.int32), starts, starts + sizes)
+    cache = CacheArguments(f"{tmp_path}:{limit}B", "d", "foresight").open(ranges.sizes)
+    order = Order.made(cache.folder, len(sizes))
+
+    async def follow():
+        foresight = Foresight(_Zeros(), None, ranges, cache)
+        foresight._read_ahead = lambda _: asyncio.Event().wait()
+        counts = Counts.made(cache.folder)
+        await foresight.follow(order.path, counts.path, len(now), np.concatenate((now, later)))
+        cache.find_orders()
+        (walk,) = foresight._walks.values()
+        return look(foresight, walk)
+
+    found = asyncio.run(follow())
+    order.remove()
+    cache.close()
+    return found
+
+
+def test_a_record_of_many_samples_is_counted_once_when_it_will_be_lost(tmp_path):
+    def spared(_, walk):
+        for clock in (5, 10, 20):  # record 0 is needed again last of all, 1 before it
+            walk.order.clock[0] = clock
+            walk.catch_up()
+        return walk.num_spared_bytes
+
+    now = np.repeat([0, 1, 2, 3], 10)
+    assert looked_at(tmp_path, np.full(4, 100), 100, now, now[::-1], spared) == 200
+
+
+def test_reading_far_ahead_holds_no_more_in_memory_than_reading_near(tmp_path):
+    num, size = 100, 64 << 20
+
+    def ahead(foresight, walk):
+        walk.order.clock[0] = 50
+        walk.catch_up()
+        assert walk.num_spared_bytes > 10 * size
+        found = []
+        for num_under_way in (0, 3):
+            foresight._num_bytes_under_way = num_under_way * size
+            found.append(foresight._ahead(walk, 60, 50)[1])
+        return found
+
+    now = np.arange(num)
+    most = MOST_AHEAD_BYTES // size
+    found = looked_at(tmp_path, np.full(num, size), 60 * size, now, now[::-1], ahead)
+    assert found == [most, most - 3]
 
 
 def test_two_ranks_with_two_workers_fetch_each_byte_once(far, tmp_path, object_server):  # noqa: F811

@@ -28,6 +28,11 @@ def state_after(loader, num_batches):
     return loader.state_dict()
 
 
+def read_bytes():
+    """Return how many bytes this process has read by calls, not through mapped memory."""
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
 def loader_state():
     loader = Loader(np.arange(10_000), 8, shuffle=True, seed=7)
     loader.set_epoch(3)
@@ -82,6 +87,8 @@ class Runs:
     [
         (b"[1, 2", "is neither JSON nor a checkpoint of torch"),
         (b'{"epoch": 3}', "holds no state of a Penstock loader"),
+        (b"[" * 100_000, "is neither JSON nor a checkpoint of torch"),
+        (json.dumps(loader_state() | {"fingerprint": []}).encode(), "holds no state of a Penstock"),
         (b"PK\x03\x04 cut off", "torch cannot read file as plain data"),
         (None, "torch cannot read file as plain data"),
     ],
@@ -97,7 +104,16 @@ def test_what_is_no_state_is_an_error_and_no_program(content, says, tmp_path, mo
     assert not Path("it-ran").exists()
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path, capsys):
-    for path in (tmp_path / "none.json", tmp_path):
-        assert main(["state", str(path)]) == 1
-        assert f"penstock: cannot read {path}: " in capsys.readouterr().err
+def test_a_file_that_is_not_there_is_an_error(tmp_path, capsys):
+    for path, says in ((tmp_path / "absent", "No such file"), (tmp_path, "a folder")):
+        assert main(["state", f"{path}"]) == 1
+        assert f"penstock: cannot read {path}: " in (said := capsys.readouterr().err)
+        assert says in said
+
+
+def test_the_weights_of_a_checkpoint_are_not_read(tmp_path, capsys):
+    torch.save({"weights": torch.zeros(8 << 20), "loader": loader_state()}, tmp_path / "run.pt")
+    before = read_bytes()
+    assert main(["state", f"{tmp_path}/run.pt"]) == 0
+    assert TEXT in capsys.readouterr().out
+    assert read_bytes() - before < 8 << 20

@@ -89,7 +89,7 @@ def ranks_of(num_replicas, rows, **options):
 # The plan.
 
 
-@given(st.lists(st.integers(1, 60), max_size=120), st.integers(0, 60))
+@given(st.lists(st.integers(1, 60) | st.integers(1, 5000), max_size=120), st.integers(0, 60))
 def test_a_plan_is_best_fit_of_the_longest_first(lengths, more):
     max_tokens = max(lengths, default=1) + more
     plan = RowPlan(np.array(lengths, np.int64), max_tokens)
@@ -170,6 +170,26 @@ def test_every_document_comes_once_and_rows_are_found_by_next_fit(
     assert sum(counts.values()) == len(counts) + sum(map(len, repeated))
     used = sum(lengths) / (num_rows * max_tokens)
     assert samplers[0].padding == pytest.approx(1 - used)
+
+
+@pytest.mark.parametrize("num_rows", range(4, 24))
+def test_ranks_differ_by_one_row_at_most_whatever_rows_cost(num_rows):
+    costs = np.ones(num_rows)
+    costs[:2] = 1e6
+    lengths = np.full(num_rows, 10)
+    options = {"rows": 3, "cost": costs, "seed": 1, "num_replicas": 4}
+    samplers = [PackingSampler(lengths, 10, **options, rank=rank) for rank in range(4)]
+    last = [list(sampler)[-1] for sampler in samplers]
+    assert max(map(len, last)) - min(map(len, last)) <= 1
+    dear = [rank for rank, batch in enumerate(last) for index in batch if index < 2]
+    assert len(dear) == len(set(dear))
+
+
+def test_rows_are_those_of_the_epoch_at_the_time_of_the_call():
+    sampler = PackingSampler(LENGTHS, 100, seed=1)
+    rows = sampler.rows()
+    sampler.set_epoch(1)
+    assert list(rows) == list(sampler.rows(0)) != list(sampler.rows())
 
 
 @given(arguments(), st.integers(0, 2))

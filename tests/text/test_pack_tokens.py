@@ -23,6 +23,7 @@ pytest.importorskip("rich")
 
 from penstock.cli import main  # noqa: E402 - it needs the above
 from penstock.text import corpus, token_writer  # noqa: E402 - like that
+from penstock.text.corpus import CorpusPlace  # noqa: E402
 from penstock.text.packing import pack_tokens  # noqa: E402 - like that
 
 WORDS = [f"w{k}" for k in range(90)]
@@ -260,6 +261,18 @@ def test_a_corpus_that_is_cut_off_says_after_which_line(
     assert not (tmp_path / "t").exists()
 
 
+@pytest.mark.parametrize(("suffix", "write"), [("gz", write_gzip), ("zst", write_zstandard)])
+def test_a_small_file_that_becomes_a_large_one_comes_in_pieces(
+    tmp_path, monkeypatch, suffix, write
+):
+    monkeypatch.setattr(corpus, "_CHUNK_BYTES", 1 << 20)
+    path, num_bytes = tmp_path / f"c.jsonl.{suffix}", 200 << 20
+    write(path, b"\n" * num_bytes)
+    sizes = [len(chunk.records) for chunk in corpus.Corpus(path, "text").chunks(CorpusPlace())]
+    assert sum(sizes) == num_bytes
+    assert max(sizes) < 40 << 20
+
+
 @pytest.mark.parametrize("suffix", ["gz", "zst"])
 def test_what_is_not_compressed_as_its_name_says_is_an_error(tmp_path, tokenizer, suffix):
     path = tmp_path / f"c.jsonl.{suffix}"
@@ -446,3 +459,21 @@ def test_ctrl_c_keeps_what_was_packed(tmp_path, tokenizer):
     report = pack_tokens(tmp_path / "c.jsonl", tmp_path / "t", tokenizer, resume=True)
     assert 500 < report.num_resumed < len(TEXTS)
     assert documents_in(tmp_path / "t") == EXPECTED
+
+
+def test_what_cannot_be_put_in_place_is_not_lost(lines, tmp_path, tokenizer, monkeypatch):
+    def fail(*_):
+        raise StoreError("cannot be replaced")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(token_writer, "put_in_place", fail)
+        with pytest.raises(StoreError, match="cannot be replaced"):
+            pack_tokens(lines, tmp_path / "t", tokenizer)
+    report = pack_tokens(lines, tmp_path / "t", tokenizer, resume=True)
+    assert report.num_resumed == len(TEXTS)
+    assert documents_in(tmp_path / "t") == EXPECTED
+    assert {path.name for path in (tmp_path / "t").iterdir()} == {
+        "header.json",
+        "tokens",
+        "offsets",
+    }

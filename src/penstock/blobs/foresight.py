@@ -80,7 +80,8 @@ class _Walk:
             most = self._cache.max_bytes + self._cache.ahead_bytes
             in_next_epoch = self._cache.distances(records) - (self._num_now - clock)
             is_lost = in_next_epoch * self._mean_bytes > most * self.share
-            self._cache.spare(int(self._sizes[records[is_lost]].sum()))
+            lost = np.unique(records[is_lost])  # the samples of a row group are one record
+            self._cache.spare(int(self._sizes[lost].sum()))
         return clock
 
     @property
@@ -165,6 +166,8 @@ class Foresight:
             fits = taken <= walk.num_spared_bytes + np.where(
                 distances <= MOST_AHEAD_BYTES, free, min(0, free)
             )
+            # What is under way is in the memory of this process.
+            fits &= taken <= MOST_AHEAD_BYTES - self._num_bytes_under_way
         fits[: max(0, num_asked - at)] = True
         fits &= np.cumsum(is_absent) <= _REQUESTS_AHEAD - len(self._requests)
         num_ahead = len(fits) if fits.all() else int(np.argmin(fits))

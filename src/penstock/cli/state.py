@@ -11,6 +11,7 @@ import typer
 
 from penstock.errors import StateError
 from penstock.lines import counted, printable, say
+from penstock.opening import MAX_ANNOTATION_BYTES, open_file, read_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,20 +43,19 @@ def state(
 
 def _read(file: Path) -> Any:  # noqa: ANN401
     try:
-        data = file.read_bytes()
+        with open_file(file) as opened:
+            is_zip = opened.read(2) == b"PK"  # what torch.save writes
+        if not is_zip:
+            return json.loads(read_file(file, MAX_ANNOTATION_BYTES, remedy="save the state alone"))
     except OSError as error:
         raise StateError(f"cannot read {file}: {error.strerror}.") from error
-    try:
-        return json.loads(data)
-    except ValueError as error:
-        if data[:2] != b"PK":  # what torch.save writes is a zip file
-            raise StateError(
-                f"{file} is neither JSON nor a checkpoint of torch: {error}."
-            ) from error
+    except (ValueError, RecursionError) as error:
+        raise StateError(f"{file} is neither JSON nor a checkpoint of torch: {error}.") from error
     import torch
 
     try:
-        return torch.load(file, map_location="cpu", weights_only=True)
+        # Mapped: of weights, which may be more than the memory, nothing is read.
+        return torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:
         raise StateError(
             f"torch cannot read {file} as plain data: it is damaged, or holds objects that may run "
@@ -66,7 +66,8 @@ def _read(file: Path) -> Any:  # noqa: ANN401
 def _states(tree: Any, place: str) -> Iterator[tuple[str, dict[str, Any]]]:  # noqa: ANN401
     """Yield the states in a tree of dicts and lists, and where each is."""
     if isinstance(tree, dict):
-        if tree.keys() >= _LOADER or tree.keys() >= _SAMPLER:
+        is_state = tree.keys() >= _LOADER or tree.keys() >= _SAMPLER
+        if is_state and isinstance(tree["fingerprint"], dict):
             yield place, tree
             return
         for key, part in tree.items():

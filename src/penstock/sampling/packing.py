@@ -168,11 +168,9 @@ class PackingSampler(BatchSampler):
         return BatchLayout(self._order.rank * per_rank, per_rank * self._order.world_size, 1)
 
     def rows(self, epoch: int | None = None) -> Iterator[list[int]]:
-        """Yield the list of documents of each row of this rank; None is the current epoch."""
-        order = self._order.in_epoch(epoch)
-        for documents, counts in order.blocks(0):
-            for row in _cut(documents, counts.ravel()):
-                yield row.tolist()
+        """Iterate over the documents of each row of this rank; None is the current epoch."""
+        blocks = self._order.in_epoch(epoch).blocks(0)
+        return (row.tolist() for found, counts in blocks for row in _cut(found, counts.ravel()))
 
     def _counter(self) -> Resumable:
         return self  # batches: the sampler inside would count rows
@@ -315,12 +313,18 @@ class _RowOrder(BatchOrder):
         """Return this rank's rows of some steps, given those of all ranks and their costs."""
         if self.num_replicas == 1:
             return np.sort(rows, axis=1)
-        # Only a last step may not divide evenly: it is filled up with rows of number -1.
-        missing = ((0, 0), (0, -rows.shape[1] % self.num_replicas))
-        rows = np.pad(rows, missing, constant_values=-1)
-        places = dealt(np.pad(costs, missing), self.num_replicas, begins)[:, self.rank]
-        own = np.sort(np.take_along_axis(rows, places, axis=1), axis=1)
-        return own[:, (own >= 0).all(axis=0)]
+        num_more = rows.shape[1] % self.num_replicas
+        if num_more:  # of a last step: the smallest, and no rank gets two of them
+            falling = np.argsort(-costs[0], kind="stable")
+            rows, costs = rows[:, falling], costs[:, falling]
+        num_even = rows.shape[1] - num_more
+        shares = dealt(costs[:, :num_even], self.num_replicas, begins)
+        own = np.take_along_axis(rows, shares[:, self.rank], axis=1)
+        if num_more:
+            least_first = np.argsort(costs[0, shares[0]].sum(axis=1), kind="stable").tolist()
+            turn = least_first.index(self.rank)
+            own = np.append(own, rows[:, num_even:][:, turn : turn + 1], axis=1)
+        return np.sort(own, axis=1)
 
 
 def _cut(documents: NDArray[np.int64], counts: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:

@@ -65,9 +65,10 @@ def open_tokens(path: Path, known: tuple[FileState, ...] = ()) -> Mapped:
             since it was `known`.
     """
     try:
-        if path.suffix == ".bin":
+        suffix = "" if path.is_dir() else path.suffix  # a folder of ours may have any name
+        if suffix == ".bin":
             return _megatron(path, known)
-        if path.suffix == ".ds":
+        if suffix == ".ds":
             return _datatrove(path, known)
         return _own(path, known)
     except OSError as error:
@@ -115,7 +116,7 @@ def read_header(path: Path) -> dict[str, Any]:
 def _facts(path: Path, header: dict[str, Any]) -> tuple[np.dtype[Any], int, int]:
     counts = header.get("num_documents"), header.get("num_tokens")
     sums = header.get("crc32")
-    known = header.get("dtype") in DTYPES and isinstance(sums, dict) and "offsets" in sums
+    known = str(header.get("dtype")) in DTYPES and isinstance(sums, dict) and "offsets" in sums
     if not (known and all(type(count) is int and count >= 0 for count in counts)):
         raise damaged(path / "header.json", "its dtype, counts or checksums are missing or wrong")
     return DTYPES[header["dtype"]], *counts  # type: ignore[return-value]  # integers, as checked

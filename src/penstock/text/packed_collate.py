@@ -27,8 +27,9 @@ class PackedCollate:
 
     A sample is a document: a list or 1-D array of token IDs, or a dict with "input_ids". Documents
     keep their order. A row takes as many of them as fit into `max_tokens`, then the next row
-    begins. With the batches of a `PackingSampler`, these are the rows that it planned. The batch is
-    a dict:
+    begins. With the batches of a `PackingSampler`, these are the rows that it planned. If a loader's
+    `on_error` leaves bad documents out, a batch may have fewer rows; with "replace" also more, as
+    others may be longer. The batch is a dict:
 
     - `input_ids`: int64, (rows, max_tokens): the documents of a row, then `pad_id`.
     - `labels`: int64, same shape: what is to be predicted. These are the tokens, or the "labels" of

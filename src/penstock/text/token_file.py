@@ -240,6 +240,11 @@ class TokenBlocks(Dataset["NDArray[np.int64]"]):
         """The number of tokens of each block."""
         return np.full(len(self), self.block_length, np.int32)
 
+    @property
+    def fingerprint(self) -> str:
+        """What the blocks are made of: see `TokenFile.fingerprint`."""
+        return f"{self.file.fingerprint} {self.block_length}"
+
     def __len__(self) -> int:
         """Return the number of whole blocks."""
         return self.file.num_tokens // self.block_length

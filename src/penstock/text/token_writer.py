@@ -201,10 +201,10 @@ class TokenWriter:
             write_whole(
                 self._partial / "header.json", json.dumps(header, indent=1) + "\n", to_disk=True
             )
-            (self._partial / "journal.json").unlink()
             fsync_folder(self._partial)
             put_in_place(self._partial, self._path)
             self.finished = True
+            (self._path / "journal.json").unlink()  # until here a writer could go on
 
     def close(self) -> None:
         """Close the files and release the lock; a writer that resumes finds what was written."""

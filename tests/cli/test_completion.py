@@ -40,7 +40,7 @@ def shell_or_skip(name):
 @pytest.mark.parametrize(
     ("line", "completed"),
     [
-        ("penstock st", {"stats"}),
+        ("penstock st", {"state", "stats"}),
         ("penstock p", {"pack"}),
         ("penstock doctor --j", {"--json"}),
         ("penstock check --im", {"--image-field", "--image-column"}),

@@ -83,9 +83,7 @@ What it does not show
 from __future__ import annotations
 
 import functools
-import importlib.util
 import json
-import os
 import re
 import subprocess
 import sys
@@ -99,6 +97,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from _meter import Meter
+from _peers import add_peers, missing_modules, peers_python, use_peers
 from _runner import Benchmark, Reading, Target, check, write
 
 if TYPE_CHECKING:
@@ -108,7 +107,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 _HERE: Final = Path(__file__).parent
-_PEERS: Final = "PENSTOCK_BENCH_PEERS"
 _NEEDS: Final = {"grain-first": "grain", "grain-best": "grain", "trl": "trl"}
 _NUM_RANKS: Final = 8
 _MOST: Final = 2_000_000  # documents for the comparison of ranks
@@ -274,7 +272,7 @@ def peer(size: Size, lengths_of: Callable[[Size], Any], row_tokens: int, *, way:
     lengths = cut(lengths_of(size), row_tokens)[: size.num_for_peers]
     with tempfile.TemporaryDirectory() as folder:
         np.save(Path(folder, "lengths.npy"), lengths)
-        command = [_python(), str(_HERE / "_packing_peers.py"), way, folder, str(row_tokens)]
+        command = [peers_python(), str(_HERE / "_packing_peers.py"), way, folder, str(row_tokens)]
         with Meter() as meter:
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         rows = np.load(Path(folder, "rows.npy"))
@@ -285,17 +283,6 @@ def peer(size: Size, lengths_of: Callable[[Size], Any], row_tokens: int, *, way:
     return Reading.of(meter, len(lengths) / wall_s / 1e6, rows.shape[1], more)
 
 
-def _python() -> str:
-    return os.environ.get(_PEERS, sys.executable)
-
-
-def _is_there(module: str) -> bool:
-    if _python() == sys.executable:
-        return importlib.util.find_spec(module) is not None
-    code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
-    return subprocess.run([_python(), "-c", code], check=False).returncode == 0
-
-
 class Packing(Benchmark[Size]):
     """Leaves out the peers that are not installed."""
 
@@ -304,18 +291,18 @@ class Packing(Benchmark[Size]):
         options = self._parser().parse_args(arguments)
         if options.contender or options.list:
             return super().main(arguments)
-        if options.peers:
-            os.environ[_PEERS] = options.peers
+        use_peers(options)
         found = dict(self.contenders)
+        missing = missing_modules(peers_python(), _NEEDS.values())
         for way, module in _NEEDS.items():
-            if not _is_there(module):
+            if module in missing:
                 write(f"left out: {way}, for want of {module}", to=sys.stderr)
                 found = {name: run for name, run in found.items() if not name.startswith(way)}
         return super(Packing, replace(self, contenders=found)).main(arguments)
 
     def _parser(self) -> argparse.ArgumentParser:
         parser = super()._parser()
-        parser.add_argument("--peers", metavar="PYTHON", help="that has the peers' packages")
+        add_peers(parser)
         return parser
 
 

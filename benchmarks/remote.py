@@ -105,6 +105,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from _meter import tree_memory_bytes
+from _peers import add_peers, missing_modules, peers_python, use_peers
 from _remote_loaders import MARK, WAYS, Job, sizes_of
 from _runner import Benchmark, Reading, Target, write
 
@@ -114,7 +115,6 @@ if TYPE_CHECKING:
 
 _HERE: Final = Path(__file__).parent
 _SIZE: Final = "PENSTOCK_BENCH_REMOTE"  # the size of the run, for the contenders' processes
-_PEERS: Final = "PENSTOCK_BENCH_PEERS"
 _LOOK_EVERY_S: Final = 0.5
 _MOST_TIMES: Final = 3  # a peer whose run fails is tried
 _FAR: Final = 1 << 62  # a next use that never comes
@@ -278,7 +278,7 @@ def _rate(epochs: Sequence[Mapping[str, Any]], num_samples: int) -> float:
 
 
 def _python(way: str) -> str:
-    return sys.executable if way == "penstock" else os.environ.get(_PEERS, sys.executable)
+    return sys.executable if way == "penstock" else peers_python()
 
 
 @contextlib.contextmanager
@@ -343,16 +343,6 @@ def _run(job: Job, scratch: str) -> tuple[list[dict[str, Any]], int]:
 # ---------------------------------------------------------------- all of them
 
 
-def _missing(way: str) -> list[str]:
-    """Return the modules that a contender lacks."""
-    code = (
-        "import importlib.util, sys\n"
-        "print(*(n for n in sys.argv[1:] if importlib.util.find_spec(n.split('.')[0]) is None))"
-    )
-    command = [_python(way), "-c", code, *WAYS[way].needs]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-
-
 def _has_cache() -> bool:
     """Return whether this release of Penstock has `local_cache=`."""
     from penstock.errors import ConfigError
@@ -376,8 +366,7 @@ class Remote(Benchmark[Size]):
         options = self._parser().parse_args(arguments)
         if options.contender or options.list:
             return super().main(arguments)
-        if options.peers:
-            os.environ[_PEERS] = options.peers
+        use_peers(options)
         contenders = self._contenders_here()
         with tempfile.TemporaryDirectory() as folder:
             base = self.smoke if options.smoke else self.full
@@ -394,7 +383,10 @@ class Remote(Benchmark[Size]):
             return super(Remote, here).main(arguments)
 
     def _contenders_here(self) -> dict[str, Callable[[Size], Reading]]:
-        missing = {way: ", ".join(_missing(way)) for way in WAYS}
+        missing = {
+            way: ", ".join(missing_modules(_python(way), given.needs))
+            for way, given in WAYS.items()
+        }
         has_cache = not missing["penstock"] and _has_cache()
         found = {}
         for name, contender in self.contenders.items():
@@ -412,7 +404,7 @@ class Remote(Benchmark[Size]):
         parser.add_argument("--latency-ms", type=float, help="to the first byte of an answer")
         parser.add_argument("--mbs", type=float, help="bandwidth in MB/s")
         parser.add_argument("--samples", type=int, help="of 100 kB each")
-        parser.add_argument("--peers", metavar="PYTHON", help="that has the peers' packages")
+        add_peers(parser)
         parser.add_argument("--data", metavar="FOLDER", help="keeps what was packed, for a rerun")
         return parser
 

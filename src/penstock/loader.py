@@ -117,9 +117,9 @@ class EpochLoader(Observed):
                 "only a loader with seed= knows it, of a map-style dataset, where the samplers are "
                 "Penstock's."
             )
-        for batch in batches:
-            return np.atleast_1d(unwrap_indices(batch)).astype(np.int64)
-        raise IndexError(f"epoch {epoch} has no step {step}: it has {len(self)} batches.")  # type: ignore[arg-type]
+        if (batch := next(batches, None)) is None:
+            raise IndexError(f"epoch {epoch} has no step {step}: it has {len(self)} batches.")  # type: ignore[arg-type]
+        return np.atleast_1d(unwrap_indices(batch)).astype(np.int64)
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the training loop is: the epoch, and the batches it has been given.

@@ -20,6 +20,7 @@ from penstock.data.dataset import (
     Dataset,
     IterableDataset,
     batch_reader,
+    counted_from_start,
     read_each,
     register_combinator,
     register_drawless,
@@ -86,16 +87,8 @@ class ArrayDataset(Dataset[tuple[Any, ...]]):
 
     def get_batch(self, indices: NDArray[np.int64], alloc: Allocator) -> list[NDArray[Any]]:
         """Return the rows of each array, gathered into arrays from `alloc`."""
-        chosen = _counted_from_start(indices, len(self))
+        chosen = counted_from_start(indices, len(self), f"a dataset of {len(self)} samples")
         return [_gather(array, chosen, alloc) for array in self.arrays]
-
-
-def _counted_from_start(indices: NDArray[np.int64], length: int) -> NDArray[np.int64]:
-    """`indices` with the negative ones made positive; IndexError if one is out of range."""
-    wrong = indices[(indices < -length) | (indices >= length)]
-    if wrong.size:
-        raise IndexError(f"index {wrong[0]} is out of range for a dataset of {length} samples.")
-    return np.where(indices < 0, indices + length, indices)
 
 
 def _gather(array: NDArray[Any], indices: NDArray[np.int64], alloc: Allocator) -> NDArray[Any]:

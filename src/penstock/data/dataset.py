@@ -18,6 +18,8 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, TypeVar
 
+import numpy as np
+
 from penstock.errors import ConfigError
 from penstock.randomness.samples import end_prologue, one_sample
 from penstock.summary import Summarized
@@ -26,7 +28,6 @@ from penstock.worker_info import current_shard
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import numpy as np
     from numpy.typing import DTypeLike, NDArray
 
 T_co = TypeVar("T_co", covariant=True)
@@ -258,6 +259,19 @@ def read_each(dataset: Any, indices: Iterable[Any]) -> list[Any]:  # noqa: ANN40
         with one_sample(k):
             samples.append(dataset[index])
     return samples
+
+
+def counted_from_start(
+    indices: NDArray[np.int64], length: int, described: str
+) -> NDArray[np.int64]:
+    """Return indices with the negative ones made positive; IndexError if one is out of range.
+
+    `described` is the length in the error's words, as "5 rows".
+    """
+    wrong = indices[(indices < -length) | (indices >= length)]
+    if wrong.size:
+        raise IndexError(f"index {wrong[0]} is out of range for {described}.")
+    return np.where(indices < 0, indices + length, indices)
 
 
 def length_of(value: Any) -> int | None:  # noqa: ANN401

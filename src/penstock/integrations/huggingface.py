@@ -31,7 +31,12 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]  # it has no annotations
 
 from penstock.collate import check_shapes, default_collate
-from penstock.data.dataset import Dataset, IterableDataset, register_batch_reader
+from penstock.data.dataset import (
+    Dataset,
+    IterableDataset,
+    counted_from_start,
+    register_batch_reader,
+)
 from penstock.errors import CollateError, ConfigError
 from penstock.opening import read_file
 from penstock.worker_info import current_shard
@@ -144,11 +149,7 @@ class HuggingFaceRows(Dataset[dict[str, Any]]):
 
     def _rows(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return which rows of the table are meant by indices, negative from the end."""
-        length = len(self)
-        wrong = indices[(indices < -length) | (indices >= length)]
-        if len(wrong):
-            raise IndexError(f"index {wrong[0]} is out of range for {length} rows.")
-        chosen = np.where(indices < 0, indices + length, indices)
+        chosen = counted_from_start(indices, len(self), f"{len(self)} rows")
         if self._mapping is not None and len(chosen):
             chosen = self._mapping.take(chosen, np.empty).astype(np.int64)
         return chosen

@@ -301,10 +301,17 @@ class _BucketOrder(BatchOrder):
         first += self.rank
         places = np.repeat(first - (np.cumsum(lengths) - lengths) * ranks, lengths)
         places += np.arange(0, len(places) * ranks, ranks)
-        if ranks > 1:  # behind the end of a bucket its first samples come once more
-            own = np.repeat(bucket[turns], lengths)
-            places = starts[own] + (places - starts[own]) % self._counts[own]
+        if ranks > 1:
+            places = self._wrapped(places, np.repeat(bucket[turns], lengths))
         return samples[places]  # type: ignore[no-any-return]
+
+    def _wrapped(
+        self, places: NDArray[np.int64], buckets: NDArray[np.integer[Any]]
+    ) -> NDArray[np.int64]:
+        """Return places in all samples: behind a bucket's end, its first ones come once more."""
+        starts = (np.cumsum(self._counts) - self._counts)[buckets]
+        wrapped: NDArray[np.int64] = starts + (places - starts) % self._counts[buckets]
+        return wrapped
 
     def _by_cost(
         self,
@@ -318,13 +325,10 @@ class _BucketOrder(BatchOrder):
         assert self.costs is not None
         order = np.empty(int(lengths.sum()), np.int64)
         offsets = np.cumsum(lengths) - lengths
-        starts = np.cumsum(self._counts) - self._counts
         for length in np.unique(lengths).tolist():
             steps = np.flatnonzero(lengths == length)
-            own = buckets[steps, None]
-            places = (first[steps] - starts[buckets[steps]])[:, None]
-            places = places + np.arange(length * self.num_replicas)
-            groups = samples[starts[own] + places % self._counts[own]]
+            places = first[steps, None] + np.arange(length * self.num_replicas)
+            groups = samples[self._wrapped(places, buckets[steps, None])]
             begins = rng.integers(self.num_replicas, size=len(steps)) if self.is_shuffled else None
             shares = dealt(self.costs[groups], self.num_replicas, begins)
             batches = np.take_along_axis(groups, shares[:, self.rank], axis=1)

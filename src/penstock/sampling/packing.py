@@ -26,6 +26,7 @@ from penstock.sampling.samplers import (
     check_bool,
     checked_positive,
     digest,
+    pieces_of,
 )
 
 if TYPE_CHECKING:
@@ -170,7 +171,7 @@ class PackingSampler(BatchSampler):
     def rows(self, epoch: int | None = None) -> Iterator[list[int]]:
         """Iterate over the documents of each row of this rank; None is the current epoch."""
         blocks = self._order.in_epoch(epoch).blocks(0)
-        return (row.tolist() for found, counts in blocks for row in _cut(found, counts.ravel()))
+        return (row.tolist() for found, counts in blocks for row in _pieces(found, counts.ravel()))
 
     def _counter(self) -> Resumable:
         return self  # batches: the sampler inside would count rows
@@ -236,7 +237,7 @@ class _RowOrder(BatchOrder):
     def batches(self, start: int) -> Iterator[NDArray[np.int64]]:
         """Yield the documents of this rank's steps, from step `start` on."""
         for documents, counts in self.blocks(start):
-            yield from _cut(documents, counts.sum(axis=1))
+            yield from _pieces(documents, counts.sum(axis=1))
 
     def blocks(self, start: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
         """Yield the documents of some steps at a time, and each row's count, (steps, rows)."""
@@ -327,11 +328,8 @@ class _RowOrder(BatchOrder):
         return np.sort(own, axis=1)
 
 
-def _cut(documents: NDArray[np.int64], counts: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    """Yield the documents in pieces of `counts`; np.split takes ten times as long."""
-    stops = np.cumsum(counts)
-    for start, stop in zip((stops - counts).tolist(), stops.tolist(), strict=True):
-        yield documents[start:stop]
+def _pieces(documents: NDArray[np.int64], counts: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+    return pieces_of(documents, np.append(0, np.cumsum(counts)))
 
 
 def _checked_lengths(lengths: ArrayLike) -> NDArray[np.integer]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from penstock.collate import check_shapes
-from penstock.data.dataset import Dataset
+from penstock.data.dataset import Dataset, counted_from_start
 from penstock.data.ragged import RaggedArray
 from penstock.errors import CollateError, ConfigError
 from penstock.opening import fingerprint_of
@@ -210,7 +210,9 @@ class TokenFile(Dataset["NDArray[np.int64]"]):
         return out
 
     def _checked(self, indices: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
-        return in_range(indices, len(self), "documents")
+        return counted_from_start(
+            np.asarray(indices, np.int64), len(self), f"{len(self)} documents"
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         """Return all but the map."""
@@ -256,7 +258,7 @@ class TokenBlocks(Dataset["NDArray[np.int64]"]):
 
     def get_batch(self, indices: NDArray[np.int64], alloc: Allocator) -> NDArray[np.int64]:
         """Return blocks as int64 (batch, length)."""
-        starts = in_range(indices, len(self), "blocks") * self.block_length
+        starts = counted_from_start(indices, len(self), f"{len(self)} blocks") * self.block_length
         out = alloc((len(starts), self.block_length), np.int64)
         tokens = self.file._mapped.tokens
         gathered(tokens, starts, starts + self.block_length, out.reshape(-1))
@@ -277,15 +279,6 @@ def gathered(
     if out is None:
         return np.concatenate(pieces, dtype=np.int64)
     return np.concatenate(pieces, out=out)
-
-
-def in_range(indices: Sequence[int] | NDArray[Any], length: int, what: str) -> NDArray[np.int64]:
-    """Return indices from 0; negative ones count from the end."""
-    places = np.asarray(indices, np.int64)
-    wrong = places[(places < -length) | (places >= length)]
-    if len(wrong):
-        raise IndexError(f"index {wrong[0]} is out of range for {length} {what}.")
-    return np.where(places < 0, places + length, places)
 
 
 def why_no_ids(ids: NDArray[Any], dtype: np.dtype[Any]) -> str:

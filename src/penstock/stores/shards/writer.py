@@ -138,14 +138,15 @@ class ShardWriter:
     def _packed(self, *, may_be_damaged: bool) -> PackedShards | None:
         """Return what the store that is there says; None if there is none that can be read."""
         try:
-            self._version = self._blobs.stat(INDEX_NAME).version
+            there = self._blobs.stat(INDEX_NAME)
+            self._version = there.version
             return read_index(self._blobs, self.address)
         except BlobNotFound:
             return None
         except StoreError as error:
             if not (may_be_damaged and type(error) is StoreError and self._version):
                 raise
-            (data,) = self._blobs.read([ByteRange(INDEX_NAME)])
+            (data,) = self._blobs.read([ByteRange(INDEX_NAME, 0, min(there.size_bytes, 16))])
             if begins_as_record(data):
                 return None
             raise StoreError(

@@ -426,106 +426,106 @@ class _Zeros:
         return memoryview(bytes(request.stop - request.start))
 
 
-def ranges_of(num):
-    """Return ranges of 100 bytes that are too far from each other to be one request."""
-    starts = np.arange(num) * 1_000_000
-    return RecordRanges([""], [""], np.zeros(num, np.int32), starts, starts + 100)
+def ranges_of(num, size=100):
+    """Return ranges that are too far from each other to be one request."""
+    starts = np.arange(num) * (size + 999_900)
+    return RecordRanges([""], [""], np.zeros(num, np.int32), starts, starts + size)
+
+
+def looked_at(tmp_path, ranges, limit, num_now, samples, look, *, reads_ahead=False):
+    """Return what `look` does of a loader that is followed, and the bytes that were asked for."""
+    sessions = _Zeros()
+    cache = CacheArguments(f"{tmp_path}:{limit}B", "d", "foresight").open(ranges.sizes)
+    order = Order.made(cache.folder, len(ranges))
+
+    async def follow():
+        foresight = Foresight(sessions, None, ranges, cache)
+        if not reads_ahead:
+            foresight._read_ahead = lambda _: asyncio.Event().wait()
+        counts = Counts.made(cache.folder)
+        await foresight.follow(order.path, counts.path, num_now, samples)
+        cache.find_orders()
+        return await look(foresight, order, cache)
+
+    found = asyncio.run(asyncio.wait_for(follow(), 30))
+    order.remove()
+    cache.close()
+    return found, sessions.asked
+
+
+async def there(cache, *numbers):
+    """Return when records are in the cache."""
+    while not cache.has(np.array(numbers)).all():
+        await asyncio.sleep(0.001)
 
 
 def test_a_record_that_comes_several_times_is_fetched_once_and_read_far_ahead(tmp_path):
-    ranges, sessions = ranges_of(5), _Zeros()
-    cache = CacheArguments(f"{tmp_path}:3200B", "d", "foresight").open(ranges.sizes)
-    order = Order.made(cache.folder, 5)
     samples = np.repeat([0, 1, 2, 3, 4], 30)
 
-    async def followed():
-        foresight = Foresight(sessions, None, ranges, cache)
-        counts = Counts.made(cache.folder)
-        await foresight.follow(order.path, counts.path, len(samples), samples)
-        while not cache.has(np.arange(5)).all():  # there is room for all
-            await asyncio.sleep(0.001)
-        assert len(await foresight.fetch([3, 3, 1, 3])) == 4
+    async def fetched(foresight, _, cache):
+        await there(cache, *range(5))  # there is room for all
+        return len(await foresight.fetch([3, 3, 1, 3]))
 
-    asyncio.run(asyncio.wait_for(followed(), 30))
-    assert sorted(sessions.asked) == [(k * 1_000_000, k * 1_000_000 + 100) for k in range(5)]
-    order.remove()
-    cache.close()
+    found, asked = looked_at(
+        tmp_path, ranges_of(5), 3200, len(samples), samples, fetched, reads_ahead=True
+    )
+    assert found == 4
+    assert sorted(asked) == [(k * 1_000_000, k * 1_000_000 + 100) for k in range(5)]
 
 
 def test_a_record_that_is_larger_than_what_is_read_ahead_is_read_ahead(tmp_path):
-    ranges, sessions = ranges_of(5), _Zeros()
-    cache = CacheArguments(f"{tmp_path}:400B", "d", "foresight").open(ranges.sizes)
-    order = Order.made(cache.folder, 5)
-
-    async def followed():
-        foresight = Foresight(sessions, None, ranges, cache)
-        counts = Counts.made(cache.folder)
-        await foresight.follow(order.path, counts.path, 50, np.repeat(np.arange(5), 10))
+    async def used_up(_, order, cache):
         for clock, number in ((0, 0), (5, 1), (35, 4)):  # there is room for four
             order.clock[0] = clock
-            while not cache.has(np.array([number])).all():
-                await asyncio.sleep(0.001)
+            await there(cache, number)
 
-    asyncio.run(asyncio.wait_for(followed(), 30))
-    assert len(sessions.asked) == 5
-    order.remove()
-    cache.close()
+    samples = np.repeat(np.arange(5), 10)
+    _, asked = looked_at(tmp_path, ranges_of(5), 400, 50, samples, used_up, reads_ahead=True)
+    assert len(asked) == 5
+
+
+def test_the_next_record_is_read_ahead_where_there_is_no_room(tmp_path):
+    async def ahead(foresight, *_):
+        await foresight.fetch([0])
+        (walk,) = foresight._walks.values()
+        return [foresight._ahead(walk, at, 10)[0].tolist() for at in (10, 11)]
+
+    samples = np.repeat(np.arange(5), 10)
+    found, _ = looked_at(tmp_path, ranges_of(5), 150, 50, samples, ahead)
+    assert found == [[1], []]
 
 
 def test_a_record_that_another_loader_asks_for_moves_no_window(tmp_path):
-    ranges, sessions = ranges_of(20), _Zeros()
-    cache = CacheArguments(f"{tmp_path}:400B", "d", "foresight").open(ranges.sizes)
-    order = Order.made(cache.folder, 20)
-
-    async def followed():
-        foresight = Foresight(sessions, None, ranges, cache)
-        counts = Counts.made(cache.folder)
-        await foresight.follow(order.path, counts.path, 20, np.arange(20))
+    async def fetched(foresight, _, cache):
         await foresight.fetch([19])
-        while not cache.has(np.arange(3)).all():
-            await asyncio.sleep(0.001)
+        await there(cache, *range(3))
 
-    asyncio.run(asyncio.wait_for(followed(), 30))
-    assert {start // 1_000_000 for start, _ in sessions.asked} <= {0, 1, 2, 3, 19}
-    order.remove()
-    cache.close()
+    samples = np.arange(20)
+    _, asked = looked_at(tmp_path, ranges_of(20), 400, 20, samples, fetched, reads_ahead=True)
+    assert {start // 1_000_000 for start, _ in asked} <= {0, 1, 2, 3, 19}
 
 
-def test_what_was_just_used_up_is_not_taken_for_what_is_never_needed(tmp_path, monkeypatch):
-    num, ranges = 5, ranges_of(5)
-    cache = CacheArguments(f"{tmp_path}:400B", "d", "foresight").open(ranges.sizes)
-    order = Order.made(cache.folder, num)
+def test_what_was_just_used_up_is_not_taken_for_what_is_never_needed(tmp_path):
+    num = 5
 
-    async def used_up_and_fetched():
-        foresight = Foresight(_Zeros(), None, ranges, cache)
-        monkeypatch.setattr(foresight, "_read_ahead", lambda _: asyncio.Event().wait())  # so busy
-        counts = Counts.made(cache.folder)
-        samples = np.array([0, 1, 2, 3, 4, *(0, 4, 3, 1, 2)])
-        await foresight.follow(order.path, counts.path, num, samples)
+    async def used_up_and_fetched(foresight, order, cache):
         for number in range(num):
             order.clock[0] = number
             await foresight.fetch([number])
+        return cache.has(np.arange(num)).tolist()
 
-    asyncio.run(used_up_and_fetched())
-    assert cache.has(np.arange(num)).tolist() == [True, True, False, True, True]
-    order.remove()
-    cache.close()
+    samples = np.array([0, 1, 2, 3, 4, *(0, 4, 3, 1, 2)])
+    found, _ = looked_at(tmp_path, ranges_of(num), 400, num, samples, used_up_and_fetched)
+    assert found == [True, True, False, True, True]
 
 
-def test_what_will_be_lost_makes_room_for_reads_far_ahead(tmp_path, monkeypatch):
-    num, most = 100, 60
-    ranges = ranges_of(num)
-    cache = CacheArguments(f"{tmp_path}:{most * 100}B", "d", "foresight").open(ranges.sizes)
-    order = Order.made(cache.folder, num)
-    most += cache.ahead_bytes // 100
+def test_what_will_be_lost_makes_room_for_reads_far_ahead(tmp_path):
+    num, limit = 100, 60
+    most = limit + limit // 16
     now, later = np.arange(num), np.random.default_rng(0).permutation(num)
 
-    async def far_ahead():
-        foresight = Foresight(_Zeros(), None, ranges, cache)
-        monkeypatch.setattr(foresight, "_read_ahead", lambda _: asyncio.Event().wait())
-        counts = Counts.made(cache.folder)
-        await foresight.follow(order.path, counts.path, num, np.concatenate((now, later)))
-        cache.find_orders()
+    async def far_ahead(foresight, order, cache):
+        assert most == (cache.max_bytes + cache.ahead_bytes) // 100
         await foresight.fetch(now[:most].tolist())
         (walk,) = foresight._walks.values()
         found = []
@@ -536,55 +536,36 @@ def test_what_will_be_lost_makes_room_for_reads_far_ahead(tmp_path, monkeypatch)
             assert records.tolist() == now[most : most + num_ahead].tolist()
             found.append(num_ahead)
         await foresight.fetch(now[most : most + num_ahead].tolist())
+        assert cache.has(later[: most + 1][later[: most + 1] < 50]).all()
         return found
 
     used_up_later = np.flatnonzero(later < 50)  # when each of them is needed again
     num_lost = int((used_up_later > most).sum())
-    assert asyncio.run(far_ahead()) == [0, num_lost]
+    samples = np.concatenate((now, later))
+    found, _ = looked_at(tmp_path, ranges_of(num), limit * 100, num, samples, far_ahead)
+    assert found == [0, num_lost]
     assert num_lost > 10
-    assert cache.has(later[: most + 1][later[: most + 1] < 50]).all()
-    order.remove()
-    cache.close()
-
-
-def looked_at(tmp_path, sizes, limit, now, later, look):
-    """Return what `look` does of a loader that is followed, and reads nothing ahead by itself."""
-    starts = np.arange(len(sizes)) * 1_000_000_000
-    ranges = RecordRanges([""], [""], np.zeros(len(sizes), np.int32), starts, starts + sizes)
-    cache = CacheArguments(f"{tmp_path}:{limit}B", "d", "foresight").open(ranges.sizes)
-    order = Order.made(cache.folder, len(sizes))
-
-    async def follow():
-        foresight = Foresight(_Zeros(), None, ranges, cache)
-        foresight._read_ahead = lambda _: asyncio.Event().wait()
-        counts = Counts.made(cache.folder)
-        await foresight.follow(order.path, counts.path, len(now), np.concatenate((now, later)))
-        cache.find_orders()
-        (walk,) = foresight._walks.values()
-        return look(foresight, walk)
-
-    found = asyncio.run(follow())
-    order.remove()
-    cache.close()
-    return found
 
 
 def test_a_record_of_many_samples_is_counted_once_when_it_will_be_lost(tmp_path):
-    def spared(_, walk):
+    async def spared(foresight, order, _):
+        (walk,) = foresight._walks.values()
         for clock in (5, 10, 20):  # record 0 is needed again last of all, 1 before it
-            walk.order.clock[0] = clock
+            order.clock[0] = clock
             walk.catch_up()
         return walk.num_spared_bytes
 
     now = np.repeat([0, 1, 2, 3], 10)
-    assert looked_at(tmp_path, np.full(4, 100), 100, now, now[::-1], spared) == 200
+    samples = np.concatenate((now, now[::-1]))
+    assert looked_at(tmp_path, ranges_of(4), 100, len(now), samples, spared)[0] == 200
 
 
 def test_reading_far_ahead_holds_no_more_in_memory_than_reading_near(tmp_path):
     num, size = 100, 64 << 20
 
-    def ahead(foresight, walk):
-        walk.order.clock[0] = 50
+    async def ahead(foresight, order, _):
+        (walk,) = foresight._walks.values()
+        order.clock[0] = 50
         walk.catch_up()
         assert walk.num_spared_bytes > 10 * size
         found = []
@@ -595,7 +576,8 @@ def test_reading_far_ahead_holds_no_more_in_memory_than_reading_near(tmp_path):
 
     now = np.arange(num)
     most = MOST_AHEAD_BYTES // size
-    found = looked_at(tmp_path, np.full(num, size), 60 * size, now, now[::-1], ahead)
+    samples = np.concatenate((now, now[::-1]))
+    found, _ = looked_at(tmp_path, ranges_of(num, size), 60 * size, num, samples, ahead)
     assert found == [most, most - 3]
 
 

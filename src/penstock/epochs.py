@@ -301,6 +301,7 @@ class Schedule:
         number, progress, samples, seed, saved = _parsed(state)
         found = [] if seed == self._seed else differences(seed, self._seed, "seed")
         if not found:
+            source.adopt(saved, number, samples or 0)
             settings, samples_in = source.describe()
             found = differences(saved, {"length": length_of(dataset), **settings})
         if found:

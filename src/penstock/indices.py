@@ -61,6 +61,12 @@ class IndexSource:
         """Return what the order depends on, besides the loader's seed."""
         raise NotImplementedError
 
+    def adopt(self, settings: dict[str, Any], epoch: int, num_samples: int) -> None:
+        """Let the sampler change as it had before a state was saved, whose settings these are.
+
+        `num_samples` samples of the epoch had been given by then, over all ranks.
+        """
+
     def notified_epoch(self) -> tuple[int, int | None] | None:
         """Return the epoch that the sampler was notified of last, and the number of notifications.
 
@@ -217,6 +223,11 @@ class SeededIndices(IndexSource):
             settings["global_batch_size"] = (size or 1) * world_size
             settings["drop_last"] = self._drop_last
         return settings, self._samples_in
+
+    def adopt(self, settings: dict[str, Any], epoch: int, num_samples: int) -> None:
+        """Let an `IndexSampler` change as it had before the state was saved."""
+        if self._order is not None and isinstance(saved := settings.get("sampler"), dict):
+            self._order.adopt(saved, epoch * self._order.total_size + num_samples)
 
     def _samples_in(self, epoch: int | None, num_batches: int) -> int | None:
         if self._order is None or length_of(self._order) is None:

@@ -58,6 +58,13 @@ MAKERS = {
         ROWS, 0.5, seed=seed, root=False, num_samples=55
     ),
     "mixture": lambda seed: MixtureSampler([60, 25, 5], [1.0, 1.0, 2.0], seed=seed),
+    "scheduled mixture": lambda seed: MixtureSampler(
+        [60, 25, 5], [(0, [1, 1, 0]), (40, 130, [0, 1, 2])], seed=seed
+    ),
+    "mixture of mixtures": lambda seed: MixtureSampler(
+        [MixtureSampler([60, 5], [1, 1]), 25], [1.0, 1.0], 90, seed=seed
+    ),
+    "mixture, once": lambda seed: MixtureSampler([60, 25, 5], [1, 1, 2], "once", seed=seed),
     "buckets": lambda seed: BucketBatchSampler(LABELS * 10.0, 8, window=32, seed=seed).sampler,
     "one of two ranks": lambda seed: DistributedSampler(
         ClassBalancedSampler(LABELS, seed=seed), 2, 1

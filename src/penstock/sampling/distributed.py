@@ -25,7 +25,7 @@ from penstock.summary import Summarized
 from penstock.warn import warn_user
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from penstock.sampling.samplers import Indices
 
@@ -158,6 +158,11 @@ class DistributedSampler(CountedSampler):
         super().take_seed(seed)
         if isinstance(self.sampler, IndexSampler):
             self.sampler.take_seed(seed)
+
+    def adopt(self, settings: Mapping[str, Any], num_drawn: int) -> None:
+        """Pass what was saved on to the sampler that was given."""
+        if isinstance(self.sampler, IndexSampler) and isinstance(settings.get("of"), dict):
+            self.sampler.adopt(settings["of"], num_drawn)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch, here and in the sampler that was given."""

@@ -12,6 +12,10 @@
 # comes twice in a round, and the n mod q that are left over of it wait: others in each round, as
 # the order is another. A source with q > n has a round of one epoch; p goes on at its start again.
 #
+# That is the order of shares that stand still. With a schedule, "once", or samplers for sources,
+# draws are counted through all epochs instead: draw d = e * N + k is number n of source s by the
+# schedule (mixture_schedule.py), and sample n mod l of pass n // l of that source, which has l.
+#
 # Rejected: going on over the ends of rounds, with a new order only where one ends with an epoch. Of
 # n and q without a common factor that is after n epochs, and until then those that are n // q apart
 # are of nearly the same samples. With a new order within the epoch, samples of the last part of a
@@ -19,34 +23,55 @@
 
 from __future__ import annotations
 
+import bisect
+import copy
+import math
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 import numpy as np
 
+from penstock.data.dataset import length_of
 from penstock.errors import ConfigError
+from penstock.randomness.keys import checked_count
 from penstock.sampling.class_balanced import check_alpha, class_shares
 from penstock.sampling.class_items import grouped
+from penstock.sampling.mixture_schedule import (
+    BLOCK,
+    Knot,
+    MixtureSchedule,
+    bounds_of,
+    largest_remainder,
+    pieces_of,
+    pieces_until_used_up,
+)
 from penstock.sampling.permutation import LARGEST, Permutation, replace_in_turn
 from penstock.sampling.samplers import (
     ComputedOrder,
     CountedSampler,
+    IndexSampler,
     as_weights,
     checked_positive,
+    digest,
     stated,
 )
 from penstock.sampling.shards import lengths_in
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
+    from typing import TypeAlias, TypeGuard
 
     from numpy.typing import ArrayLike, NDArray
 
     from penstock.sampling.class_balanced import Alpha
     from penstock.sampling.samplers import Indices
 
+    Weights: TypeAlias = ArrayLike | Mapping[Any, float]
+    WeightSchedule: TypeAlias = Sequence[tuple[int, Weights] | tuple[int, int, Weights]]
+
 _PRECISION: Final = 10**12  # as exact as ratios of decimal fractions in float64 are
+_BLOCKS, _SAMPLES = 1, 2  # what a permutation is of, at the end of its seed
 
 
 class MixtureSampler(CountedSampler):
@@ -58,14 +83,17 @@ class MixtureSampler(CountedSampler):
     shuffled in each epoch, where its samples come equally often, or once more. The order of an
     epoch is shuffled as a whole.
 
-    An order takes no memory to speak of, however long the sources are, and some 0.1 us per index;
-    each source costs 0.1 ms at the start of an epoch.
+    The shares may follow a schedule. Draws, which are the indices of all ranks, are then counted
+    through all epochs, so a sample is drawn again only after all others of its source. Any 1,024
+    draws from a jump on have each source's share exactly, rounded down or up, and are shuffled
+    among themselves. `change` alters a schedule while it runs.
+
+    An order takes no memory to speak of, however long the sources are, and some 0.1 us per index,
+    0.3 us with a schedule; each source costs 0.1 ms at the start of an epoch.
 
     Attributes:
         names: Of the sources: the keys of the mapping, or "0", "1" …
-        lengths: Samples of each, int64 (sources,). This and the two below: do not write.
-        shares: As given, summing to 1, float64 (sources,).
-        quotas: Indices of each in an epoch, summing to `num_samples`, int64 (sources,).
+        lengths: Samples of each, int64 (sources,). Do not write.
         num_samples: Indices in an epoch.
 
     Example:
@@ -75,33 +103,51 @@ class MixtureSampler(CountedSampler):
         >>> books = [index - 1_000_000 for index in sampler if index >= 1_000_000]
         >>> sorted(books) == list(range(50))
         True
+        >>> weights = [(0, {"web": 3, "books": 1}), (2000, {"web": 1, "books": 1})]
+        >>> scheduled = MixtureSampler({"web": 10**9, "books": 10**6}, weights, num_samples=1000)
+        >>> for epoch in (0, 2):
+        ...     scheduled.set_epoch(epoch)
+        ...     print(scheduled.quotas)
+        [750 250]
+        [500 500]
     """
 
     def __init__(
         self,
-        sources: Any,  # noqa: ANN401 - lengths, datasets, or a dataset of them
-        weights: ArrayLike | Mapping[Any, float] | None = None,
-        num_samples: int | Literal["oversample", "undersample"] | None = None,
+        sources: Any,  # noqa: ANN401 - lengths, datasets, samplers, or a dataset of them
+        weights: Weights | WeightSchedule | None = None,
+        num_samples: int | Literal["oversample", "undersample", "once"] | None = None,
         seed: int | None = None,
         *,
         alpha: Alpha | None = None,
+        tokens: Weights | None = None,
     ) -> None:
         """Set the sources and their shares.
 
         Args:
             sources: The datasets in the order of the `ConcatDataset`; or their lengths; or a dict
-                of either, by name; or the `ConcatDataset`. No sample is read.
+                of either, by name; or the `ConcatDataset`. No sample is read. In place of a dataset
+                there may be a sampler of its indices, such as another `MixtureSampler`: that source
+                is then gone through in the sampler's order, pass p in that of its epoch p.
             weights: One per source, finite, not negative, not all 0; only their ratios count. By
-                name if the sources are. 0 leaves a source out. None: the lengths.
+                name if the sources are. 0 leaves a source out. None: the lengths. A schedule is a
+                list of pairs `(draw, weights)`: from that draw on. The first is at 0. A triple
+                `(draw, until, weights)` changes the shares in a straight line.
             num_samples: Indices in an epoch. None: as many as there are samples. "oversample": no
                 more than it takes for every source with a weight to come whole.
                 "undersample": as many as can be had in these shares without a sample coming twice.
+                (With a schedule, or samplers, both are whole blocks of 1,024.)
+                "once": every sample once; a source that is used up leaves its share to the others,
+                and a schedule begins anew in each epoch.
             seed: Decides the orders; None: that of the loader.
             alpha: Instead of weights, 0 to 2: shares are proportional to length ** (1 - alpha).
+            tokens: Mean number of tokens of a sample, one per source, above 0, by name if the
+                sources are. Weights are then shares of the tokens: a source is drawn from in
+                proportion to weight / tokens.
 
         Raises:
             ConfigError: one of the above does not hold; or a source with a weight is empty, or its
-                share of `num_samples` is less than one.
+                share of `num_samples` is less than one, or below a millionth in a schedule.
         """
         super().__init__(seed)
         found = lengths_in(sources, "MixtureSampler", "source")
@@ -109,17 +155,158 @@ class MixtureSampler(CountedSampler):
         self.names: tuple[Hashable, ...] = tuple(
             found if isinstance(sources, Mapping) else map(str, found)
         )
+        self._samplers = _samplers_in(sources)
+        for sampler in self._samplers.values():
+            sampler.take_seed(self.seed)
+        spans = [
+            _span_of(self.names[number], self._samplers[number])
+            if number in self._samplers
+            else length
+            for number, length in enumerate(lengths)
+        ]
+        self.source_length = sum(spans)
+        self.lengths: NDArray[np.int64] = np.array(lengths, np.int64)
+        self._spans = np.array(spans, np.int64)
         if alpha is not None:
-            if weights is not None:
-                raise ConfigError(f"give weights or alpha, not both, but got {alpha=}.")
+            if weights is not None or tokens is not None:
+                raise ConfigError(
+                    f"give weights or alpha, not both, and tokens with weights, but got {alpha=}."
+                )
             check_alpha(alpha)
             weights = np.zeros(len(lengths))
             some = np.flatnonzero(lengths)
             weights[some] = class_shares(np.array(lengths)[some], alpha)
-        parts = lengths if weights is None else _parts(weights, self.names)
-        self.num_samples = _epoch_length(num_samples, lengths, parts)
-        quotas, total = _largest_remainder(self.num_samples, parts), sum(parts)
-        for name, length, quota, part in zip(self.names, lengths, quotas, parts, strict=True):
+        means = _means(tokens, self.names)
+        self._schedule: MixtureSchedule | None = None
+        self._changes: list[list[Any]] = []
+        self._means = means
+        self._is_once = isinstance(num_samples, str) and num_samples == "once"
+        is_plain = not (self._is_once or self._samplers)
+        if is_plain and not _is_schedule(weights):
+            parts = (
+                lengths if weights is None else _parts(cast("Weights", weights), self.names, means)
+            )
+            self.num_samples = _epoch_length(num_samples, lengths, parts)
+            self._quotas = self._checked_quotas(parts)
+            self._shares = np.array([part / sum(parts) for part in parts])
+            return
+        self._knots = self._checked_knots(
+            weights
+            if _is_schedule(weights)
+            else [(0, lengths if weights is None else cast("Weights", weights))]
+        )
+        pieces = pieces_of(self._knots)
+        if self._is_once:
+            pieces = pieces_until_used_up(pieces, self.lengths)
+            num_samples = pieces[-1].start
+        self._schedule = MixtureSchedule(pieces)
+        self.num_samples = self._scheduled_length(num_samples)
+
+    @property
+    def quotas(self) -> NDArray[np.int64]:
+        """Indices of each source in the current epoch, summing to `num_samples`, int64 (sources,).
+
+        Do not write. The same in all epochs, but with a schedule.
+        """
+        if self._schedule is None:
+            return self._quotas
+        first = self._first_draw()
+        key = self._key(_BLOCKS)
+        after = self._schedule.counts(first + self.num_samples, key)
+        return after - self._schedule.counts(first, key)
+
+    @property
+    def shares(self) -> NDArray[np.float64]:
+        """The weights, summing to 1, float64 (sources,); with a schedule, those of the quotas."""
+        return self._shares if self._schedule is None else self.quotas / self.num_samples
+
+    def change(self, at: int, weights: Weights, until: int | None = None) -> None:
+        """Let a schedule go on with other weights; what it said after draw `at` is dropped.
+
+        States that are saved afterwards have the change in them. A sampler that is made as this one
+        was, and given such a state, makes it as well. Call it alike on all ranks.
+
+        Args:
+            at: The draw from which on the weights hold, counted over all ranks and epochs: step k
+                begins at draw k * batch_size * ranks. It is rounded up to the end of a block of
+                1,024 draws. Draws are computed some ten thousand ahead, and cannot be changed then.
+            weights: As of the schedule.
+            until: The draw at which they are reached, in a straight line; None: at once.
+
+        Raises:
+            ConfigError: the sampler has no schedule, or "once"; or one of the above does not hold,
+                such as that draw `at` was computed already: the message names the first that can be
+                changed.
+        """
+        if self._schedule is None or self._is_once:
+            raise ConfigError(
+                "only a schedule can change, and one whose epochs keep their length: give "
+                "MixtureSampler weights=[(0, weights)], and num_samples other than 'once'."
+            )
+        at, least = checked_count("at", at), self._schedule.whole_blocks(self._schedule.num_drawn)
+        if at < least:
+            raise ConfigError(
+                f"at should be {least} or more, but got {at=}: the order of the draws before that "
+                "is decided, and some of them were made."
+            )
+        entry = (at, weights) if until is None else (at, until, weights)
+        self._make_change(self._knot(entry, 1, "change"))
+
+    def _make_change(self, knot: Knot) -> None:
+        assert self._schedule is not None
+        self._schedule.change(knot.start, knot.stop, np.array(knot.bounds))
+        self._changes.append([knot.start, knot.stop, list(knot.bounds)])
+
+    def adopt(self, settings: Mapping[str, Any], num_drawn: int) -> None:
+        """Make the changes that a saved state has."""
+        saved = settings.get("changes", [])
+        if self._schedule is None or saved[: len(self._changes)] != self._changes:
+            return  # what differs will be said
+        for start, stop, bounds in saved[len(self._changes) :]:
+            self._make_change(Knot(start, stop, tuple(bounds)))
+        self._schedule.num_drawn = max(self._schedule.num_drawn, num_drawn)
+        for name, inner in settings.get("samplers", {}).items():
+            if (sampler := self._samplers.get(int(name))) is not None:
+                sampler.adopt(inner, 0)
+
+    def take_seed(self, seed: int) -> None:
+        """Take the seed of a loader, unless there is one; the sources' samplers take the same."""
+        super().take_seed(seed)
+        for sampler in self._samplers.values():
+            sampler.take_seed(self.seed)
+
+    def indices(self) -> Indices:
+        """Return the order of the current epoch; an array, unless it were long or a schedule's."""
+        if self._schedule is not None:
+            return _ScheduledOrder(self)  # not stored: it may change
+        return _MixtureOrder(self).stored()
+
+    def settings(self) -> dict[str, Any]:
+        """Return what the orders depend on: lengths and quotas; of many their digests."""
+        lengths = stated(self.lengths, 64)
+        if self._schedule is None:
+            return {**super().settings(), "lengths": lengths, "quotas": stated(self.quotas, 64)}
+        knots = np.array([[*knot[:2], *knot.bounds] for knot in self._knots])
+        samplers = {str(number): part.settings() for number, part in self._samplers.items()}
+        return {
+            **super().settings(),
+            "lengths": lengths,
+            "weights": digest(knots),
+            "is_once": self._is_once,
+            # The list itself: what a loader keeps of this has later changes in it, too.
+            "changes": self._changes,
+            **({"samplers": samplers} if samplers else {}),
+        }
+
+    def _first_draw(self) -> int:
+        return 0 if self._is_once else self.epoch * self.num_samples
+
+    def _key(self, what: int) -> tuple[int, ...]:
+        return (self.seed, self.epoch, what) if self._is_once else (self.seed, what)
+
+    def _checked_quotas(self, parts: list[int]) -> NDArray[np.int64]:
+        quotas, total = largest_remainder(self.num_samples, parts), sum(parts)
+        for name, length, quota, part in zip(self.names, self.lengths, quotas, parts, strict=True):
             if part and not (length and quota):
                 raise ConfigError(
                     f"source {name!r} would never be drawn: it has {length} samples, and its share "
@@ -127,19 +314,70 @@ class MixtureSampler(CountedSampler):
                     f"num_samples={-(-total // min(filter(None, parts)))} is enough for every "
                     "source with samples; weight 0 leaves one out."
                 )
-        self.source_length = sum(lengths)
-        self.lengths: NDArray[np.int64] = np.array(lengths, np.int64)
-        self.shares: NDArray[np.float64] = np.array([part / total for part in parts])
-        self.quotas: NDArray[np.int64] = np.array(quotas, np.int64)
+        return np.array(quotas, np.int64)
 
-    def indices(self) -> Indices:
-        """Return the order of the current epoch; an array, unless it were a long one."""
-        return _MixtureOrder(self).stored()
+    def _checked_knots(self, entries: WeightSchedule) -> list[Knot]:
+        knots: list[Knot] = []
+        for number, entry in enumerate(entries):
+            knots.append(self._knot(entry, knots[-1].stop if knots else 0, f"weights[{number}]"))
+        if knots[0].stop:
+            raise ConfigError(
+                f"the schedule should begin with (0, weights), but begins with {entries[0]!r:.80}."
+            )
+        return knots
 
-    def settings(self) -> dict[str, Any]:
-        """Return what the orders depend on: lengths and quotas; of many their digests."""
-        lengths, quotas = stated(self.lengths, 64), stated(self.quotas, 64)
-        return {**super().settings(), "lengths": lengths, "quotas": quotas}
+    def _knot(self, entry: Sequence[Any], least: int, which: str) -> Knot:
+        *places, weights = entry
+        start, stop = checked_count("start", places[0]), checked_count("until", places[-1])
+        is_ramp = len(places) > 1
+        if not least <= start <= stop - is_ramp < LARGEST:
+            raise ConfigError(
+                f"{which} should begin at draw {least} or later, and end after it begins, but is "
+                f"{entry!r:.120}."
+            )
+        parts = _parts(weights, self.names, self._means)
+        bounds = bounds_of(parts)
+        for name, length, part, share in zip(
+            self.names, self.lengths, parts, np.diff(bounds), strict=True
+        ):
+            if part and not (length and share):
+                raise ConfigError(
+                    f"source {name!r} would never be drawn: it has {length} samples, and a share "
+                    f"of {part / sum(parts):.3g} in {which}; a share should be at least 1e-6. "
+                    "Weight 0 leaves a source out."
+                )
+        return Knot(start, stop, tuple(bounds.tolist()))
+
+    def _scheduled_length(self, num_samples: Any) -> int:  # noqa: ANN401
+        if num_samples is None or not isinstance(num_samples, str):
+            return _checked_length(
+                sum(self.lengths.tolist()) if num_samples is None else num_samples
+            )
+        if num_samples not in ("oversample", "undersample"):
+            return checked_positive("num_samples", num_samples)
+        schedule = self._schedule
+        assert schedule is not None
+        drawn = schedule.counts_before_block(LARGEST - 1) > 0
+
+        def is_over(place: int) -> bool:
+            left = (self.lengths - schedule.counts_before_block(place))[drawn]
+            return bool((left < 0).any() if num_samples == "undersample" else (left <= 0).all())
+
+        if not is_over(LARGEST - 1):
+            raise ConfigError(
+                "num_samples='oversample' would have no end: before all samples of a source have "
+                "come, the schedule leaves it out for good. Give a number."
+            )
+        found = bisect.bisect(range(LARGEST - 1), False, key=is_over)  # the first draw of a block
+        if num_samples == "undersample":
+            found = schedule.block_of(found - 1)[0]
+        if not found:
+            raise ConfigError(
+                f"num_samples='undersample' leaves nothing: the first {BLOCK} draws of the "
+                f"schedule repeat a sample. Sources have {self.lengths.tolist()!r:.80} samples. "
+                "Give a number, or 'once'."
+            )
+        return found
 
 
 class _MixtureOrder(ComputedOrder):
@@ -176,21 +414,117 @@ class _MixtureOrder(ComputedOrder):
         return places
 
 
-def _parts(weights: ArrayLike | Mapping[Any, float], names: tuple[Hashable, ...]) -> list[int]:
-    """Return integers of the same ratios as the weights, without any rounding."""
-    if isinstance(weights, Mapping):
-        if set(weights) != set(names):
-            raise ConfigError(f"weights are for {list(weights)}, the sources are {list(names)}.")
-        weights = [weights[name] for name in names]
-    values = as_weights(weights)
+class _ScheduledOrder(ComputedOrder):
+    """The order of one epoch of a schedule, which may yet change; not stored."""
+
+    def __init__(self, sampler: MixtureSampler) -> None:
+        super().__init__(sampler.num_samples)
+        self._sampler = sampler
+        self._first, self._epoch = sampler._first_draw(), sampler.epoch
+        self._block_key, self._key = sampler._key(_BLOCKS), (sampler.seed, _SAMPLES)
+        self._starts = np.cumsum(sampler._spans) - sampler._spans
+        self._passes: dict[int, tuple[int, Indices]] = {}  # of each source the last one
+
+    def at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        sampler = self._sampler
+        schedule = sampler._schedule
+        assert schedule is not None
+        draws = positions + self._first
+        if len(draws):
+            schedule.num_drawn = max(schedule.num_drawn, int(draws.max()) + 1)
+        sources, places = schedule.draws(draws, self._block_key)
+        number_of_pass, places = np.divmod(places, sampler.lengths[sources])
+        if sampler._is_once:
+            number_of_pass += self._epoch
+        by_source = grouped(sources, len(self._starts))
+        stops = np.cumsum(np.bincount(sources, minlength=len(self._starts)))
+        for source, here in enumerate(np.split(by_source, stops[:-1])):
+            of_pass = number_of_pass[here]
+            for number in np.unique(of_pass).tolist():
+                which = here if of_pass[0] == of_pass[-1] == number else here[of_pass == number]
+                places[which] = self._pass(source, number)[places[which]]
+        return places + self._starts[sources]
+
+    def _pass(self, source: int, number: int) -> Indices:
+        if self._passes.get(source, (None,))[0] != number:
+            self._passes[source] = number, self._order_of(source, number)
+        return self._passes[source][1]
+
+    def _order_of(self, source: int, number: int) -> Indices:
+        sampler = self._sampler
+        if source not in sampler._samplers:
+            seed, what = self._key
+            return Permutation(int(sampler.lengths[source]), (seed, source, number, what))
+        inner = copy.copy(sampler._samplers[source])
+        inner.set_epoch(number)
+        return inner.indices()
+
+
+def _samplers_in(sources: Any) -> dict[int, IndexSampler]:  # noqa: ANN401
+    """Return the sources that are samplers, by number."""
+    if hasattr(sources, "cumulative_sizes") or isinstance(sources, np.ndarray):
+        return {}
+    parts = sources.values() if isinstance(sources, Mapping) else sources
+    return {number: part for number, part in enumerate(parts) if isinstance(part, IndexSampler)}
+
+
+def _span_of(name: Hashable, sampler: IndexSampler) -> int:
+    """Return the length of the dataset that a sampler of a source is for."""
+    length = sampler.source_length
+    if length is None:
+        length = length_of(getattr(sampler, "data_source", None))
+    if length is None or sampler.world_size > 1:
+        is_share = sampler.world_size > 1
+        raise ConfigError(
+            f"source {name!r} is a {type(sampler).__name__} "
+            + ("that gives one rank's share" if is_share else "whose dataset is not known")
+            + ". A sampler that is a source should give all indices of a dataset, as RandomSampler "
+            "does. DistributedSampler(MixtureSampler(...)) deals them out to the ranks."
+        )
+    return length
+
+
+def _is_schedule(weights: Any) -> TypeGuard[WeightSchedule]:  # noqa: ANN401
+    return (
+        isinstance(weights, (list, tuple))
+        and len(weights) > 0
+        and all(isinstance(entry, (list, tuple)) and len(entry) in (2, 3) for entry in weights)
+    )
+
+
+def _means(tokens: Weights | None, names: tuple[Hashable, ...]) -> list[Fraction] | None:
+    if tokens is None:
+        return None
+    values = _of_sources("tokens", tokens, names)
+    if not (values > 0).all():
+        raise ConfigError(f"tokens should be above 0 for each source, but got {values}.")
+    return [Fraction(value) for value in values.tolist()]
+
+
+def _of_sources(what: str, given: Weights, names: tuple[Hashable, ...]) -> NDArray[np.float64]:
+    """Return a finite number for each source, 0 or more."""
+    if isinstance(given, Mapping):
+        if set(given) != set(names):
+            raise ConfigError(f"{what} are for {list(given)}, the sources are {list(names)}.")
+        given = [given[name] for name in names]
+    values = as_weights(given)
     is_right = values.shape == (len(names),) and (np.isfinite(values) & (values >= 0)).all()
     if not (is_right and values.any()):
         raise ConfigError(
-            f"weights should be a finite number, 0 or more, for each of the "
+            f"{what} should be a finite number, 0 or more, for each of the "
             f"{len(names)} sources {list(names)!r:.80}, and not all 0, but got {values}."
         )
-    exact = [Fraction(value) for value in values.tolist()]
-    common = max(part.denominator for part in exact)  # they are all powers of two
+    return values
+
+
+def _parts(
+    weights: Weights, names: tuple[Hashable, ...], means: list[Fraction] | None
+) -> list[int]:
+    """Return integers of the same ratios as the weights over the means, without any rounding."""
+    exact = [Fraction(value) for value in _of_sources("weights", weights, names).tolist()]
+    if means is not None:
+        exact = [weight / mean for weight, mean in zip(exact, means, strict=True)]
+    common = math.lcm(*(part.denominator for part in exact))
     return [int(part * common) for part in exact]
 
 
@@ -202,6 +536,10 @@ def _epoch_length(num_samples: object, lengths: Sequence[int], parts: Sequence[i
         num_samples = max(-_floor(-length * total, part) for length, part in drawn)
     elif num_samples == "undersample":
         num_samples = max(min(_floor(length * total, part) for length, part in drawn), 1)
+    return _checked_length(num_samples)
+
+
+def _checked_length(num_samples: object) -> int:
     wanted = checked_positive("num_samples", num_samples)
     if wanted > LARGEST:
         raise ConfigError(f"num_samples should be at most 2**62, but got {wanted}.")
@@ -215,14 +553,3 @@ def _floor(numerator: int, denominator: int) -> int:
     if abs(numerator - nearest * denominator) * _PRECISION <= abs(numerator):
         return nearest
     return numerator // denominator
-
-
-def _largest_remainder(num_samples: int, parts: Sequence[int]) -> list[int]:
-    """Return shares of `num_samples` in integers; of equal remainders, the first goes up first."""
-    total = sum(parts)
-    quotas = [num_samples * part // total for part in parts]
-    remainders = [num_samples * part % total for part in parts]
-    by_remainder = sorted(range(len(parts)), key=lambda number: -remainders[number])
-    for number in by_remainder[: num_samples - sum(quotas)]:
-        quotas[number] += 1
-    return quotas

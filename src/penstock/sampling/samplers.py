@@ -107,6 +107,8 @@ class Resumable:
             counter.load_state_dict(state)
             return
         epoch, position, saved = _parsed(state)
+        if isinstance(self, IndexSampler):
+            self.adopt(saved, (epoch or 0) * self.total_size + position)
         if found := differences(saved, self.settings()):
             raise StateError(
                 f"this state was saved by a sampler with another order than this "
@@ -271,6 +273,14 @@ class IndexSampler(Resumable, Sampler[int]):
         """Order by the seed of a loader, unless the sampler was given one of its own."""
         if self._own_seed is None and getattr(self, "seed", 0) in (0, self._taken_seed):
             self.seed = self._taken_seed = seed
+
+    def adopt(self, settings: Mapping[str, Any], num_drawn: int) -> None:
+        """Change what may change while a run lasts to what it was when a state was saved.
+
+        Args:
+            settings: As `settings` returned them then.
+            num_drawn: Indices that were drawn before, of all ranks and epochs.
+        """
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch whose order comes next. It does not advance by itself."""

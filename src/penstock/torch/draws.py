@@ -259,12 +259,19 @@ class UnseededIndices(IndexSource):
         loader = self._loader
         if isinstance(loader.dataset, IterableDataset):
             return loader._stream_source().describe()
-        sampler = seeded_sampler(loader.sampler, 0)
-        settings, samples_in = SeededIndices(
-            sampler, seeded_sampler(loader.batch_sampler, 0), 0
-        ).describe()
+        settings, samples_in = self._as_seeded().describe()
         # Without a seed the order is that of the epoch that the sampler was notified of.
         return settings, lambda epoch, num_batches: samples_in(None, num_batches)
+
+    def adopt(self, settings: dict[str, Any], epoch: int, num_samples: int) -> None:
+        """Let an `IndexSampler` change as it had before the state was saved."""
+        if not isinstance(self._loader.dataset, IterableDataset):
+            self._as_seeded().adopt(settings, epoch, num_samples)
+
+    def _as_seeded(self) -> SeededIndices:
+        loader = self._loader
+        sampler = seeded_sampler(loader.sampler, 0)
+        return SeededIndices(sampler, seeded_sampler(loader.batch_sampler, 0), 0)
 
 
 @contextlib.contextmanager

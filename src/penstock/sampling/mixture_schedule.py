@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shares of several sources that change over time, and which draw is of which source."""
+# Draws are numbered from 0. The schedule is a list of pieces, in each of which the shares stand
+# still; a ramp is up to 1,024 of them. A piece is cut into blocks of 1,024 draws, of which each
+# source has a fixed number, in random order:
+#
+#     bounds     X[s] = the shares of the sources before s, in units of 1 / (1024 * 1024)
+#     block j    floor((X[s] + k) / 1024) <= v < floor((X[s + 1] + k) / 1024)  is of source s,
+#                v: the draw's place in the block, shuffled;  k = j * 633 mod 1024
+#
+# With the same k added to all bounds, a block has exactly 1,024 draws, no source gets less than
+# none, and every source gets its share rounded down or up. Over 1,024 blocks, k takes each value
+# once, and sum(floor((X + k) / 1024) for all k) = X (Hermite): so the shares are exact over them,
+# without a remainder that is carried along. 633 spreads the rounded ones evenly. What a source has
+# had before a block follows in O(1): whole rounds of 1,024 blocks, and a table within a round.
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from penstock.sampling.class_items import grouped
+from penstock.sampling.permutation import LARGEST, Permutation
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+#: Draws in a block, and blocks in a round.
+BLOCK: Final = 1024
+#: Shares are whole numbers of these parts.
+SHARE_PARTS: Final = BLOCK * BLOCK
+_STEP: Final = 633  # odd, and near 1024 times the golden ratio
+_MOST_STEPS: Final = 1024  # of a ramp
+
+
+class Knot(NamedTuple):
+    """From draw `start` on, shares change to those of `bounds` in a straight line until `stop`.
+
+    `bounds` are sums of the shares before each source and before the end, in `SHARE_PARTS`. A knot
+    whose stop is its start is a jump.
+    """
+
+    start: int
+    stop: int
+    bounds: tuple[int, ...]
+
+
+class Piece(NamedTuple):
+    """Draws from `start` on, in blocks of `block`, whose shares stand still."""
+
+    start: int
+    block: int
+    bounds: NDArray[np.int64]
+
+
+def pieces_of(knots: Sequence[Knot], last: NDArray[np.int64] | None = None) -> list[Piece]:
+    """Return the pieces of some knots, in ascending order; `last` are the bounds before them."""
+    pieces: list[Piece] = []
+    for knot, following in itertools.zip_longest(knots, knots[1:]):
+        bounds = np.array(knot.bounds)
+        length = knot.stop - knot.start
+        size = -(-length // (BLOCK * _MOST_STEPS)) * BLOCK
+        number = -(-length // size) if size else 0
+        for step in range(number):
+            assert last is not None
+            mean = last + (bounds - last) * (2 * step + 1) // (2 * number)
+            pieces.append(Piece(knot.start + step * size, BLOCK, mean))
+        if following is None or following.start > knot.stop:
+            pieces.append(Piece(knot.stop, BLOCK, bounds))
+        last = bounds
+    return pieces
+
+
+def pieces_until_used_up(pieces: Sequence[Piece], items: NDArray[np.int64]) -> list[Piece]:
+    """Return pieces in which every source has exactly so many items; the last one is empty.
+
+    A source that is used up leaves its share to the others. A piece in which none is left is
+    passed over.
+    """
+    found: list[Piece] = []
+    left, place, number = items.copy(), 0, 0
+    while number < len(pieces):
+        parts = np.diff(pieces[number].bounds) * (left > 0)
+        stop = pieces[number + 1].start if number + 1 < len(pieces) else LARGEST
+        if not parts.any() or place >= stop:
+            number += 1
+            continue
+        bounds = bounds_of(parts.tolist())
+        one = MixtureSchedule([Piece(0, BLOCK, bounds)])
+        whole = _num_blocks(one, left, min(int(left.sum()), stop - place) // BLOCK)
+        if whole:
+            found.append(Piece(place, BLOCK, bounds))
+            left -= one.counts_before_block(whole * BLOCK)
+            place += whole * BLOCK
+        if place < stop:  # a block in which a source ends, or the piece
+            wanted = largest_remainder(min(BLOCK, stop - place), parts.tolist())
+            counts = np.minimum(wanted, left)
+            found.append(Piece(place, int(counts.sum()), np.append(0, np.cumsum(counts)) * BLOCK))
+            left -= counts
+            place += int(counts.sum())
+    return [*found, Piece(place, BLOCK, pieces[-1].bounds)]
+
+
+def _num_blocks(schedule: MixtureSchedule, left: NDArray[np.int64], most: int) -> int:
+    """Return how many of the first blocks no source has less left for, at most `most`."""
+
+    def is_too_many(number: int) -> bool:
+        return bool((schedule.counts_before_block(number * BLOCK) > left).any())
+
+    return bisect.bisect(range(most + 1), False, key=is_too_many) - 1
+
+
+def bounds_of(parts: Sequence[int]) -> NDArray[np.int64]:
+    """Return the bounds of shares; one that is not 0 may be too small for them, and become 0."""
+    return np.append(0, np.cumsum(largest_remainder(SHARE_PARTS, parts), dtype=np.int64))
+
+
+def largest_remainder(number: int, parts: Sequence[int]) -> list[int]:
+    """Return shares of `number` in integers; of equal remainders, the first goes up first."""
+    total = sum(parts)
+    quotas = [number * part // total for part in parts]
+    remainders = [number * part % total for part in parts]
+    by_remainder = sorted(range(len(parts)), key=lambda which: -remainders[which])
+    for which in by_remainder[: number - sum(quotas)]:
+        quotas[which] += 1
+    return quotas
+
+
+class MixtureSchedule:
+    """Which source each draw is of, and which of that source's draws.
+
+    Attributes:
+        pieces: In ascending order; the last one goes on for ever. Do not write.
+        num_drawn: The draws before this one were made, and are not to change. Orders count it up.
+    """
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        """Take the pieces."""
+        self.num_drawn = 0
+        self._set_pieces(pieces)
+
+    def change(self, start: int, stop: int, bounds: NDArray[np.int64]) -> None:
+        """Let shares change from draw `start` on, as a `Knot` says.
+
+        The orders that use this schedule see it. `start` is rounded up to the end of a block.
+        """
+        start = self.whole_blocks(start)
+        kept = [piece for piece in self.pieces if piece.start < start]
+        last = (kept or self.pieces[:1])[-1].bounds
+        knot = Knot(start, max(start, stop), tuple(bounds.tolist()))
+        self._set_pieces([*kept, *pieces_of([knot], last)])
+
+    def _set_pieces(self, pieces: Sequence[Piece]) -> None:
+        """Count what each source has had before each piece."""
+        self.pieces = pieces
+        self._starts = np.array([piece.start for piece in pieces])
+        self._stops = np.append(self._starts[1:], LARGEST)
+        self._sizes = np.array([piece.block for piece in pieces])
+        self._bounds = np.array([piece.bounds for piece in pieces])
+        self._rounds: dict[int, NDArray[np.int64]] = {}
+        #: Bounds of what the sources have had before each piece.
+        self._before = np.zeros_like(self._bounds)
+        for number in range(1, len(pieces)):
+            length = self._starts[number] - self._starts[number - 1]
+            blocks, rest = divmod(length, self._sizes[number - 1])
+            here = np.array([number - 1])
+            had = self._at_block(here, np.array([blocks]))[0]
+            self._before[number] = self._before[number - 1] + had
+            if rest:
+                self._before[number] += self._within(here, np.array([blocks]), rest)[0]
+
+    def draws(
+        self, places: NDArray[np.int64], key: tuple[int, ...]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the source of each draw, and its number among the draws of that source.
+
+        Args:
+            places: Numbers of draws.
+            key: Decides the order within blocks: a seed, and numbers below 2^32.
+        """
+        piece = np.searchsorted(self._starts, places, side="right") - 1
+        begins = places - (places - self._starts[piece]) % self._sizes[piece]
+        blocks, which = np.unique(begins, return_inverse=True)
+        by_block = np.argsort(which, kind="stable")
+        number, index, sizes = self._block_at(blocks)
+        bounds = self._within(number, index, sizes[:, None])
+        had = np.diff(self._before[number] + self._at_block(number, index), axis=1)
+        sources, numbers = np.empty_like(places), np.empty_like(places)
+        held = np.bincount(which, minlength=len(blocks))
+        stops = np.cumsum(held)
+        for block, begin in enumerate(blocks.tolist()):
+            here = by_block[stops[block] - held[block] : stops[block]]
+            counts = np.diff(bounds[block])
+            order = Permutation(int(sizes[block]), (*key, begin >> 32, begin & 0xFFFFFFFF))[:]
+            of_block = np.repeat(np.arange(len(counts)), counts)[order]
+            inside = places[here] - begin
+            sources[here] = of_block[inside]
+            # In ascending order of place: where an epoch ends in a block, none is left out.
+            turns = np.empty_like(order)
+            turns[grouped(of_block, len(counts))] = np.arange(len(order))
+            numbers[here] = (turns - bounds[block][of_block] + had[block][of_block])[inside]
+        return sources, numbers
+
+    def counts(self, place: int, key: tuple[int, ...]) -> NDArray[np.int64]:
+        """Return how many of the draws before number `place` each source has, int64."""
+        had = self.counts_before_block(place)
+        sources, _ = self.draws(np.arange(self.block_of(place)[0], place), key)
+        had += np.bincount(sources, minlength=len(had))
+        return had
+
+    def counts_before_block(self, place: int) -> NDArray[np.int64]:
+        """Return how many draws each source has before the block of draw `place`, int64."""
+        number, index, _ = self._block_at(np.array([place]))
+        had = np.diff(self._before[number] + self._at_block(number, index), axis=1)
+        return np.asarray(had[0], np.int64)
+
+    def whole_blocks(self, place: int) -> int:
+        """Return `place`, or where the block ends that it is in the middle of."""
+        begin, end = self.block_of(place)
+        return end if begin < place else place
+
+    def block_of(self, place: int) -> tuple[int, int]:
+        """Return the first draw of the block that draw `place` is in, and that of the next."""
+        number, index, sizes = self._block_at(np.array([place]))
+        begin = int(self._starts[number[0]] + index[0] * self._sizes[number[0]])
+        return begin, begin + int(sizes[0])
+
+    def _block_at(
+        self, places: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Return the piece of some places, the number of the block in it, and the block's size."""
+        piece = np.searchsorted(self._starts, places, side="right") - 1
+        index = (places - self._starts[piece]) // self._sizes[piece]
+        left = self._stops[piece] - self._starts[piece] - index * self._sizes[piece]
+        return piece, index, np.minimum(left, self._sizes[piece])
+
+    def _within(
+        self, piece: NDArray[np.int64], index: NDArray[np.int64], sizes: NDArray[np.int64] | int
+    ) -> NDArray[np.int64]:
+        """Return the bounds of blocks; the last one of a piece may be a shorter one."""
+        parts = self._bounds[piece] * sizes // self._sizes[piece][:, None]
+        bounds: NDArray[np.int64] = (parts + (index * _STEP % BLOCK)[:, None]) // BLOCK
+        return bounds
+
+    def _at_block(self, piece: NDArray[np.int64], index: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the bounds of what the sources have had of a piece before a block of it."""
+        rounds, rest = np.divmod(index, BLOCK)
+        had: NDArray[np.int64] = self._bounds[piece] * rounds[:, None]
+        for number in np.unique(piece[rest > 0]).tolist():
+            if number not in self._rounds:
+                offsets = np.arange(BLOCK) * _STEP % BLOCK
+                bounds = (self._bounds[number] + offsets[:, None]) // BLOCK
+                table = np.append(np.zeros_like(bounds[:1]), np.cumsum(bounds, axis=0), axis=0)
+                self._rounds = {number: table}  # of one piece: they come one after the other
+            here = (piece == number) & (rest > 0)
+            had[here] += self._rounds[number][rest[here]]
+        return had

@@ -6,11 +6,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from _runner import Benchmark, write
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping, Sequence
+
+S = TypeVar("S")
 
 _PEERS: Final = "PENSTOCK_BENCH_PEERS"  # for the contenders' processes, too
 
@@ -39,3 +44,33 @@ def missing_modules(python: str, modules: Iterable[str]) -> list[str]:
     )
     command = [python, "-c", code, *modules]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+
+
+@dataclass(frozen=True, slots=True)
+class PeersBenchmark(Benchmark[S]):
+    """Leaves out the peers that are not installed.
+
+    Attributes:
+        needs: The module that contenders need whose names begin so.
+    """
+
+    needs: Mapping[str, str] = field(default_factory=dict)
+
+    def main(self, arguments: Sequence[str] | None = None) -> int:
+        """Run from the command line."""
+        options = self._parser().parse_args(arguments)
+        if options.contender or options.list:
+            return super(PeersBenchmark, self).main(arguments)
+        use_peers(options)
+        found = dict(self.contenders)
+        missing = missing_modules(peers_python(), self.needs.values())
+        for way, module in self.needs.items():
+            if module in missing:
+                write(f"left out: {way}, for want of {module}", to=sys.stderr)
+                found = {name: run for name, run in found.items() if not name.startswith(way)}
+        return super(PeersBenchmark, replace(self, contenders=found)).main(arguments)
+
+    def _parser(self) -> argparse.ArgumentParser:
+        parser = super(PeersBenchmark, self)._parser()
+        add_peers(parser)
+        return parser

@@ -86,23 +86,21 @@ import functools
 import json
 import re
 import subprocess
-import sys
 import sysconfig
 import tempfile
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from _meter import Meter
-from _peers import add_peers, missing_modules, peers_python, use_peers
-from _runner import Benchmark, Reading, Target, check, write
+from _peers import PeersBenchmark, peers_python
+from _runner import Reading, Target, check
 
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     import numpy.typing as npt
 
@@ -283,29 +281,6 @@ def peer(size: Size, lengths_of: Callable[[Size], Any], row_tokens: int, *, way:
     return Reading.of(meter, len(lengths) / wall_s / 1e6, rows.shape[1], more)
 
 
-class Packing(Benchmark[Size]):
-    """Leaves out the peers that are not installed."""
-
-    def main(self, arguments: Sequence[str] | None = None) -> int:
-        """Run from the command line."""
-        options = self._parser().parse_args(arguments)
-        if options.contender or options.list:
-            return super().main(arguments)
-        use_peers(options)
-        found = dict(self.contenders)
-        missing = missing_modules(peers_python(), _NEEDS.values())
-        for way, module in _NEEDS.items():
-            if module in missing:
-                write(f"left out: {way}, for want of {module}", to=sys.stderr)
-                found = {name: run for name, run in found.items() if not name.startswith(way)}
-        return super(Packing, replace(self, contenders=found)).main(arguments)
-
-    def _parser(self) -> argparse.ArgumentParser:
-        parser = super()._parser()
-        add_peers(parser)
-        return parser
-
-
 WAYS: Final[dict[str, Callable[..., Reading]]] = {
     "penstock": penstock,
     "torch, concat": concatenated,
@@ -314,8 +289,9 @@ WAYS: Final[dict[str, Callable[..., Reading]]] = {
 }
 CORPORA: Final = {"": long_tailed, "library, ": standard_library}
 
-BENCHMARK = Packing(
+BENCHMARK = PeersBenchmark(
     file=__file__,
+    needs=_NEEDS,
     unit="M documents/s",
     better="higher",
     contenders={

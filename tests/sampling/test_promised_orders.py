@@ -33,9 +33,9 @@ DIGESTS = {
     "repeat factor": "17fac59426640eb8",
     "repeat factor of a size": "399134ea32e98a80",
     "mixture": "2af8dab730b941ae",
-    "scheduled mixture": "ea74780cb3b181d2",
-    "mixture of mixtures": "3b079794c8f9f78e",
-    "mixture, once": "5b15dd0c6d3dcb7d",
+    "scheduled mixture": "7895f38a997efc18",
+    "mixture of mixtures": "f1a596f32694cc94",
+    "mixture, once": "2335d9bec48a5611",
     "buckets": "73611740a7c75786",
     "one of two ranks": "b19c68738ab36b7f",
 }

@@ -103,13 +103,13 @@ class MixtureSampler(CountedSampler):
         >>> books = [index - 1_000_000 for index in sampler if index >= 1_000_000]
         >>> sorted(books) == list(range(50))
         True
-        >>> weights = [(0, {"web": 3, "books": 1}), (2000, {"web": 1, "books": 1})]
-        >>> scheduled = MixtureSampler({"web": 10**9, "books": 10**6}, weights, num_samples=1000)
+        >>> weights = [(0, {"web": 3, "books": 1}), (2048, {"web": 1, "books": 1})]
+        >>> scheduled = MixtureSampler({"web": 10**9, "books": 10**6}, weights, num_samples=1024)
         >>> for epoch in (0, 2):
         ...     scheduled.set_epoch(epoch)
         ...     print(scheduled.quotas)
-        [750 250]
-        [500 500]
+        [768 256]
+        [512 512]
     """
 
     def __init__(

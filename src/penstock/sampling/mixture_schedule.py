@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from penstock.randomness.keys import Purpose, seed_sequence
 from penstock.sampling.class_items import grouped
-from penstock.sampling.permutation import LARGEST, Permutation
+from penstock.sampling.permutation import LARGEST
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -97,8 +98,10 @@ def pieces_until_used_up(pieces: Sequence[Piece], items: NDArray[np.int64]) -> l
             found.append(Piece(place, BLOCK, bounds))
             left -= one.counts_before_block(whole * BLOCK)
             place += whole * BLOCK
-        if place < stop:  # a block in which a source ends, or the piece
-            wanted = largest_remainder(min(BLOCK, stop - place), parts.tolist())
+        if place < stop:  # a block at whose end a source is used up, or the piece ends
+            drawn = parts > 0
+            until = -int((-left[drawn] * bounds[-1] // np.diff(bounds)[drawn]).max())
+            wanted = largest_remainder(min(BLOCK, stop - place, until), parts.tolist())
             counts = np.minimum(wanted, left)
             found.append(Piece(place, int(counts.sum()), np.append(0, np.cumsum(counts)) * BLOCK))
             left -= counts
@@ -183,6 +186,9 @@ class MixtureSchedule:
             places: Numbers of draws.
             key: Decides the order within blocks: a seed, and numbers below 2^32.
         """
+        # Another counter for each block: a generator from a seed takes ten times as long.
+        philox = np.random.Philox(seed_sequence(key[0], Purpose.ORDER, *key[1:]))
+        rng, state = np.random.Generator(philox), philox.state
         piece = np.searchsorted(self._starts, places, side="right") - 1
         begins = places - (places - self._starts[piece]) % self._sizes[piece]
         blocks, which = np.unique(begins, return_inverse=True)
@@ -196,7 +202,9 @@ class MixtureSchedule:
         for block, begin in enumerate(blocks.tolist()):
             here = by_block[stops[block] - held[block] : stops[block]]
             counts = np.diff(bounds[block])
-            order = Permutation(int(sizes[block]), (*key, begin >> 32, begin & 0xFFFFFFFF))[:]
+            state["state"]["counter"][3] = begin
+            philox.state = state
+            order = rng.permutation(sizes[block])
             of_block = np.repeat(np.arange(len(counts)), counts)[order]
             inside = places[here] - begin
             sources[here] = of_block[inside]

@@ -119,6 +119,19 @@ def test_a_long_ramp_is_1024_steps_and_takes_no_more_memory():
     np.testing.assert_allclose(counts / 10**12, 0.5, atol=1e-3)
 
 
+@given(st.integers(1, 5000), parts, parts)
+def test_counts_before_a_block_are_the_sums_of_those_of_the_blocks_before(num_blocks, one, other):
+    knots = [Knot(0, 0, tuple(bounds_of(one).tolist()))]
+    knots.append(Knot(0, num_blocks * BLOCK, tuple(bounds_of(other).tolist())))
+    schedule = MixtureSchedule(pieces_of(knots))
+    firsts = BLOCK * np.arange(num_blocks + 10)
+    number, index, sizes = schedule._block_at(firsts)
+    counts = np.cumsum(np.diff(schedule._within(number, index, sizes), axis=1), axis=0)
+    for block in (1, num_blocks // 2 + 1, num_blocks, num_blocks + 9):
+        before = schedule.counts_before_block(block * BLOCK)
+        assert before.tolist() == counts[block - 1].tolist()
+
+
 @given(knots(), st.integers(0, 9000), parts, st.sampled_from([0, 100, 6000]))
 def test_a_change_leaves_all_draws_before_its_block_as_they_were(drawn, at, weights, length):
     schedule = MixtureSchedule(pieces_of(drawn[0]))
@@ -150,6 +163,21 @@ def test_once_gives_each_source_exactly_its_items(drawn, items):
     last = np.diff(pieces[-1].bounds) > 0
     assert (counts == items)[last].all()
     assert not counts[~ever].any()
+
+
+def test_once_of_sources_that_end_with_a_block_has_no_empty_block():
+    for items in ([BLOCK, 0, 0], [BLOCK, 2 * BLOCK, 2048], [3 * BLOCK, 3 * BLOCK, 1]):
+        used_up = pieces_until_used_up(
+            pieces_of([Knot(0, 0, (0, 1 << 19, 1 << 20, 1 << 20))]), np.array(items)
+        )
+        assert all(piece.block for piece in used_up)
+        assert [piece.start for piece in used_up] == sorted({piece.start for piece in used_up})
+
+
+def test_once_of_sources_of_2_to_the_60():
+    sampler = MixtureSampler([1 << 60, 1 << 50, 7], [3, 1, 1], "once")
+    assert len(sampler) == (1 << 60) + (1 << 50) + 7
+    assert sampler.quotas.tolist() == [1 << 60, 1 << 50, 7]
 
 
 # The sampler.

@@ -12,11 +12,13 @@
 # none, and every source gets its share rounded down or up. Over 1,024 blocks, k takes each value
 # once, and sum(floor((X + k) / 1024) for all k) = X (Hermite): so the shares are exact over them,
 # without a remainder that is carried along. 633 spreads the rounded ones evenly. What a source has
-# had before a block follows in O(1): whole rounds of 1,024 blocks, and a table within a round.
+# had before a block follows in O(1): whole rounds of 1,024 blocks, and within a round a table of
+# how often which remainder was rounded up, which is the same for all shares.
 
 from __future__ import annotations
 
 import bisect
+import functools
 import itertools
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -98,9 +100,10 @@ def pieces_until_used_up(pieces: Sequence[Piece], items: NDArray[np.int64]) -> l
             found.append(Piece(place, BLOCK, bounds))
             left -= one.counts_before_block(whole * BLOCK)
             place += whole * BLOCK
-        if place < stop:  # a block at whose end a source is used up, or the piece ends
-            drawn = parts > 0
-            until = -int((-left[drawn] * bounds[-1] // np.diff(bounds)[drawn]).max())
+        drawn = parts > 0
+        if place < stop and left[drawn].all():  # a block at whose end one is used up, or the piece
+            few = np.minimum(left, BLOCK)[drawn]  # no more are in it; 2^20 times these fit
+            until = -int((-few * bounds[-1] // np.diff(bounds)[drawn]).max())
             wanted = largest_remainder(min(BLOCK, stop - place, until), parts.tolist())
             counts = np.minimum(wanted, left)
             found.append(Piece(place, int(counts.sum()), np.append(0, np.cumsum(counts)) * BLOCK))
@@ -165,17 +168,12 @@ class MixtureSchedule:
         self._stops = np.append(self._starts[1:], LARGEST)
         self._sizes = np.array([piece.block for piece in pieces])
         self._bounds = np.array([piece.bounds for piece in pieces])
-        self._rounds: dict[int, NDArray[np.int64]] = {}
+        # All but the last one end.
+        number = np.arange(len(pieces) - 1)
+        blocks, rest = np.divmod(np.diff(self._starts), self._sizes[:-1])
+        had = self._at_block(number, blocks) + self._within(number, blocks, rest)
         #: Bounds of what the sources have had before each piece.
-        self._before = np.zeros_like(self._bounds)
-        for number in range(1, len(pieces)):
-            length = self._starts[number] - self._starts[number - 1]
-            blocks, rest = divmod(length, self._sizes[number - 1])
-            here = np.array([number - 1])
-            had = self._at_block(here, np.array([blocks]))[0]
-            self._before[number] = self._before[number - 1] + had
-            if rest:
-                self._before[number] += self._within(here, np.array([blocks]), rest)[0]
+        self._before = np.append(np.zeros_like(self._bounds[:1]), np.cumsum(had, axis=0), axis=0)
 
     def draws(
         self, places: NDArray[np.int64], key: tuple[int, ...]
@@ -194,7 +192,7 @@ class MixtureSchedule:
         blocks, which = np.unique(begins, return_inverse=True)
         by_block = np.argsort(which, kind="stable")
         number, index, sizes = self._block_at(blocks)
-        bounds = self._within(number, index, sizes[:, None])
+        bounds = self._within(number, index, sizes)
         had = np.diff(self._before[number] + self._at_block(number, index), axis=1)
         sources, numbers = np.empty_like(places), np.empty_like(places)
         held = np.bincount(which, minlength=len(blocks))
@@ -248,23 +246,25 @@ class MixtureSchedule:
         return piece, index, np.minimum(left, self._sizes[piece])
 
     def _within(
-        self, piece: NDArray[np.int64], index: NDArray[np.int64], sizes: NDArray[np.int64] | int
+        self, piece: NDArray[np.int64], index: NDArray[np.int64], sizes: NDArray[np.int64]
     ) -> NDArray[np.int64]:
         """Return the bounds of blocks; the last one of a piece may be a shorter one."""
-        parts = self._bounds[piece] * sizes // self._sizes[piece][:, None]
+        parts = self._bounds[piece] * sizes[:, None] // self._sizes[piece][:, None]
         bounds: NDArray[np.int64] = (parts + (index * _STEP % BLOCK)[:, None]) // BLOCK
         return bounds
 
     def _at_block(self, piece: NDArray[np.int64], index: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the bounds of what the sources have had of a piece before a block of it."""
         rounds, rest = np.divmod(index, BLOCK)
-        had: NDArray[np.int64] = self._bounds[piece] * rounds[:, None]
-        for number in np.unique(piece[rest > 0]).tolist():
-            if number not in self._rounds:
-                offsets = np.arange(BLOCK) * _STEP % BLOCK
-                bounds = (self._bounds[number] + offsets[:, None]) // BLOCK
-                table = np.append(np.zeros_like(bounds[:1]), np.cumsum(bounds, axis=0), axis=0)
-                self._rounds = {number: table}  # of one piece: they come one after the other
-            here = (piece == number) & (rest > 0)
-            had[here] += self._rounds[number][rest[here]]
-        return had
+        whole, parts = np.divmod(self._bounds[piece], BLOCK)
+        had: NDArray[np.int64] = whole * index[:, None] + parts * rounds[:, None]
+        return had + _num_rounded_up()[rest[:, None], parts]
+
+
+@functools.cache
+def _num_rounded_up() -> NDArray[np.int16]:
+    """In how many of the first n blocks of a round r / 1024 is rounded up: [n, r], 2 MB."""
+    offsets = np.arange(BLOCK) * _STEP % BLOCK
+    is_up = offsets[:, None] + np.arange(BLOCK) >= BLOCK
+    none = np.zeros((1, BLOCK), bool)
+    return np.cumsum(np.append(none, is_up, axis=0), axis=0, dtype=np.int16)

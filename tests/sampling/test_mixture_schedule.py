@@ -361,6 +361,40 @@ def test_a_change_after_a_resume_may_not_reach_back():
     assert np.count_nonzero(rest[:72] < 9000) > 30
 
 
+@pytest.mark.parametrize("pad", ["repeat", "drop"])
+def test_a_change_after_a_resume_counts_the_draws_that_ranks_leave_out_or_repeat(pad):
+    def share():
+        mixture = MixtureSampler([9000, 9000], [(0, [3, 1])], num_samples=4000, seed=1)
+        return mixture, DistributedSampler(mixture, 999, 0, pad=pad)
+
+    _, saved = share()
+    saved.set_epoch(100)
+    order = iter(saved)
+    for _ in range(3):
+        next(order)
+    mixture, again = share()
+    again.load_state_dict(saved.state_dict())
+    least = -(-(100 * 4000 + 3 * 999) // BLOCK) * BLOCK
+    with pytest.raises(ConfigError, match=f"at should be {least} or more"):
+        mixture.change(least - 1, [1, 1])
+    mixture.change(least, [1, 1])
+
+
+def test_a_change_of_an_inner_mixture_after_a_resume_may_not_reach_back():
+    def make():
+        inner = MixtureSampler([500, 500], [(0, [1, 0])], num_samples=100_000)
+        return inner, MixtureSampler([inner, 500], [1, 1], 60_000, seed=1)
+
+    _, outer = make()
+    order = iter(outer)
+    for _ in range(8192):
+        next(order)
+    inner, again = make()
+    again.load_state_dict(outer.state_dict())
+    with pytest.raises(ConfigError, match="at should be 4096 or more, but got at=1:"):
+        inner.change(1, [0, 1])
+
+
 def test_what_was_computed_ahead_cannot_change():
     sampler = changeable()
     batches = iter(LOADERS["numpy"](sampler, 0))

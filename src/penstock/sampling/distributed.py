@@ -162,7 +162,10 @@ class DistributedSampler(CountedSampler):
     def adopt(self, settings: Mapping[str, Any], num_drawn: int) -> None:
         """Pass what was saved on to the sampler that was given."""
         if isinstance(self.sampler, IndexSampler) and isinstance(settings.get("of"), dict):
-            self.sampler.adopt(settings["of"], num_drawn)
+            # "drop" leaves out the end of an epoch, and "repeat" goes on after it.
+            epoch, position = divmod(num_drawn, max(self.total_size, 1))
+            length = len(self.sampler)
+            self.sampler.adopt(settings["of"], epoch * length + min(position, length))
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch, here and in the sampler that was given."""

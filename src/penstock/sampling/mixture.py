@@ -265,9 +265,13 @@ class MixtureSampler(CountedSampler):
         for start, stop, bounds in saved[len(self._changes) :]:
             self._make_change(Knot(start, stop, tuple(bounds)))
         self._schedule.num_drawn = max(self._schedule.num_drawn, num_drawn)
-        for name, inner in settings.get("samplers", {}).items():
-            if (sampler := self._samplers.get(int(name))) is not None:
-                sampler.adopt(inner, 0)
+        first = num_drawn // self.num_samples * self.num_samples if self._is_once else 0
+        # To the end of the block: a change of theirs may begin later, but never too early.
+        end = self._schedule.whole_blocks(num_drawn - first)
+        counts = self._schedule.counts_before_block(end)
+        for number, sampler in self._samplers.items():
+            inner = settings.get("samplers", {}).get(str(number), {})
+            sampler.adopt(inner, first // self.num_samples * len(sampler) + int(counts[number]))
 
     def take_seed(self, seed: int) -> None:
         """Take the seed of a loader, unless there is one; the sources' samplers take the same."""

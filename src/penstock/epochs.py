@@ -23,7 +23,7 @@ from penstock.engine.plan import Epoch, Given, Progress, ShardPosition, unwrap_i
 from penstock.errors import StateError
 from penstock.indices import SeededIndices
 from penstock.randomness.keys import Purpose, checked_count, checked_epoch, seed_sequence
-from penstock.sampling.samplers import differences
+from penstock.sampling.samplers import differences, unchanged
 from penstock.warn import warn_user
 
 if TYPE_CHECKING:
@@ -301,7 +301,11 @@ class Schedule:
         number, progress, samples, seed, saved = _parsed(state)
         found = [] if seed == self._seed else differences(seed, self._seed, "seed")
         if not found:
-            source.adopt(saved, number, samples or 0)
+            settings, samples_in = source.describe()
+            now = {"length": length_of(dataset), **settings}
+            found = differences(unchanged(saved), unchanged(now))
+        if not found:
+            source.adopt(saved, number, samples)
             settings, samples_in = source.describe()
             found = differences(saved, {"length": length_of(dataset), **settings})
         if found:

@@ -61,10 +61,10 @@ class IndexSource:
         """Return what the order depends on, besides the loader's seed."""
         raise NotImplementedError
 
-    def adopt(self, settings: dict[str, Any], epoch: int, num_samples: int) -> None:
+    def adopt(self, settings: dict[str, Any], epoch: int, num_samples: int | None) -> None:
         """Let the sampler change as it had before a state was saved, whose settings these are.
 
-        `num_samples` samples of the epoch had been given by then, over all ranks.
+        `num_samples` samples of the epoch had been given by then, over all ranks; None: not known.
         """
 
     def notified_epoch(self) -> tuple[int, int | None] | None:
@@ -224,10 +224,14 @@ class SeededIndices(IndexSource):
             settings["drop_last"] = self._drop_last
         return settings, self._samples_in
 
-    def adopt(self, settings: dict[str, Any], epoch: int, num_samples: int) -> None:
-        """Let an `IndexSampler` change as it had before the state was saved."""
-        if self._order is not None and isinstance(saved := settings.get("sampler"), dict):
-            self._order.adopt(saved, epoch * self._order.total_size + num_samples)
+    def adopt(self, settings: dict[str, Any], epoch: int, num_samples: int | None) -> None:
+        """Let an `IndexSampler`, inside others perhaps, change as it had before."""
+        sampler, saved = self._described, settings.get("sampler")
+        while not isinstance(sampler, IndexSampler) and (inner := inner_of(sampler)):
+            sampler, saved = inner[-1], (saved or {}).get("of")
+        if isinstance(sampler, IndexSampler) and isinstance(saved, dict):
+            size = sampler.total_size
+            sampler.adopt(saved, epoch * size + (size if num_samples is None else num_samples))
 
     def _samples_in(self, epoch: int | None, num_batches: int) -> int | None:
         if self._order is None or length_of(self._order) is None:

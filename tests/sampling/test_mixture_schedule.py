@@ -310,6 +310,17 @@ def test_shares_of_tokens_are_shares_of_samples_over_their_means():
 DATA = ConcatDataset([ArrayDataset(np.arange(9000)), ArrayDataset(9000 + np.arange(9000))])
 
 
+class EveryOther:
+    """A batch sampler as users write them."""
+
+    def __init__(self, sampler):
+        self.sampler = sampler
+
+    def __iter__(self):
+        indices = list(self.sampler)
+        return iter([indices[k : k + 100] for k in range(0, len(indices), 100)])
+
+
 def changeable():
     return MixtureSampler([9000, 9000], [(0, [3, 1])], num_samples=40_000, seed=1)
 
@@ -399,8 +410,45 @@ def test_what_was_computed_ahead_cannot_change():
     sampler = changeable()
     batches = iter(LOADERS["numpy"](sampler, 0))
     next(batches)
-    with pytest.raises(ConfigError, match="at should be 16384 or more, but got at=200"):
-        sampler.change(200, [1, 1])
+    for at in (0, 200):
+        with pytest.raises(ConfigError, match=f"at should be 16384 or more, but got at={at}"):
+            sampler.change(at, [1, 1])
+
+
+@pytest.mark.parametrize("seed", [None, 4])
+def test_a_change_reaches_through_a_batch_sampler_of_the_users(seed):
+    def make():
+        sampler = changeable()
+        return sampler, DataLoader(DATA, batch_sampler=EveryOther(sampler), seed=seed)
+
+    sampler, loader = make()
+    batches = iter(loader)
+    next(batches)
+    sampler.change(42_000, [0, 1])  # in the next epoch: all of this one is drawn
+    state = json.loads(json.dumps(loader.state_dict()))
+    rest = [batch[0].tolist() for batch in [*batches, *loader]]
+    _, again = make()
+    again.load_state_dict(state)
+    assert [batch[0].tolist() for batch in [*again, *again]] == rest
+    assert min(rest[-1]) >= 9000
+
+
+def test_a_state_that_is_refused_changes_nothing():
+    sampler = changeable()
+    loader = Loader(DATA, 50, sampler=sampler)
+    sampler.change(2048, [0, 1])
+    state = loader.state_dict()
+    other = changeable()
+    with pytest.raises(StateError, match="global_batch_size"):
+        Loader(DATA, 100, sampler=other).load_state_dict(state)
+    assert other.quotas.tolist() == changeable().quotas.tolist()
+
+
+def test_sources_of_one_length_come_in_orders_of_their_own():
+    inner = [RandomSampler(range(500)) for _ in range(2)]
+    drawn = np.array(list(MixtureSampler(inner, [1, 1], 1000, seed=3)))
+    one, other = drawn[drawn < 500], drawn[drawn >= 500] - 500
+    assert np.mean(one[:400] == other[:400]) < 0.1
 
 
 def test_a_state_of_another_schedule_is_refused_and_says_so():
@@ -429,6 +477,8 @@ def test_a_state_of_another_schedule_is_refused_and_says_so():
         ([(0, [1, 1e-7])], "'1' would never be drawn: .* share of 1e-07 in weights.0."),
         ([(0, [1, 1]), (-5, [1, 0])], "start=-5"),
         ([(0, [1])], "each of the 2 sources"),
+        ([(0, [1, 1]), (5,)], "weights should be numbers"),
+        ((0, [1, 1]), "weights should be numbers"),
         ([(0, 5, [1, 1])], "should begin with"),
     ],
 )

@@ -34,7 +34,7 @@ DIGESTS = {
     "repeat factor of a size": "399134ea32e98a80",
     "mixture": "2af8dab730b941ae",
     "scheduled mixture": "7895f38a997efc18",
-    "mixture of mixtures": "f1a596f32694cc94",
+    "mixture of mixtures": "cf9b1fbbbd24ddd2",
     "mixture, once": "2335d9bec48a5611",
     "buckets": "73611740a7c75786",
     "one of two ranks": "b19c68738ab36b7f",

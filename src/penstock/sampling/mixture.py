@@ -34,7 +34,7 @@ import numpy as np
 
 from penstock.data.dataset import length_of
 from penstock.errors import ConfigError
-from penstock.randomness.keys import checked_count
+from penstock.randomness.keys import Purpose, checked_count, seed_sequence
 from penstock.sampling.class_balanced import check_alpha, class_shares
 from penstock.sampling.class_items import grouped
 from penstock.sampling.mixture_schedule import (
@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     WeightSchedule: TypeAlias = Sequence[tuple[int, Weights] | tuple[int, int, Weights]]
 
 _PRECISION: Final = 10**12  # as exact as ratios of decimal fractions in float64 are
-_BLOCKS, _SAMPLES = 1, 2  # what a permutation is of, at the end of its seed
+_BLOCKS, _SAMPLES, _SOURCES = 1, 2, 3  # what a seed is of
 
 
 class MixtureSampler(CountedSampler):
@@ -156,8 +156,7 @@ class MixtureSampler(CountedSampler):
             found if isinstance(sources, Mapping) else map(str, found)
         )
         self._samplers = _samplers_in(sources)
-        for sampler in self._samplers.values():
-            sampler.take_seed(self.seed)
+        self._seed_samplers()
         spans = [
             _span_of(self.names[number], self._samplers[number])
             if number in self._samplers
@@ -250,7 +249,7 @@ class MixtureSampler(CountedSampler):
                 "is decided, and some of them were made."
             )
         entry = (at, weights) if until is None else (at, until, weights)
-        self._make_change(self._knot(entry, 1, "change"))
+        self._make_change(self._knot(entry, 0, "change"))
 
     def _make_change(self, knot: Knot) -> None:
         assert self._schedule is not None
@@ -276,8 +275,13 @@ class MixtureSampler(CountedSampler):
     def take_seed(self, seed: int) -> None:
         """Take the seed of a loader, unless there is one; the sources' samplers take the same."""
         super().take_seed(seed)
-        for sampler in self._samplers.values():
-            sampler.take_seed(self.seed)
+        self._seed_samplers()
+
+    def _seed_samplers(self) -> None:
+        # Each with a seed of its own: two of one length would come in the same order.
+        for number, sampler in self._samplers.items():
+            words = seed_sequence(self.seed, Purpose.ORDER, _SOURCES, number).generate_state(2)
+            sampler.take_seed(int(words[0]) << 32 | int(words[1]))
 
     def indices(self) -> Indices:
         """Return the order of the current epoch; an array, unless it were long or a schedule's."""
@@ -443,9 +447,9 @@ class _ScheduledOrder(ComputedOrder):
         by_source = grouped(sources, len(self._starts))
         stops = np.cumsum(np.bincount(sources, minlength=len(self._starts)))
         for source, here in enumerate(np.split(by_source, stops[:-1])):
-            of_pass = number_of_pass[here]
-            for number in np.unique(of_pass).tolist():
-                which = here if of_pass[0] == of_pass[-1] == number else here[of_pass == number]
+            by_pass = here[np.argsort(number_of_pass[here], kind="stable")]
+            numbers, firsts = np.unique(number_of_pass[by_pass], return_index=True)
+            for number, which in zip(numbers.tolist(), np.split(by_pass, firsts[1:]), strict=False):
                 places[which] = self._pass(source, number)[places[which]]
         return places + self._starts[sources]
 

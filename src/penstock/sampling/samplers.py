@@ -107,9 +107,10 @@ class Resumable:
             counter.load_state_dict(state)
             return
         epoch, position, saved = _parsed(state)
-        if isinstance(self, IndexSampler):
+        found = differences(unchanged(saved), unchanged(self.settings()))
+        if isinstance(self, IndexSampler) and not found:
             self.adopt(saved, (epoch or 0) * self.total_size + position)
-        if found := differences(saved, self.settings()):
+        if found := found or differences(saved, self.settings()):
             raise StateError(
                 f"this state was saved by a sampler with another order than this "
                 f"{type(self).__name__}: " + "; ".join(found) + ". Make the sampler as it was, or "
@@ -174,6 +175,13 @@ def differences(saved: Any, here: Any, name: str = "") -> list[str]:  # noqa: AN
             found += differences(saved.get(key), here.get(key), inner)
         return found
     return [] if saved == here else [f"{name} is {saved!r} in the state and {here!r} here"]
+
+
+def unchanged(settings: Any) -> Any:  # noqa: ANN401
+    """Return a sampler's settings without its "changes", which may come while a run lasts."""
+    if not isinstance(settings, dict):
+        return settings
+    return {key: unchanged(value) for key, value in settings.items() if key != "changes"}
 
 
 def _parsed(state: Any) -> tuple[int | None, int, dict[str, Any]]:  # noqa: ANN401
@@ -606,7 +614,10 @@ class WeightedRandomSampler(CountedSampler):
 
 def as_weights(weights: ArrayLike) -> NDArray[np.float64]:
     """Return a copy of some numbers, of any shape."""
-    given = np.asarray(weights)
+    try:
+        given = np.asarray(weights)
+    except ValueError as error:  # rows of different lengths
+        raise ConfigError(f"weights should be numbers, but got {weights!r:.80}.") from error
     if given.dtype.kind not in "biuf":  # of strings, numpy would read the numbers
         raise ConfigError(f"weights should be numbers, but got {weights!r:.80} ({given.dtype}).")
     return given.astype(np.float64)

@@ -263,7 +263,7 @@ class UnseededIndices(IndexSource):
         # Without a seed the order is that of the epoch that the sampler was notified of.
         return settings, lambda epoch, num_batches: samples_in(None, num_batches)
 
-    def adopt(self, settings: dict[str, Any], epoch: int, num_samples: int) -> None:
+    def adopt(self, settings: dict[str, Any], epoch: int, num_samples: int | None) -> None:
         """Let an `IndexSampler` change as it had before the state was saved."""
         if not isinstance(self._loader.dataset, IterableDataset):
             self._as_seeded().adopt(settings, epoch, num_samples)

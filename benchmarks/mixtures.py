@@ -2,30 +2,31 @@
 """What does a mixture of datasets cost whose shares change over the run?
 
 Question
-    Nanoseconds per index of a mixture of eight sources, how far the shares of 10,240 draws are from
-    those that were asked for, the time to go on after 12.8 million draws, and the size of a state.
+    Nanoseconds per index of a mixture of eight sources, the deviation of the shares of 10,240 draws
+    from those requested, the time to resume at draw 12.8 million, and the size of a state.
 
 Method
     Sources of 1,000 to 10 million samples, with shares of 0.5 to 40 %. 10 million indices, in one
-    epoch, taken as a loader does: in blocks of 16,384. Where shares change, they jump after 2
-    million draws, and go back in a straight line until 6 million.
+    epoch, taken as a loader takes them: 16,384 at a time. Shares that change jump at draw 2
+    million, and go back in a straight line from draw 3 million to draw 6 million.
 
     penstock             `MixtureSampler` with constant weights: the whole epoch is shuffled.
     penstock, schedule   The same with the changing weights.
-    penstock, 1 of 64    One of 64 ranks of that, its 10 million / 64 indices: per index of its own.
-    numpy                As one writes it by hand: `choice` of a source for each draw, and an order
-                         of each source, made anew when it is used up.
-    torch                `WeightedRandomSampler`, a weight for each sample: of the first three
-                         sources only, as it takes 2^24 weights at most. It draws with replacement.
+    penstock, 1 of 64    The same on one of 64 ranks: time per index of that rank, which has 10
+                         million / 64.
+    numpy                By hand: `choice` of a source for each draw, and a permutation of each
+                         source, made anew when it is used up.
+    torch                `WeightedRandomSampler`, a weight for each sample, with replacement.
     grain                `MapDataset.mix` of shuffled ranges, read in the same thread.
     huggingface          `interleave_datasets` of streams, with probabilities.
 
-    "worst share" is the largest difference, in draws, between a source's count in 10,240 draws in a
-    row and its share of them, over all such pieces (with a schedule: of those in which nothing
-    changes). Peers draw fewer indices; both yield Python objects, one by one.
+    The draws are cut into pieces of 10,240, ten blocks of a schedule; with a schedule, only the
+    draws after its last change. "worst share" is the largest difference, in draws, between a
+    source's count in a piece and its share of it. Grain and Hugging Face draw 200,000 indices,
+    because they yield Python objects, one by one.
 
-    Peers may be in another environment: --peers /path/to/its/python, or PENSTOCK_BENCH_PEERS. Those
-    that are missing there are left out.
+    These two may be in another environment: --peers /path/to/its/python, or PENSTOCK_BENCH_PEERS. A
+    library that is missing there is left out.
 
 Left out
     Reading samples.
@@ -40,8 +41,8 @@ Result
     RESULT
 
 What it does not show
-    That no sample comes again before all others of its source have: tests/sampling do. Of the
-    others, only Grain gives that.
+    That no sample is drawn again before all others of its source: tests/sampling show it. Grain
+    gives that, too, and so do Hugging Face's streams, which are not shuffled.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def schedule(size: Size) -> list[Any]:
 
 
 def worst_share(sources: NDArray[np.integer[Any]], weights: tuple[int, ...]) -> float:
-    """Return the most draws that a source is off in a piece of `_PIECE`."""
+    """Return the largest deviation of a source, in draws, over the pieces of `_PIECE` draws."""
     pieces = sources[: len(sources) // _PIECE * _PIECE].reshape(-1, _PIECE)
     wanted = np.array(weights) / sum(weights) * _PIECE
     counts = [np.bincount(piece, minlength=len(weights)) for piece in pieces]
@@ -115,7 +116,7 @@ def penstock(size: Size, *, changes: bool, num_ranks: int = 1) -> Reading:
     check(0 <= drawn.min() <= drawn.max() < sum(_LENGTHS), "an index is outside")
     more = {}
     if num_ranks == 1:
-        # Of a constant mixture the whole epoch is shuffled: its shares are exact in that alone.
+        # With constant weights, shares are exact in the whole epoch only, which is shuffled.
         last = size.num_draws * 3 // 5 if changes else 0
         more["worst share"] = worst_share(sources_of(drawn[last:]), _WEIGHTS)
     if changes and num_ranks == 1:
@@ -164,14 +165,13 @@ def numpy_by_hand(size: Size) -> Reading:
 def torch_sampler(size: Size) -> Reading:
     import torch
 
-    lengths = _LENGTHS[:3]
-    weights = np.repeat(np.array(_WEIGHTS[:3]) / lengths, lengths)
+    weights = np.repeat(np.array(_WEIGHTS) / _LENGTHS, _LENGTHS)
     with Meter() as meter:
         sampler = torch.utils.data.WeightedRandomSampler(
             torch.from_numpy(weights), size.num_draws, generator=torch.Generator().manual_seed(1)
         )
         drawn = np.fromiter(sampler, np.int64, size.num_draws)
-    more = {"worst share": worst_share(sources_of(drawn), _WEIGHTS[:3])}
+    more = {"worst share": worst_share(sources_of(drawn), _WEIGHTS)}
     return Reading.of(meter, meter.wall_s / size.num_draws * 1e9, 1, more)
 
 

@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shares of several sources that change over time, and which draw is of which source."""
-# Draws are numbered from 0. The schedule is a list of pieces, in each of which the shares stand
-# still; a ramp is up to 1,024 of them. A piece is cut into blocks of 1,024 draws, of which each
+"""Schedules of a mixture: the source of each draw, as shares change over a run."""
+# Draws are numbered from 0. The schedule is a list of pieces, in each of which the shares are
+# constant; a ramp is up to 1,024 pieces. A piece is cut into blocks of 1,024 draws, of which each
 # source has a fixed number, in random order:
 #
 #     bounds     X[s] = the shares of the sources before s, in units of 1 / (1024 * 1024)
 #     block j    floor((X[s] + k) / 1024) <= v < floor((X[s + 1] + k) / 1024)  is of source s,
 #                v: the draw's place in the block, shuffled;  k = j * 633 mod 1024
 #
-# With the same k added to all bounds, a block has exactly 1,024 draws, no source gets less than
-# none, and every source gets its share rounded down or up. Over 1,024 blocks, k takes each value
-# once, and sum(floor((X + k) / 1024) for all k) = X (Hermite): so the shares are exact over them,
-# without a remainder that is carried along. 633 spreads the rounded ones evenly. What a source has
-# had before a block follows in O(1): whole rounds of 1,024 blocks, and within a round a table of
-# how often which remainder was rounded up, which is the same for all shares.
+# With the same k added to all bounds, a block has exactly 1,024 draws, no count is negative, and
+# each is its share rounded down or up. Over 1,024 blocks, k takes each value once, and
+# sum(floor((X + k) / 1024) for all k) = X (Hermite's identity). So the shares are exact over a
+# round of 1,024 blocks, and no remainder is carried along. The step of 633 spreads the blocks in
+# which a share is rounded up evenly. The number of draws of a source before a block follows in
+# O(1), from the number of whole rounds, and for the rest from a table of how often each remainder
+# was rounded up, which is the same for all shares.
 
 from __future__ import annotations
 
@@ -42,10 +43,10 @@ _MOST_STEPS: Final = 1024  # of a ramp
 
 
 class Knot(NamedTuple):
-    """From draw `start` on, shares change to those of `bounds` in a straight line until `stop`.
+    """A change of shares to those of `bounds`, in a straight line from draw `start` to `stop`.
 
-    `bounds` are sums of the shares before each source and before the end, in `SHARE_PARTS`. A knot
-    whose stop is its start is a jump.
+    `bounds[s]` is the sum of the shares before source s, and the last one that of all shares, in
+    units of 1 / `SHARE_PARTS`. A knot whose stop is its start is a jump.
     """
 
     start: int
@@ -54,7 +55,7 @@ class Knot(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Draws from `start` on, in blocks of `block`, whose shares stand still."""
+    """Draws from `start` on, in blocks of `block` draws, with constant shares."""
 
     start: int
     block: int
@@ -62,7 +63,7 @@ class Piece(NamedTuple):
 
 
 def pieces_of(knots: Sequence[Knot], last: NDArray[np.int64] | None = None) -> list[Piece]:
-    """Return the pieces of some knots, in ascending order; `last` are the bounds before them."""
+    """Return the pieces of knots, in ascending order; `last` are the bounds before the first."""
     pieces: list[Piece] = []
     for knot, following in itertools.zip_longest(knots, knots[1:]):
         bounds = np.array(knot.bounds)
@@ -80,10 +81,10 @@ def pieces_of(knots: Sequence[Knot], last: NDArray[np.int64] | None = None) -> l
 
 
 def pieces_until_used_up(pieces: Sequence[Piece], items: NDArray[np.int64]) -> list[Piece]:
-    """Return pieces in which every source has exactly so many items; the last one is empty.
+    """Return the pieces of an epoch that ends when the sources are used up; the last is empty.
 
-    A source that is used up leaves its share to the others. A piece in which none is left is
-    passed over.
+    `items` are the numbers of samples, int64 (sources,). When a source is used up, the others share
+    its draws. A piece whose sources are all used up is left out.
     """
     found: list[Piece] = []
     left, place, number = items.copy(), 0, 0
@@ -113,7 +114,7 @@ def pieces_until_used_up(pieces: Sequence[Piece], items: NDArray[np.int64]) -> l
 
 
 def _num_blocks(schedule: MixtureSchedule, left: NDArray[np.int64], most: int) -> int:
-    """Return how many of the first blocks no source has less left for, at most `most`."""
+    """Return how many blocks the samples that are `left` suffice for, at most `most`."""
 
     def is_too_many(number: int) -> bool:
         return bool((schedule.counts_before_block(number * BLOCK) > left).any())
@@ -122,12 +123,15 @@ def _num_blocks(schedule: MixtureSchedule, left: NDArray[np.int64], most: int) -
 
 
 def bounds_of(parts: Sequence[int]) -> NDArray[np.int64]:
-    """Return the bounds of shares; one that is not 0 may be too small for them, and become 0."""
+    """Return the bounds of shares; a share of less than 1 / `SHARE_PARTS` may become 0."""
     return np.append(0, np.cumsum(largest_remainder(SHARE_PARTS, parts), dtype=np.int64))
 
 
 def largest_remainder(number: int, parts: Sequence[int]) -> list[int]:
-    """Return shares of `number` in integers; of equal remainders, the first goes up first."""
+    """Return integers in proportion to `parts`, summing to `number`, by largest remainder.
+
+    Of equal remainders, the first is rounded up first.
+    """
     total = sum(parts)
     quotas = [number * part // total for part in parts]
     remainders = [number * part % total for part in parts]
@@ -138,11 +142,12 @@ def largest_remainder(number: int, parts: Sequence[int]) -> list[int]:
 
 
 class MixtureSchedule:
-    """Which source each draw is of, and which of that source's draws.
+    """A schedule: the source of each draw, and its number among the draws of that source.
 
     Attributes:
-        pieces: In ascending order; the last one goes on for ever. Do not write.
-        num_drawn: The draws before this one were made, and are not to change. Orders count it up.
+        pieces: In ascending order; the last one has no end. Do not write.
+        num_drawn: The draws before this one have been computed, and must not change. Orders that
+            compute draws raise it.
     """
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
@@ -151,9 +156,9 @@ class MixtureSchedule:
         self._set_pieces(pieces)
 
     def change(self, start: int, stop: int, bounds: NDArray[np.int64]) -> None:
-        """Let shares change from draw `start` on, as a `Knot` says.
+        """Replace the schedule from draw `start` on by the change of a `Knot`.
 
-        The orders that use this schedule see it. `start` is rounded up to the end of a block.
+        `start` is rounded up to the end of a block. Orders that exist use the new schedule.
         """
         start = self.whole_blocks(start)
         kept = [piece for piece in self.pieces if piece.start < start]
@@ -162,7 +167,7 @@ class MixtureSchedule:
         self._set_pieces([*kept, *pieces_of([knot], last)])
 
     def _set_pieces(self, pieces: Sequence[Piece]) -> None:
-        """Count what each source has had before each piece."""
+        """Take the pieces, and count the draws of each source before each piece."""
         self.pieces = pieces
         self._starts = np.array([piece.start for piece in pieces])
         self._stops = np.append(self._starts[1:], LARGEST)
@@ -181,10 +186,10 @@ class MixtureSchedule:
         """Return the source of each draw, and its number among the draws of that source.
 
         Args:
-            places: Numbers of draws.
+            places: Numbers of draws, int64.
             key: Decides the order within blocks: a seed, and numbers below 2^32.
         """
-        # Another counter for each block: a generator from a seed takes ten times as long.
+        # One generator, with another counter for each block: a new one takes ten times as long.
         philox = np.random.Philox(seed_sequence(key[0], Purpose.ORDER, *key[1:]))
         rng, state = np.random.Generator(philox), philox.state
         piece = np.searchsorted(self._starts, places, side="right") - 1
@@ -206,27 +211,27 @@ class MixtureSchedule:
             of_block = np.repeat(np.arange(len(counts)), counts)[order]
             inside = places[here] - begin
             sources[here] = of_block[inside]
-            # In ascending order of place: where an epoch ends in a block, none is left out.
+            # A source's numbers ascend with the place, so an epoch that ends in a block skips none.
             turns = np.empty_like(order)
             turns[grouped(of_block, len(counts))] = np.arange(len(order))
             numbers[here] = (turns - bounds[block][of_block] + had[block][of_block])[inside]
         return sources, numbers
 
     def counts(self, place: int, key: tuple[int, ...]) -> NDArray[np.int64]:
-        """Return how many of the draws before number `place` each source has, int64."""
+        """Return the number of draws of each source before draw `place`, int64 (sources,)."""
         had = self.counts_before_block(place)
         sources, _ = self.draws(np.arange(self.block_of(place)[0], place), key)
         had += np.bincount(sources, minlength=len(had))
         return had
 
     def counts_before_block(self, place: int) -> NDArray[np.int64]:
-        """Return how many draws each source has before the block of draw `place`, int64."""
+        """Return the number of draws of each source before the block of draw `place`, int64."""
         number, index, _ = self._block_at(np.array([place]))
         had = np.diff(self._before[number] + self._at_block(number, index), axis=1)
         return np.asarray(had[0], np.int64)
 
     def whole_blocks(self, place: int) -> int:
-        """Return `place`, or where the block ends that it is in the middle of."""
+        """Return `place` rounded up to the first draw of a block."""
         begin, end = self.block_of(place)
         return end if begin < place else place
 
@@ -239,7 +244,7 @@ class MixtureSchedule:
     def _block_at(
         self, places: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Return the piece of some places, the number of the block in it, and the block's size."""
+        """Return the piece of each place, the number of its block in that, and the block's size."""
         piece = np.searchsorted(self._starts, places, side="right") - 1
         index = (places - self._starts[piece]) // self._sizes[piece]
         left = self._stops[piece] - self._starts[piece] - index * self._sizes[piece]
@@ -248,13 +253,13 @@ class MixtureSchedule:
     def _within(
         self, piece: NDArray[np.int64], index: NDArray[np.int64], sizes: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """Return the bounds of blocks; the last one of a piece may be a shorter one."""
+        """Return the bounds of blocks; the last block of a piece may be shorter."""
         parts = self._bounds[piece] * sizes[:, None] // self._sizes[piece][:, None]
         bounds: NDArray[np.int64] = (parts + (index * _STEP % BLOCK)[:, None]) // BLOCK
         return bounds
 
     def _at_block(self, piece: NDArray[np.int64], index: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the bounds of what the sources have had of a piece before a block of it."""
+        """Return the sums of the draws of a piece before a block of it, as bounds."""
         rounds, rest = np.divmod(index, BLOCK)
         whole, parts = np.divmod(self._bounds[piece], BLOCK)
         had: NDArray[np.int64] = whole * index[:, None] + parts * rounds[:, None]

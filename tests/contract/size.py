@@ -15,8 +15,8 @@ from typing import Final
 
 ROOT: Final = Path(__file__).parents[2]
 CEILINGS: Final = {
-    "src/penstock": {"code": 39_300, "docstrings": 11_600},
-    "tests": {"code": 58_400},
+    "src/penstock": {"code": 39_800, "docstrings": 11_720},
+    "tests": {"code": 58_800},
 }
 _WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 

@@ -77,6 +77,21 @@ _photos("photos", "cat", "dog", number=55)
 """
 )
 
+_FILES = """
+import gzip
+import json
+import os
+
+os.mkdir("corpus")
+for _number in range(7):
+    _lines = [
+        json.dumps({"id": _number * 1000 + _line, "text": "some words " * (_line % 9)})
+        for _line in range(500 + 100 * _number)
+    ]
+    with gzip.open(f"corpus/{_number}.jsonl.gz", "wt") as _file:
+        _file.write("\\n".join(_lines))
+"""
+
 _CORPUS = """
 import json
 import random
@@ -127,6 +142,7 @@ SETUPS = {
         ),
     ),
     "docs/stores.md": Setup(_STORES, runs_commands=True),
+    "docs/guide/file-streams.md": Setup(_FILES),
     "docs/guide/token-rows.md": Setup(_CORPUS, runs_commands=True),
     "docs/reproducibility.md": Setup("dataset = range(1000)\n"),
 }

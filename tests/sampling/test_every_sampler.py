@@ -20,6 +20,7 @@ from penstock.sampling import (
     ClassBalancedSampler,
     DistributedSampler,
     IndexSampler,
+    LaneBatchSampler,
     MixtureSampler,
     PackingSampler,
     RandomSampler,
@@ -86,6 +87,10 @@ BATCHES = {
     "packed": lambda seed: PackingSampler(1 + LABELS, 6, 3, seed=seed),
     "packed for a rank": lambda seed: PackingSampler(
         1 + LABELS, 6, 3, seed=seed, cost=LABELS, window=2, num_replicas=2, rank=1
+    ),
+    "lanes": lambda seed: LaneBatchSampler([40, 3, 47], 8, window=9, seed=seed),
+    "lanes of a rank": lambda seed: LaneBatchSampler(
+        [40, 3, 47], 4, lanes=3, window=9, seed=seed, num_replicas=2, rank=1
     ),
     "of a sampler": lambda seed: BatchSampler(RandomSampler(range(90), seed=seed), 8, False),
 }

@@ -14,6 +14,7 @@ import sys
 import numpy as np
 import pytest
 
+from penstock.data import unpacked
 from penstock.errors import ConfigError, StoreError
 from penstock.text import TokenFile
 
@@ -282,7 +283,7 @@ def test_what_is_not_compressed_as_its_name_says_is_an_error(tmp_path, tokenizer
 
 
 def test_a_line_without_an_end_is_an_error(tmp_path, tokenizer, monkeypatch):
-    monkeypatch.setattr(corpus, "MAX_TREE_BYTES", 10_000)
+    monkeypatch.setattr(unpacked, "MAX_TREE_BYTES", 10_000)
     (tmp_path / "c.jsonl").write_text("x" * 20_000)
     with pytest.raises(StoreError, match="has a line of more than 10,000 bytes"):
         pack_tokens(tmp_path / "c.jsonl", tmp_path / "t", tokenizer)

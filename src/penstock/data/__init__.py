@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         Subset,
         random_split,
     )
+    from penstock.data.file_stream import FileStream
     from penstock.data.packed_list import PackedList
     from penstock.data.ragged import RaggedArray
 
@@ -25,6 +26,7 @@ __all__ = [
     "ChainDataset",
     "ConcatDataset",
     "Dataset",
+    "FileStream",
     "IterableDataset",
     "PackedList",
     "RaggedArray",
@@ -47,6 +49,7 @@ __getattr__, __dir__ = lazy_names(
             "Subset",
             "random_split",
         ),
+        ".file_stream": ("FileStream",),
         ".packed_list": ("PackedList",),
         ".ragged": ("RaggedArray",),
     },

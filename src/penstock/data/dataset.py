@@ -174,12 +174,19 @@ def register_drawless(cls: type) -> None:
 def is_drawless(dataset: object) -> bool:
     """Return whether reading `dataset` is known to draw no random number.
 
-    Its class is known for it, or it says so itself, by an attribute `is_drawless`.
+    Its class is known for it, or it says so itself, by an attribute `is_drawless`. A subclass that
+    reads in another way has to say so anew.
     """
     parts = _parts(dataset)
     if parts is not None:
         return all(map(is_drawless, parts))
-    return type(dataset) in _drawless or getattr(dataset, "is_drawless", False) is True
+    cls = type(dataset)
+    if cls in _drawless:
+        return True
+    says_so = "is_drawless" in getattr(dataset, "__dict__", ()) or is_current(
+        cls, "is_drawless", ("__getitem__", "__getitems__", "get_batch")
+    )
+    return says_so and dataset.is_drawless is True  # type: ignore[attr-defined]
 
 
 def reads_together(dataset: object) -> bool:
@@ -240,6 +247,14 @@ def follows_epochs(dataset: object) -> bool:
     `settings()`: what else decides its samples, for a loader's fingerprint.
     """
     return getattr(type(dataset), "follows_epochs", False) is True
+
+
+def reads_in_turn(dataset: object) -> bool:
+    """Return whether steps go round the workers in turn, as a dataset's `reads_in_turn` says.
+
+    Its workers keep places in files, each for steps of its own.
+    """
+    return getattr(type(dataset), "reads_in_turn", False) is True
 
 
 def can_resume(dataset: object) -> bool:

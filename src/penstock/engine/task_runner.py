@@ -228,7 +228,8 @@ class BatchMaker:
                 self._random.begin_iterator()
             announce_epoch(self._spec.dataset, begun.epoch)
         if self._map is not None:
-            self._map.streams = self._random
+            # Seeding the global generators takes 20 us for each sample.
+            self._map.streams = None if is_drawless(self._spec.dataset) else self._random
             load_state(self._spec.dataset, pair_of(position.state)[0])
             return None
         with self._watched():

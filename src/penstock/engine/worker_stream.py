@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from penstock.data.dataset import reads_in_turn
 from penstock.engine import scheduler
 from penstock.engine.backends import Backend, open_backend
 from penstock.engine.plan import RetryHints
@@ -128,6 +129,7 @@ class WorkerStream(BatchStream):
         num_workers, prefetch_factor = self._wanted
         # With a seed it shows nowhere which worker makes a batch, but of a stream.
         is_alike = plan.spec.seed is not None and not plan.spec.is_iterable
+        is_alike = is_alike and not reads_in_turn(plan.spec.dataset)
         any_worker = is_alike or bool(plan.max_workers)
         turn = given.turn if plan.spec.is_iterable else given.num_steps
         self._scheduler = scheduler.Scheduler(

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from penstock.sampling.balanced_shuffle import BalancedShuffle
     from penstock.sampling.buckets import BucketBatchSampler
     from penstock.sampling.class_balanced import ClassBalancedSampler
+    from penstock.sampling.lanes import LaneBatchSampler
     from penstock.sampling.mixture import MixtureSampler
     from penstock.sampling.packing import PackingSampler
     from penstock.sampling.repeat_factor import RepeatFactorSampler
@@ -36,6 +37,7 @@ __all__ = [
     "ClassBalancedSampler",
     "DistributedSampler",
     "IndexSampler",
+    "LaneBatchSampler",
     "MixtureSampler",
     "PackingSampler",
     "Permutation",
@@ -58,6 +60,7 @@ __getattr__, __dir__ = lazy_names(
         ".balanced_shuffle": ("BalancedShuffle",),
         ".buckets": ("BucketBatchSampler",),
         ".class_balanced": ("ClassBalancedSampler",),
+        ".lanes": ("LaneBatchSampler",),
         ".mixture": ("MixtureSampler",),
         ".packing": ("PackingSampler",),
         ".repeat_factor": ("RepeatFactorSampler",),

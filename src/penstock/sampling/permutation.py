@@ -197,7 +197,7 @@ def replace_in_turn(
     orders: Sequence[Permutation], counts: NDArray[np.int64], positions: NDArray[np.int64]
 ) -> None:
     """Replace positions by the values at them: `counts[0]` of the first order, and so on."""
-    is_computed = np.array([order._table is None for order in orders])
+    is_computed = np.array([order._table is None for order in orders], bool)
     starts = np.cumsum(counts) - counts
     for number in np.flatnonzero(~is_computed & (counts > 0)).tolist():
         part = positions[starts[number] : starts[number] + counts[number]]

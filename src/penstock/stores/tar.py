@@ -14,7 +14,6 @@ import functools
 import io
 import json
 import os
-import re
 import tarfile
 from array import array
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
 
 import numpy as np
 
+from penstock.data.file_formats import SAMPLE_NAME
 from penstock.data.packed_list import PackedList
 from penstock.data.ragged import RaggedArray
 from penstock.errors import StoreError
@@ -46,8 +46,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-# A name ends at its first dot after a character that is none: what follows says what it is.
-_NAME: Final = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)")
 _COMPRESSED: Final = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ")
 _MAX_CLS_BYTES: Final = 32  # of a number
 _MAX_RECORD_BYTES: Final = 1 << 20  # what a program writes at once, and fills up with zeros
@@ -160,7 +158,7 @@ def list_shard(path: str, file: BinaryIO, size_bytes: int) -> ShardListing:
     samples: dict[str, dict[str, tuple[int, int]]] = {}
     classes: dict[str, int] = {}
     for name, offset, size in _members(path, file, size_bytes):
-        named = _NAME.fullmatch(name)
+        named = SAMPLE_NAME.fullmatch(name)
         if named is None:  # no extension, or hidden: nothing of a sample
             continue
         if ".." in name.split("/"):

@@ -3,26 +3,22 @@
 
 from __future__ import annotations
 
-import gzip
-import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from penstock.data.unpacked import COMPRESSED, DAMAGE, damaged, unpacked, whole_lines
 from penstock.errors import ConfigError, StoreError
-from penstock.opening import MAX_TREE_BYTES, FileState, open_file
+from penstock.opening import FileState, open_file
 from penstock.optional import missing_extra
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from io import FileIO
 
 _LINES: Final = (".jsonl", ".ndjson", ".json")
-_PACKED: Final = (".gz", ".zst")
 _TABLES: Final = (".parquet", ".arrow", ".feather")
 _CHUNK_BYTES: Final = 1 << 20  # of lines, for a worker: a tenth of a second for a tokenizer
 _CHUNK_ROWS: Final = 1024
-_ZSTANDARD_BYTES: Final = 1 << 10  # at a time: they may become 32,000 times as many
 
 
 class CorpusPlace(NamedTuple):
@@ -93,8 +89,8 @@ class Corpus:
         elif self.path.suffix not in _TABLES:
             raise ConfigError(
                 f"{path} is not a corpus. A corpus is a file of JSON lines ({', '.join(_LINES)}, "
-                f"also with {' or '.join(_PACKED)}), a table ({', '.join(_TABLES)}), or a folder "
-                "of these."
+                f"also with {' or '.join(COMPRESSED)}), a table ({', '.join(_TABLES)}), or a "
+                "folder of these."
             )
         files = self._lines or self._table_paths()
         states = list(map(FileState.of, files))
@@ -161,7 +157,7 @@ class Corpus:
 
 def _is_lines(path: Path) -> bool:
     name = path.name
-    for suffix in _PACKED:
+    for suffix in COMPRESSED:
         name = name.removesuffix(suffix)
     # A dataset of Hugging Face also has JSON files that are not a corpus.
     of_datasets = ("state.json", "dataset_info.json", "dataset_dict.json")
@@ -173,7 +169,7 @@ def _of_lines(path: Path, source: int, skip: int, num_before: int) -> Iterator[C
     number = 0  # of the lines read
     with open_file(path) as file:
         try:
-            for lines in _whole_lines(path, _blocks(path, file)):
+            for lines in whole_lines(path, unpacked(str(path), file, _CHUNK_BYTES)):
                 count = lines.count(b"\n") + (not lines.endswith(b"\n"))
                 left = max(0, skip - number)
                 if left < count:
@@ -181,69 +177,5 @@ def _of_lines(path: Path, source: int, skip: int, num_before: int) -> Iterator[C
                     end = CorpusPlace(source, number + count)
                     yield Chunk(str(path), number + left + 1, rest, end, num_before + file.tell())
                 number += count
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise _broken(path, number, error) from error
-
-
-def _broken(path: Path, number: int, error: object) -> StoreError:
-    return StoreError(
-        f"{path} is cut off or damaged, after line {number:,}: {error}. Fetch it again, and "
-        "compare its size with that of the original."
-    )
-
-
-def _whole_lines(path: Path, blocks: Iterator[bytes]) -> Iterator[bytes]:
-    """Yield pieces that end where a line ends."""
-    parts: list[bytes] = []
-    for block in blocks:
-        cut = block.rfind(b"\n") + 1
-        if cut:
-            yield b"".join([*parts, block[:cut]])
-            parts = [block[cut:]] if cut < len(block) else []
-        else:
-            parts.append(block)
-            if sum(map(len, parts)) > MAX_TREE_BYTES:
-                raise StoreError(
-                    f"{path} has a line of more than {MAX_TREE_BYTES:,} bytes: it is not a file "
-                    "of JSON lines."
-                )
-    if parts:
-        yield b"".join(parts)
-
-
-def _blocks(path: Path, file: FileIO) -> Iterator[bytes]:
-    """Yield what is in a file, decompressed."""
-    if path.suffix == ".zst":
-        yield from _of_zstandard(path, file)
-        return
-    unpacked: Any = gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file
-    while block := unpacked.read(_CHUNK_BYTES):
-        yield block
-
-
-def _of_zstandard(path: Path, file: FileIO) -> Iterator[bytes]:
-    try:
-        import zstandard
-    except ModuleNotFoundError as error:
-        raise missing_extra(error, str(path)) from error
-    # Not `stream_reader`, which does not notice that a file is cut off.
-    frame = None
-    parts: list[bytes] = []
-    num_bytes = 0
-    try:
-        while block := file.read(_CHUNK_BYTES // 4):
-            for first in range(0, len(block), _ZSTANDARD_BYTES):
-                data = block[first : first + _ZSTANDARD_BYTES]
-                while data:
-                    frame = frame or zstandard.ZstdDecompressor().decompressobj()
-                    parts.append(frame.decompress(data))
-                    num_bytes += len(parts[-1])
-                    data, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
-                if num_bytes >= _CHUNK_BYTES:
-                    yield b"".join(parts)
-                    parts, num_bytes = [], 0
-        yield b"".join(parts)
-    except zstandard.ZstdError as error:
-        raise zlib.error(str(error)) from error
-    if frame is not None:
-        raise EOFError("the last frame has no end")
+        except DAMAGE as error:
+            raise damaged(path, f"line {number:,}", error) from error

@@ -236,11 +236,10 @@ def penstock(size: Size, suffix: str, num_files: int, num_workers: int) -> Readi
     def make() -> Any:  # noqa: ANN401
         return data_loader("penstock")(
             stream,
-            batch_sampler=LaneBatchSampler(stream, _BATCH),
+            batch_sampler=LaneBatchSampler(stream, _BATCH, seed=3),
             num_workers=num_workers,
             collate_fn=list,
             persistent_workers=num_workers > 0,
-            seed=3,
         )
 
     def resumed(_: int, state: Any) -> Any:  # noqa: ANN401

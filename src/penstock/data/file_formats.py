@@ -33,6 +33,7 @@ SAMPLE_NAME: Final = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)")
 _BLOCK_BYTES: Final = 1 << 18  # decompressed at a time; each lane holds some
 _MAX_HEADER_BYTES: Final = 1 << 24
 _ROWS: Final = 1024  # of Parquet, decoded at a time
+_DECODER: Final = json.JSONDecoder()
 _BLANK: Final = re.compile(rb"\n[ \t\r\v\f]*(?=\n)")
 
 
@@ -338,8 +339,10 @@ def _text(path: str, record: tuple[int, bytes]) -> str:
 
 
 def _json(path: str, record: tuple[int, bytes]) -> Any:  # noqa: ANN401
+    text = _text(path, record).strip()
     try:
-        return json.loads(_text(path, record))
+        sample, end = _DECODER.raw_decode(text)  # as json.loads does, in less time
+        return sample if end == len(text) else json.loads(text)  # which says what is wrong
     except (ValueError, RecursionError) as error:
         raise StoreError(f"{path}, line {record[0]:,}: it is not JSON: {error}.") from error
 

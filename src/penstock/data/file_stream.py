@@ -14,7 +14,6 @@
 
 from __future__ import annotations
 
-import bisect
 import json
 import math
 import operator
@@ -28,7 +27,9 @@ import numpy as np
 
 from penstock.data.dataset import Dataset
 from penstock.data.file_formats import format_of
+from penstock.data.names import name_samples
 from penstock.errors import ConfigError, StoreError
+from penstock.faults import annotate
 from penstock.forks import Owner
 from penstock.opening import FileState, fingerprint_of
 from penstock.system_limits import cores_by_affinity
@@ -36,7 +37,7 @@ from penstock.warn import warn_user
 from penstock.whole_file import write_whole
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from numpy.typing import ArrayLike, NDArray
 
@@ -84,6 +85,8 @@ class FileStream(Dataset[Any]):
 
     #: Steps go round the workers in turn, so that each has lanes of its own.
     reads_in_turn: ClassVar[bool] = True
+    #: `__getitems__` only saves time: where a sample may fail, they are read one by one.
+    reads_each: ClassVar[bool] = True
     _shows = ("length", "num_files", "parse", "window")
 
     def __init__(
@@ -125,7 +128,8 @@ class FileStream(Dataset[Any]):
         self.window, self._max_open = operator.index(window), operator.index(max_open)
         self._states = list(map(_state_of, self.files))
         self.counts: NDArray[np.int64] = self._counted(counts)
-        self._stops = np.cumsum(self.counts).tolist()
+        self._stops = np.cumsum(self.counts)
+        self._starts = self._stops - self.counts
         self._local = threading.local()
 
     def _counted(self, counts: ArrayLike | str | os.PathLike[str] | None) -> NDArray[np.int64]:
@@ -158,7 +162,7 @@ class FileStream(Dataset[Any]):
 
     def __len__(self) -> int:
         """Return the number of records."""
-        return self._stops[-1] if self._stops else 0
+        return int(self._stops[-1]) if self.files else 0
 
     def __getitem__(self, index: int) -> Any:  # noqa: ANN401
         """Return one sample; a negative index counts from the end.
@@ -168,11 +172,35 @@ class FileStream(Dataset[Any]):
                 records were counted.
         """
         file, number = self._place(index)
-        opened: _KeptFiles | None = getattr(self._local, "files", None)
-        if opened is None or not opened.owner.is_here:
-            opened = self._local.files = _KeptFiles(self._states, self._format, self._max_open)
-        record = opened.record(file, number, self.window, int(self.counts[file]))
+        record = self._kept().record(file, number, self.window, int(self.counts[file]))
         return self._format.decode(self.files[file], record)
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Return samples, as `__getitem__` does."""
+        places = np.asarray(indices)
+        is_outside = len(places) and not 0 <= places.min() <= places.max() < len(self)
+        if type(self).__getitem__ is not FileStream.__getitem__ or is_outside:
+            return [self[index] for index in indices]
+        files = np.searchsorted(self._stops, places, side="right")
+        numbers = places - self._starts[files]
+        record, decode, paths = self._kept().record, self._format.decode, self.files
+        window, counts = self.window, self.counts[files].tolist()
+        samples: list[Any] = []
+        try:
+            for file, number, count in zip(files.tolist(), numbers.tolist(), counts, strict=True):
+                samples.append(decode(paths[file], record(file, number, window, count)))
+        except Exception as error:
+            named = name_samples(self, [int(places[len(samples)])])
+            annotate(error, f"while reading {named} of the dataset")
+            raise
+        return samples
+
+    def _kept(self) -> _KeptFiles:
+        """Return what this thread has open."""
+        kept: _KeptFiles | None = getattr(self._local, "files", None)
+        if kept is None or not kept.owner.is_here:
+            kept = self._local.files = _KeptFiles(self._states, self._format, self._max_open)
+        return kept
 
     def describe(self, index: int) -> str:
         """Return file and number of a record, which counts from 1: "a.jsonl.gz, record 3"."""
@@ -184,8 +212,8 @@ class FileStream(Dataset[Any]):
         if not -len(self) <= place < len(self):
             raise IndexError(f"index {place} is out of range for {len(self)} records.")
         place %= len(self)
-        file = bisect.bisect_right(self._stops, place)
-        return file, place - (self._stops[file - 1] if file else 0)
+        file = int(np.searchsorted(self._stops, place, side="right"))
+        return file, place - int(self._starts[file])
 
     def __getstate__(self) -> dict[str, Any]:
         """Return all but what is open."""

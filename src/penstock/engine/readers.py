@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from penstock.data.dataset import batch_reader, can_resume, length_of, reads_together
+from penstock.data.dataset import batch_reader, can_resume, is_drawless, length_of, reads_together
 from penstock.data.names import name_samples
 from penstock.engine.plan import ShardPosition, dataset_keys, unwrap_indices
 from penstock.engine.recover import BatchItem, Reader
@@ -66,9 +66,10 @@ class MapReader(Reader):
         self.reads_whole = self._read_batch is not None
         # With random streams, or where bad samples are left out, samples are read one by one,
         # unless `__getitems__` does more than that.
+        has_streams = spec.seed is not None and not is_drawless(spec.dataset)
         can_read_together = (
             reads_together(spec.dataset)
-            if spec.seed is not None or spec.faults.tolerates
+            if has_streams or spec.faults.tolerates
             else bool(getattr(spec.dataset, "__getitems__", None))
         )
         self.reads_together = spec.is_batched and can_read_together

@@ -7,64 +7,95 @@ Question
     document_ids and cu_seqlens?
 
 Method
-    20 million tokens of 16 bits, in documents of lognormal length (median 300, mean 600), packed by
-    `PackingSampler`. All contenders get the same packs.
+    20 million tokens of 16 bits, in documents of lognormal length (median 300, mean 600). Penstock
+    and torch get the same packs, of `PackingSampler`; Grain and TRL get such documents, too, of 5
+    million tokens, and pack them.
 
     penstock       `penstock.torch.DataLoader` over `TokenFile`, with `PackedCollate`.
     torch          torch's `DataLoader` over the same file, mapped by numpy, a tensor for each
                    document, and a collate function as one writes it by hand: tensors for the batch,
                    filled document by document.
+    grain          Grain packs as it loads: `FirstFitPackIterDataset` with 64 open rows over the
+                   same documents, shuffled and read in the thread that packs, then `batch(8)`; with
+                   workers, `mp_prefetch`. A batch has the tokens, positions and numbers of
+                   documents, int32; no labels and no cu_seqlens.
+    trl            TRL's `pack_dataset(strategy="bfd")` beforehand, not timed; then torch's
+                   `DataLoader` over the rows, shuffled, with the collate function of its
+                   `SFTTrainer` for `padding_free=True`. A batch is one long row without padding:
+                   tokens, labels, positions, numbers of documents and cu_seqlens.
+    trl-numpy      The same with the columns as arrays, `with_format("numpy")`, not as lists.
     ..., blocks    Blocks of 8,192 consecutive tokens without regard to documents, 8 in a batch,
                    input_ids alone: `TokenFile.blocks`; a slice of the mapped file in `__getitem__`.
 
     No workers, or 2. An epoch is timed, after one in which is checked that every token comes once,
-    and where documents begin. The consumer reads one number of each tensor.
+    and where documents begin. Of Grain and TRL, the epoch is timed from its ninth batch on, as
+    Grain's workers start with each epoch, and only the number and the sum of the tokens are
+    checked. The consumer reads one number of each tensor.
+
+    Peers may be in another environment: --peers /path/to/its/python, or PENSTOCK_BENCH_PEERS. Those
+    whose packages are missing are left out, and named.
 
 Left out
-    Packing, tokenizing, reading from a disk: the file is in the page cache.
+    Packing, but Grain's; tokenizing; reading from a disk: the file is in the page cache.
 
 Machine
     2 cores of an Intel Xeon (a virtual machine), 23.5 GiB, Linux 6.18, Python 3.11.7, torch 2.13.0,
-    numpy 2.4.6
+    numpy 2.4.6; Grain 0.2.18, TRL 1.16.0
 
 Command
-    python benchmarks/token_batches.py --save
+    python benchmarks/token_batches.py --peers PYTHON --save
 
 Result
     2026-11-27, 3 rounds, medians (least - greatest), M tokens/s:
 
                             torch                   penstock
-    rows, no workers         18.3 (17.7 - 18.9)      92.2 (84.4 - 95.7)    5.04 x
-    rows, 2 workers          12.3 (10.5 - 12.5)      79.4 (61.8 - 87.0)    6.45 x
-    blocks, no workers      352   (280  - 449 )     754   (518  - 909 )    2.14 x
-    blocks, 2 workers        61.9 (58.7 - 63.5)     219   (211  - 263 )    3.54 x
+    rows, no workers         11.2 (10.4 - 15.8)      72.3 (57.9 - 88.1)    6.45 x
+    rows, 2 workers          10.3 ( 8.9 - 10.6)      58.3 (54.6 - 61.1)    5.64 x
+    blocks, no workers      425   (406  - 444 )     949   (738  - 971 )    2.23 x
+    blocks, 2 workers        57.2 (50.0 - 60.0)     225   (174  - 227 )    3.94 x
 
-    CPU per batch of rows, without workers: 7.0 ms against 0.7 ms (torch uses both cores there).
-    Most of torch's time goes into tensors for each document. Workers bring neither any gain here:
-    the batch is cheap, and has to be carried.
+                            no workers                         2 workers
+    grain                     6.03 ( 4.86 -  6.08)  12.0 x      3.46 ( 3.12 -  3.51)  16.9 x
+    trl                       2.34 ( 1.97 -  2.55)  31.0 x      3.14 ( 3.07 -  3.26)  18.6 x
+    trl-numpy                20.6  (19.9  - 21.0 )   3.51 x    13.3  (10.9  - 14.3 )   4.38 x
+
+    The factors are Penstock's, of rows. CPU per batch of rows without workers, in ms: penstock 0.9,
+    trl-numpy 6.3, grain 10.8, torch 10.9, trl 34.7. Most of torch's time goes into tensors for each
+    document, and Grain's has packing in it. Workers bring no gain but to TRL's lists: the batch is
+    cheap, and has to be carried.
 
 What it does not show
-    Copying to a GPU. Grain's and Hugging Face's batches of packed rows: their packing is measured
-    in packing.py, with the copying of tokens in it.
+    Copying to a GPU. How long packing takes: see packing.py.
 """
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from _meter import Meter
-from _runner import Benchmark, Reading, Target, check, data_loader
+from _peers import add_peers, missing_modules, peers_python, use_peers
+from _runner import Benchmark, Reading, Target, check, data_loader, write
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
+_HERE = Path(__file__).parent
+_NEEDS = {  # modules of each peer
+    "grain": ["grain"],
+    "trl": ["trl", "accelerate"],
+    "trl-numpy": ["trl", "accelerate"],
+}
 _ROWS = 8
 _IGNORED = -100
 
@@ -75,6 +106,7 @@ class Size:
 
     num_tokens: int
     max_tokens: int
+    num_for_peers: int  # tokens; some peers are slow
 
 
 class Mapped:
@@ -211,6 +243,41 @@ def _checked(loader: Any, kind: str, documents: Mapped, size: Size) -> int:  # n
     return num_tokens
 
 
+def peer(size: Size, way: str, num_workers: int) -> Reading:
+    """Have a peer load in its own environment."""
+    bounds = np.append(0, np.cumsum(lengths_for(replace(size, num_tokens=size.num_for_peers))))
+    tokens = np.random.default_rng(1).integers(1, 50_000, bounds[-1], np.uint16)
+    with tempfile.TemporaryDirectory() as folder:
+        np.save(Path(folder, "tokens.npy"), tokens)
+        np.save(Path(folder, "bounds.npy"), bounds)
+        command = [peers_python(), str(_HERE / "_token_peers.py"), way, folder]
+        command += map(str, (size.max_tokens, _ROWS, num_workers))
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return Reading(**json.loads(done.stdout.splitlines()[-1]))
+
+
+class TokenBatches(Benchmark[Size]):
+    """Leaves out the peers that are not installed."""
+
+    def main(self, arguments: Sequence[str] | None = None) -> int:
+        """Run from the command line."""
+        options = self._parser().parse_args(arguments)
+        if options.contender or options.list:
+            return super().main(arguments)
+        use_peers(options)
+        found = dict(self.contenders)
+        for way, needs in _NEEDS.items():
+            if missing := missing_modules(peers_python(), needs):
+                write(f"left out: {way}, for want of {', '.join(missing)}", to=sys.stderr)
+                found = {n: run for n, run in found.items() if not n.startswith(f"{way},")}
+        return super(TokenBatches, replace(self, contenders=found)).main(arguments)
+
+    def _parser(self) -> argparse.ArgumentParser:
+        parser = super()._parser()
+        add_peers(parser)
+        return parser
+
+
 CONTENDERS: dict[str, Callable[[Size], Reading]] = {
     f"{library}{', blocks' if kind == 'blocks' else ''}, {num_workers} workers": partial(
         load, library=library, kind=kind, num_workers=num_workers
@@ -218,20 +285,27 @@ CONTENDERS: dict[str, Callable[[Size], Reading]] = {
     for kind in ("rows", "blocks")
     for num_workers in (0, 2)
     for library in ("torch", "penstock")
+} | {
+    f"{way}, {num_workers} workers": partial(peer, way=way, num_workers=num_workers)
+    for num_workers in (0, 2)
+    for way in _NEEDS
 }
 
-BENCHMARK = Benchmark(
+BENCHMARK = TokenBatches(
     file=__file__,
     unit="M tokens/s",
     better="higher",
     contenders=CONTENDERS,
-    full=Size(num_tokens=20_000_000, max_tokens=8192),
-    smoke=Size(num_tokens=200_000, max_tokens=1024),
+    full=Size(num_tokens=20_000_000, max_tokens=8192, num_for_peers=5_000_000),
+    smoke=Size(num_tokens=200_000, max_tokens=1024, num_for_peers=200_000),
     targets=[
-        Target(name, name.replace("penstock", "torch"), at_least=1.0)
+        Target(name, name.replace("penstock", other), at_least=1.0)
         for name in CONTENDERS
         if name.startswith("penstock")
+        for other in ("torch", *_NEEDS)
+        if name.replace("penstock", other) in CONTENDERS
     ],
+    rounds=3,
 )
 
 if __name__ == "__main__":

@@ -51,10 +51,10 @@ class PeersBenchmark(Benchmark[S]):
     """Leaves out the peers that are not installed.
 
     Attributes:
-        needs: The module that contenders need whose names begin so.
+        needs: The modules that contenders need, by their names up to a comma.
     """
 
-    needs: Mapping[str, str] = field(default_factory=dict)
+    needs: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def main(self, arguments: Sequence[str] | None = None) -> int:
         """Run from the command line."""
@@ -63,11 +63,10 @@ class PeersBenchmark(Benchmark[S]):
             return super(PeersBenchmark, self).main(arguments)
         use_peers(options)
         found = dict(self.contenders)
-        missing = missing_modules(peers_python(), self.needs.values())
-        for way, module in self.needs.items():
-            if module in missing:
-                write(f"left out: {way}, for want of {module}", to=sys.stderr)
-                found = {name: run for name, run in found.items() if not name.startswith(way)}
+        for way, needs in self.needs.items():
+            if missing := missing_modules(peers_python(), needs):
+                write(f"left out: {way}, for want of {', '.join(missing)}", to=sys.stderr)
+                found = {n: run for n, run in found.items() if n.split(",")[0] != way}
         return super(PeersBenchmark, replace(self, contenders=found)).main(arguments)
 
     def _parser(self) -> argparse.ArgumentParser:

@@ -77,7 +77,6 @@ import json
 import multiprocessing
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from dataclasses import dataclass, replace
@@ -87,12 +86,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from _meter import Meter
-from _peers import add_peers, missing_modules, peers_python, use_peers
-from _runner import Benchmark, Reading, Target, check, data_loader, write
+from _peers import PeersBenchmark, peers_python
+from _runner import Reading, Target, check, data_loader
 
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
 _BATCH: Final = 32
 _BUFFER: Final = 8192
@@ -331,29 +329,9 @@ def measured(
     return Reading.of(meter, num_records / meter.wall_s, num_batches, more)
 
 
-class Streams(Benchmark[Size]):
-    """Leaves out the peer that is not installed."""
-
-    def main(self, arguments: Sequence[str] | None = None) -> int:
-        """Run from the command line."""
-        options = self._parser().parse_args(arguments)
-        if options.contender or options.list:
-            return super().main(arguments)
-        use_peers(options)
-        found = dict(self.contenders)
-        if missing := missing_modules(peers_python(), _NEEDS):
-            write(f"left out: hf, for want of {', '.join(missing)}", to=sys.stderr)
-            found = {name: run for name, run in found.items() if not name.startswith("hf")}
-        return super(Streams, replace(self, contenders=found)).main(arguments)
-
-    def _parser(self) -> argparse.ArgumentParser:
-        parser = super()._parser()
-        add_peers(parser)
-        return parser
-
-
-BENCHMARK = Streams(
+BENCHMARK = PeersBenchmark(
     file=__file__,
+    needs={"hf": _NEEDS},
     unit="records/s",
     better="higher",
     contenders={

@@ -71,7 +71,7 @@ _LATER = (10, 20, 30, 40, 50, 30, 19, 1)
 _BLOCK = 1 << 14
 _PIECE = 10_240
 _STEP = 12_800_000
-_NEEDS = {"grain": "grain", "huggingface": "datasets"}
+_NEEDS = {"grain": ["grain"], "huggingface": ["datasets"]}
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,7 +105,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 _HERE: Final = Path(__file__).parent
-_NEEDS: Final = {"grain-first": "grain", "grain-best": "grain", "trl": "trl"}
+_NEEDS: Final = {"grain-first": ["grain"], "grain-best": ["grain"], "trl": ["trl"]}
 _NUM_RANKS: Final = 8
 _MOST: Final = 2_000_000  # documents for the comparison of ranks
 _STEP: Final = 50_000  # at which a run goes on

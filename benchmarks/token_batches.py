@@ -72,7 +72,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import tempfile
 from dataclasses import dataclass, replace
 from functools import partial
@@ -81,11 +80,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from _meter import Meter
-from _peers import add_peers, missing_modules, peers_python, use_peers
-from _runner import Benchmark, Reading, Target, check, data_loader, write
+from _peers import PeersBenchmark, peers_python
+from _runner import Reading, Target, check, data_loader
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
@@ -256,28 +254,6 @@ def peer(size: Size, way: str, num_workers: int) -> Reading:
     return Reading(**json.loads(done.stdout.splitlines()[-1]))
 
 
-class TokenBatches(Benchmark[Size]):
-    """Leaves out the peers that are not installed."""
-
-    def main(self, arguments: Sequence[str] | None = None) -> int:
-        """Run from the command line."""
-        options = self._parser().parse_args(arguments)
-        if options.contender or options.list:
-            return super().main(arguments)
-        use_peers(options)
-        found = dict(self.contenders)
-        for way, needs in _NEEDS.items():
-            if missing := missing_modules(peers_python(), needs):
-                write(f"left out: {way}, for want of {', '.join(missing)}", to=sys.stderr)
-                found = {n: run for n, run in found.items() if not n.startswith(f"{way},")}
-        return super(TokenBatches, replace(self, contenders=found)).main(arguments)
-
-    def _parser(self) -> argparse.ArgumentParser:
-        parser = super()._parser()
-        add_peers(parser)
-        return parser
-
-
 CONTENDERS: dict[str, Callable[[Size], Reading]] = {
     f"{library}{', blocks' if kind == 'blocks' else ''}, {num_workers} workers": partial(
         load, library=library, kind=kind, num_workers=num_workers
@@ -291,8 +267,9 @@ CONTENDERS: dict[str, Callable[[Size], Reading]] = {
     for way in _NEEDS
 }
 
-BENCHMARK = TokenBatches(
+BENCHMARK = PeersBenchmark(
     file=__file__,
+    needs=_NEEDS,
     unit="M tokens/s",
     better="higher",
     contenders=CONTENDERS,

@@ -15,8 +15,8 @@ from typing import Final
 
 ROOT: Final = Path(__file__).parents[2]
 CEILINGS: Final = {
-    "src/penstock": {"code": 39_800, "docstrings": 11_720},
-    "tests": {"code": 58_800},
+    "src/penstock": {"code": 40_300, "docstrings": 11_850},
+    "tests": {"code": 59_500},
 }
 _WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 

@@ -36,34 +36,45 @@ Command
     python benchmarks/filestream.py --peers PYTHON --save
 
 Result
-    2026-11-27, 1 round, each contender run by itself (--contender); records/s:
+    2026-11-27, 1 round, each contender run by itself (--contender), beside another program that
+    used up to a core; records/s:
 
                                 records/s    CPU s   read / needed   resume s   same batch
     gzip, 16 files, no workers
-    torch                          60,600      3.3            1.00       2.90          yes
-    penstock                       32,000      6.2            1.22       0.14          yes
-    hf                             30,300      7.7                       1.12           no
+    torch                          71,300      2.8            1.00       3.08          yes
+    penstock                       63,100      3.2            1.22       0.17          yes
     gzip, 16 files, 2 workers
-    torch                          66,000      5.3            1.00       3.36          yes
-    penstock                       37,700      7.7            1.44       0.24          yes
-    hf                             17,600     13.2                      fails
+    torch                          30,000      5.0            1.00       6.95          yes
+    penstock                       36,800      5.4            1.36       0.51          yes
+    gzip, 7 files, no workers
+    torch                          76,900      2.5            1.00       2.64          yes
+    penstock                       97,700      2.0            1.17       0.16          yes
     gzip, 7 files, 2 workers
-    torch                          30,800      7.8            1.00       4.53          yes
-    penstock                       47,800      6.5            1.42       0.19          yes
+    torch                          45,300      4.4            1.00       4.78          yes
+    penstock                       41,900      4.8            1.26       0.39          yes
+    Zstandard, 16 files, no workers
+    torch                          92,500      2.2            1.00       1.43          yes
+    penstock                      141,100      1.4            1.22       0.07          yes
     Zstandard, 16 files, 2 workers
-    torch                          68,300      4.8            1.00       2.63          yes
-    penstock                       53,300      6.1            1.44       0.16          yes
+    torch                          92,500      3.3            1.00       3.10          yes
+    penstock                       67,300      3.0            1.36       0.18          yes
+    Zstandard, 7 files, no workers
+    torch                         153,600      1.3            1.00       1.23          yes
+    penstock                      148,900      1.3            1.17       0.07          yes
+    Zstandard, 7 files, 2 workers
+    torch                          44,000      4.5            1.00       3.85          yes
+    penstock                       65,100      3.0            1.26       0.22          yes
 
-    So what is written by hand is 1.3 to 1.9 times as fast on 16 files. On 7 files, one of its two
-    workers has more to do, and Penstock is 1.6 times as fast. Penstock decompresses some files up
-    to where a lane begins, and finds each record by its number; its loader does more for each
-    sample. A resume takes 1/14 to 1/24 of the time, near the end of an epoch of 6,250 steps; what
-    is written by hand takes longer the longer the epoch, and needs the same number of workers.
-    Counting took 0.6 s (Zstandard) to 1.3 s. States: Penstock 338 bytes, hf 7.3 KB without workers
-    and 11.9 KB with 2. After a resume, hf fills its buffer anew, so other records come; with 2
-    workers its state does not load (IndexError in datasets 5.2.0). Largest main process: penstock
-    245 to 265 MB, torch 232 to 243 MB. The target of torch's speed is missed but for 7 files.
-    Times of one contender differed by up to a third between runs on this machine.
+    Over the eight, Penstock has 0.73 to 1.53 of the records/s of what is written by hand, and takes
+    0.64 to 1.14 of its CPU seconds: both decompress and parse in the same libraries. Penstock
+    decompresses some files up to where a lane begins, and finds records by their numbers. A resume
+    takes 1/12 to 1/20 of the time near the end of an epoch of 6,250 steps. By hand, it takes
+    longer the longer the epoch, and needs the same number of workers. Counting took 0.4 to 1.4 s.
+    States: 478 bytes.
+
+    In an earlier run, hf had 30,300 records/s of gzip without workers and 17,600 with 2, 7.3 and
+    11.9 KB of state, and took 1.1 s to resume. After a resume it fills its buffer anew, so other
+    records come; with 2 workers its state does not load (IndexError in datasets 5.2.0).
 
 What it does not show
     Several machines: there, what each rank reads in vain counts more than CPU.

@@ -22,10 +22,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock import FaultPolicy, Loader
-from penstock.data import FileStream, file_formats, file_stream
+from penstock.data import ConcatDataset, FileStream, file_formats, file_stream
 from penstock.data.dataset import is_drawless
 from penstock.errors import ConfigError, MissingExtraError, StoreError
-from penstock.sampling import LaneBatchSampler
+from penstock.sampling import LaneBatchSampler, MixtureSampler
 
 COUNTS = [300, 0, 41, 1, 512, 77, 150]  # 7 files
 RECORDS = [
@@ -513,3 +513,19 @@ def test_only_what_may_draw_has_seeded_generators(paths):
     assert not is_drawless(drawing)
     assert not is_drawless(FileStream(paths, parsed, counts=COUNTS))
     assert xs(loader_of(drawing)) == xs(loader_of(drawing, num_workers=2, backend="process"))
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2, "backend": "thread"}])
+def test_a_stream_is_a_source_of_a_mixture_in_the_order_of_its_lanes(paths, monkeypatch, options):
+    opened = opened_by(monkeypatch)
+    stream = FileStream(paths, "jsonl", window=64)
+    opened.clear()
+    other = [{"x": -1, "text": ""}] * 500
+    lanes = LaneBatchSampler(stream, 32, lanes=4, num_replicas=1, rank=0)
+    mixture = MixtureSampler([lanes, 500], [(0, [3, 1])], 2048, seed=5)
+    loader = Loader(ConcatDataset([stream, other]), 32, sampler=mixture, seed=5, **options)
+    drawn = [x for batch in loader for x in batch["x"].tolist() if x >= 0]
+    assert len(drawn) == 3 * 2048 // 4
+    # A pass has each record once, and each thread opens each file once, or a lane in its middle.
+    assert sorted(drawn[: len(ALL)]) == sorted(record["x"] for record in ALL)
+    assert len(opened) <= 2 * (len(paths) + 4) * options.get("num_workers", 1)

@@ -38,6 +38,7 @@ from penstock.errors import ConfigError
 from penstock.randomness.keys import Purpose, checked_count, seed_sequence
 from penstock.sampling.class_balanced import check_alpha, class_shares
 from penstock.sampling.class_items import grouped
+from penstock.sampling.lanes import LaneBatchSampler
 from penstock.sampling.mixture_schedule import (
     BLOCK,
     Knot,
@@ -130,8 +131,8 @@ class MixtureSampler(CountedSampler):
         Args:
             sources: The datasets in the order of the `ConcatDataset`; or their lengths; or a dict
                 of either, by name; or the `ConcatDataset`. No sample is read. A sampler of a
-                dataset's indices, such as another `MixtureSampler`, may take the dataset's place:
-                pass p over that source has the order of the sampler's epoch p.
+                dataset's indices, such as another `MixtureSampler`, or a `LaneBatchSampler`, may
+                take the dataset's place: pass p has the order of the sampler's epoch p.
             weights: One per source, finite, not negative, not all 0; only their ratios count. By
                 name if the sources are. 0 leaves a source out. None: the lengths. A schedule is a
                 list of pairs `(draw, weights)`: the weights hold from that draw on. The first pair
@@ -155,11 +156,14 @@ class MixtureSampler(CountedSampler):
         """
         super().__init__(seed)
         found = lengths_in(sources, "MixtureSampler", "source")
-        lengths = list(found.values())
+        self._samplers = _samplers_in(sources)
+        lengths = [
+            len(self._samplers[number]) if number in self._samplers else length
+            for number, length in enumerate(found.values())
+        ]
         self.names: tuple[Hashable, ...] = tuple(
             found if isinstance(sources, Mapping) else map(str, found)
         )
-        self._samplers = _samplers_in(sources)
         self._seed_samplers()
         spans = [
             _span_of(self.names[number], self._samplers[number])
@@ -479,7 +483,8 @@ def _samplers_in(sources: Any) -> dict[int, IndexSampler]:  # noqa: ANN401
     if hasattr(sources, "cumulative_sizes") or isinstance(sources, np.ndarray):
         return {}
     parts = sources.values() if isinstance(sources, Mapping) else sources
-    return {number: part for number, part in enumerate(parts) if isinstance(part, IndexSampler)}
+    found = {n: p.sampler if isinstance(p, LaneBatchSampler) else p for n, p in enumerate(parts)}
+    return {number: part for number, part in found.items() if isinstance(part, IndexSampler)}
 
 
 def _span_of(name: Hashable, sampler: IndexSampler) -> int:
@@ -493,7 +498,8 @@ def _span_of(name: Hashable, sampler: IndexSampler) -> int:
             f"source {name!r} is a {type(sampler).__name__} "
             + ("that gives one rank's share" if is_share else "whose dataset is not known")
             + ". A sampler that is a source should give all indices of a dataset, as RandomSampler "
-            "does. DistributedSampler(MixtureSampler(...)) deals them out to the ranks."
+            "does, or LaneBatchSampler(..., num_replicas=1, rank=0). "
+            "DistributedSampler(MixtureSampler(...)) deals them out to the ranks."
         )
     return length
 

@@ -232,6 +232,8 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     if "RANK" in os.environ:  # torchrun sets it
         dist.init_process_group("gloo")
+    if args.rows % num_ranks():
+        sys.exit(f"--rows {args.rows}: should be a multiple of the {num_ranks()} ranks")
     training = Training(args)
     if args.resume:
         training.resume()

@@ -271,7 +271,7 @@ def test_given_counts_are_believed_and_wrong_ones_are_named(paths):
     stream = FileStream(paths, "jsonl", counts=np.array(COUNTS, np.uint16))
     assert [stream[k] for k in range(len(ALL))] == ALL
     fewer = FileStream(paths[:1], "jsonl", counts=[299])
-    with pytest.raises(StoreError, match=r"0\.jsonl\.gz has 299 and more records, and 299 were"):
+    with pytest.raises(StoreError, match=r"0\.jsonl\.gz has more than 299 records, and 299 were"):
         fewer[298]
     more = FileStream(paths[:1], "jsonl", counts=[301])
     with pytest.raises(StoreError, match=r"0\.jsonl\.gz has 300 records, and 301 were counted"):
@@ -529,3 +529,45 @@ def test_a_stream_is_a_source_of_a_mixture_in_the_order_of_its_lanes(paths, monk
     # A pass has each record once, and each thread opens each file once, or a lane in its middle.
     assert sorted(drawn[: len(ALL)]) == sorted(record["x"] for record in ALL)
     assert len(opened) <= 2 * (len(paths) + 4) * options.get("num_workers", 1)
+
+
+def test_files_of_one_name_in_two_folders_keep_counts_of_their_own(tmp_path):
+    streams = []
+    for folder, texts in (("a", "1\n22\n"), ("b", "333\n4")):
+        path = tmp_path / folder / "0.txt"
+        path.parent.mkdir()
+        path.write_text(texts + "5" * (8 - len(texts)))
+        os.utime(path, (1, 1))
+        streams.append(path)
+    for paths in ([streams[0]], [streams[1]], streams):
+        stream = FileStream(paths, "lines", counts=tmp_path / "counts.json")
+        assert stream.counts.sum() == sum(len(path.read_text().split()) for path in paths)
+    kept = json.loads((tmp_path / "counts.json").read_text())
+    assert [name for name, *_ in kept["files"]] == ["a/0.txt", "b/0.txt"]
+
+
+@pytest.mark.parametrize("counts", ["absent/counts.json", ""])
+def test_counts_that_cannot_be_kept_are_an_error_before_anything_is_counted(
+    paths, tmp_path, counts
+):
+    with pytest.raises(ConfigError, match="counts should be the path of a file in a folder"):
+        FileStream(paths, "jsonl", counts=tmp_path / counts)
+
+
+def test_no_file_is_an_error():
+    with pytest.raises(ConfigError, match="files should be one path or more"):
+        FileStream([], "jsonl")
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+def test_an_empty_file_is_no_compressed_one(tmp_path, suffix):
+    path = tmp_path / f"a.jsonl{suffix}"
+    path.write_bytes(b"")
+    with pytest.raises(StoreError, match="it is empty"):
+        FileStream(path, "jsonl")
+
+
+def test_a_byte_order_mark_is_passed_over(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"x": 1}\n{"x": 2}\n', encoding="utf-8-sig")
+    assert list(FileStream(path, "jsonl")) == [{"x": 1}, {"x": 2}]

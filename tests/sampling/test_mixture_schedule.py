@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 import pytest
+import torch.utils.data
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -519,3 +520,20 @@ def test_a_mixture_that_runs_out_of_one_kind_of_source_goes_on_with_the_next_pie
     order = list(sampler)
     assert max(order[:100]) < 100 <= min(order[100:])
     assert len(order) == 200
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        BatchSampler(SequentialSampler(range(50)), 5, drop_last=False),
+        torch.utils.data.SequentialSampler(range(50)),
+    ],
+)
+def test_a_sampler_of_another_kind_is_no_source(source):
+    with pytest.raises(ConfigError, match="A source may be a dataset, a length"):
+        MixtureSampler([source, 50], [1, 1])
+
+
+def test_lengths_of_epochs_that_are_no_option_are_named():
+    with pytest.raises(ConfigError, match="'undersample', 'once' or None"):
+        MixtureSampler([5, 5], [1, 1], "all_exhausted")

@@ -333,7 +333,7 @@ class FileFormat:
 def _text(path: str, record: tuple[int, bytes]) -> str:
     number, line = record
     try:
-        return line.removesuffix(b"\r").decode("utf-8")
+        return line.removesuffix(b"\r").decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as error:
         raise StoreError(f"{path}, line {number:,}: {error}.") from error
 

@@ -120,6 +120,8 @@ class FileStream(Dataset[Any]):
         """
         paths = [files] if isinstance(files, (str, os.PathLike)) else files
         self.files = [os.fspath(path) for path in paths]
+        if not self.files:
+            raise ConfigError("files should be one path or more, but none was given.")
         self.parse = parse
         self._format = format_of(parse)
         for name, value in (("window", window), ("max_open", max_open)):
@@ -286,7 +288,7 @@ class _KeptFiles:
             more = reader.skip(1)
             reader.close()
         if opened.place != first + size or more:
-            found = f"{count} and more" if more else str(opened.place)
+            found = f"more than {count}" if more else str(opened.place)
             raise StoreError(
                 f"{self._states[file].path} has {found} records, and {count} were counted. Count "
                 "anew: give no counts, or delete the file that keeps them."
@@ -337,6 +339,9 @@ def _count(states: list[FileState], file_format: FileFormat) -> list[int]:
 
 def _kept_counts(path: Path, states: list[FileState], file_format: FileFormat) -> NDArray[np.int64]:
     """Return the counts that a file keeps; count what is new, and keep it there as well."""
+    folder = os.path.dirname(os.path.abspath(path))
+    if not os.path.isdir(folder) or os.path.isdir(path):
+        raise ConfigError(f"counts should be the path of a file in a folder, but got {path}.")
     known: dict[tuple[str, int, int], int] = {}
     if path.exists():
         try:
@@ -350,12 +355,12 @@ def _kept_counts(path: Path, states: list[FileState], file_format: FileFormat) -
                 f"{path} is not a file of counts ({type(error).__name__}: {error}). Delete it, or "
                 "name another one."
             ) from error
-    keys = [(os.path.basename(s.path), s.size_bytes, s.time_ns) for s in states]
+    keys = [(os.path.relpath(s.path, folder), s.size_bytes, s.time_ns) for s in states]
     new = [state for state, key in zip(states, keys, strict=True) if key not in known]
     if new:
         found = iter(_count(new, file_format))
         known |= {key: next(found) for key in keys if key not in known}
-        rows = [[*key, known[key]] for key in keys]
+        rows = [[*key, count] for key, count in known.items()]
         write_whole(
             path, json.dumps({"version": _VERSION, "parse": file_format.name, "files": rows})
         )

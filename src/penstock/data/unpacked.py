@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import zlib
 from typing import TYPE_CHECKING, Any, Final
 
@@ -50,6 +51,8 @@ def whole_lines(path: object, blocks: Iterator[bytes]) -> Iterator[bytes]:
 
 def unpacked(path: str, file: FileIO, block_bytes: int) -> Iterator[bytes]:
     """Yield what is in a file, decompressed as its name says, in blocks of about this size."""
+    if path.endswith(COMPRESSED) and not os.fstat(file.fileno()).st_size:
+        raise EOFError("it is empty")  # not even a header
     if path.endswith(".zst"):
         yield from _of_zstandard(path, file, block_bytes)
         return

@@ -372,7 +372,7 @@ class MixtureSampler(CountedSampler):
                 sum(self.lengths.tolist()) if num_samples is None else num_samples
             )
         if num_samples not in ("oversample", "undersample"):
-            return checked_positive("num_samples", num_samples)
+            return _checked_length(num_samples)
         schedule = self._schedule
         assert schedule is not None
         drawn = schedule.counts_before_block(LARGEST - 1) > 0
@@ -484,6 +484,14 @@ def _samplers_in(sources: Any) -> dict[int, IndexSampler]:  # noqa: ANN401
         return {}
     parts = sources.values() if isinstance(sources, Mapping) else sources
     found = {n: p.sampler if isinstance(p, LaneBatchSampler) else p for n, p in enumerate(parts)}
+    for number, part in found.items():
+        # Not a dataset, nor a length.
+        is_sampler = hasattr(type(part), "__iter__") and not hasattr(type(part), "__getitem__")
+        if is_sampler and not isinstance(part, IndexSampler):
+            raise ConfigError(
+                f"source {number} is a {type(part).__name__}. A source may be a dataset, a length, "
+                "a LaneBatchSampler, or one of penstock.sampling's samplers of indices."
+            )
     return {number: part for number, part in found.items() if isinstance(part, IndexSampler)}
 
 
@@ -560,6 +568,11 @@ def _epoch_length(num_samples: object, lengths: Sequence[int], parts: Sequence[i
 
 
 def _checked_length(num_samples: object) -> int:
+    if isinstance(num_samples, str):
+        raise ConfigError(
+            "num_samples should be a number, 'oversample', 'undersample', 'once' or None, but got "
+            f"num_samples={num_samples!r}."
+        )
     wanted = checked_positive("num_samples", num_samples)
     if wanted > LARGEST:
         raise ConfigError(f"num_samples should be at most 2**62, but got {wanted}.")

@@ -227,9 +227,11 @@ class SeededIndices(IndexSource):
     def adopt(self, settings: dict[str, Any], epoch: int, num_samples: int | None) -> None:
         """Let an `IndexSampler`, inside others perhaps, change as it had before."""
         sampler, saved = self._described, settings.get("sampler")
-        while not isinstance(sampler, IndexSampler) and (inner := inner_of(sampler)):
-            sampler, saved = inner[-1], (saved or {}).get("of")
-        if isinstance(sampler, IndexSampler) and isinstance(saved, dict):
+        while isinstance(saved, dict) and not isinstance(sampler, IndexSampler):
+            inner = inner_of(sampler)  # as `_kinds` goes down, to where the state ends
+            sampler, saved = (inner or [None])[-1], saved.get("of")
+        has_length = length_of(sampler) is not None
+        if isinstance(sampler, IndexSampler) and isinstance(saved, dict) and has_length:
             size = sampler.total_size
             sampler.adopt(saved, epoch * size + (size if num_samples is None else num_samples))
 

@@ -265,14 +265,12 @@ class _LaneShare(ComputedOrder):
         self._counts = order.counts[files]
         self._stops = np.cumsum(self._counts)
         #: What a place is moved by to be an index of the dataset, by file in this epoch's order.
-        self._moves = (np.cumsum(order.counts) - order.counts)[files] - self._first_of_files()
+        first = np.cumsum(order.counts) - order.counts
+        self._moves = first[files] - (self._stops - self._counts)
         self._batch_size, self._rank = order.batch_size, order.rank
         self._step_size = order.batch_size * order.num_replicas
         self._num_in_steps = order.num_steps * order.batch_size
         self._last_begins = order.num_steps * self._step_size + order.last_share()[0]
-
-    def _first_of_files(self) -> NDArray[np.int64]:
-        return self._stops - self._counts
 
     def at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         step, number = np.divmod(positions, self._batch_size)

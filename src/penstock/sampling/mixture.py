@@ -183,15 +183,16 @@ class MixtureSampler(CountedSampler):
             weights = np.zeros(len(lengths))
             some = np.flatnonzero(lengths)
             weights[some] = class_shares(np.array(lengths)[some], alpha)
-        means = _means(tokens, self.names)
+        self._means = _means(tokens, self.names)
         self._schedule: MixtureSchedule | None = None
         self._changes: list[list[Any]] = []
-        self._means = means
         self._is_once = isinstance(num_samples, str) and num_samples == "once"
         is_plain = not (self._is_once or self._samplers)
         if is_plain and not _is_schedule(weights):
             parts = (
-                lengths if weights is None else _parts(cast("Weights", weights), self.names, means)
+                lengths
+                if weights is None
+                else _parts(cast("Weights", weights), self.names, self._means)
             )
             self.num_samples = _epoch_length(num_samples, lengths, parts)
             self._quotas = self._checked_quotas(parts)

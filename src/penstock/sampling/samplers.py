@@ -107,10 +107,11 @@ class Resumable:
             counter.load_state_dict(state)
             return
         epoch, position, saved = _parsed(state)
-        found = differences(unchanged(saved), unchanged(self.settings()))
+        now = self.settings()
+        found = differences(unchanged(saved), unchanged(now))
         if isinstance(self, IndexSampler) and not found:
             self.adopt(saved, (epoch or 0) * self.total_size + position)
-        if found := found or differences(saved, self.settings()):
+        if found := found or differences(saved, now):
             raise StateError(
                 f"this state was saved by a sampler with another order than this "
                 f"{type(self).__name__}: " + "; ".join(found) + ". Make the sampler as it was, or "
